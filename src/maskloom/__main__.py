@@ -1,0 +1,5 @@
+"""Run as `python -m maskloom`."""
+
+from maskloom.cli import main
+
+main()

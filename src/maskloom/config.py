@@ -1,0 +1,222 @@
+"""Recipes: TOML files read into strict models, and the errors that a person can cause."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class ConfigError(ValueError):
+    """A recipe or an option is wrong; the message names the key, the value and the rule."""
+
+
+class DataError(ValueError):
+    """Input data or a file on disk is wrong; the message names the value, the rule, the file and the line."""
+
+
+Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+CountOrNone = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """Base of every recipe section: frozen, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSection(Section):
+    """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
+
+    architecture: Literal["bert"] = "bert"
+    size: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
+class PretrainingData(Section):
+    """Sampling and masking of pre-training instances (paper 3.3.1, 3.3.2)."""
+
+    max_length: Annotated[int, Field(ge=5)] = 128
+    short_sequence_rate: Rate = 0.1
+    next_sentence: bool = True
+    masking_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    max_predictions: Count | None = None
+    mask_share: Rate = 0.8
+    keep_share: Rate = 0.1
+    whole_word: bool = False
+    static_masks: bool = False
+    held_out_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.mask_share + self.keep_share > 1.0 + 1e-9:
+            raise ValueError(f"mask_share + keep_share is {self.mask_share + self.keep_share}, it may not exceed 1")
+        return self
+
+    def resolved_max_predictions(self) -> int:
+        """Return the cap on predictions of one sequence: 20 at length 128 and 80 at 512, as published, unless given."""
+        return self.max_predictions or max(1, round(0.15625 * self.max_length))
+
+
+class FinetuningData(Section):
+    """How examples of a task are encoded."""
+
+    max_length: Annotated[int, Field(ge=3)] = 128
+
+
+class TrainingSection(Section):
+    """Optimisation (paper 3.4, 3.5)."""
+
+    steps: Count = 10_000
+    batch_size: Count = 32
+    micro_batch_size: Count | None = None
+    learning_rate: Positive = 1e-4
+    warmup_share: Rate = 0.1
+    warmup_steps: CountOrNone | None = None
+    schedule: Literal["linear", "google"] = "linear"
+    optimizer: Literal["adamw", "bert_adam"] = "adamw"
+    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.999
+    adam_epsilon: Positive = 1e-6
+    weight_decay: NotNegative = 0.01
+    clip_norm: Positive | None = 1.0
+    save_every: Count | None = None
+    evaluate_every: Count | None = None
+    log_every: Count = 10
+    keep_checkpoints: Count = 2
+    max_evaluation_instances: Count | None = None
+    num_threads: Count | None = None
+
+    def resolved_warmup_steps(self) -> int:
+        """Return the number of warm-up steps: `warmup_steps`, or `warmup_share` of all steps, rounded down."""
+        return int(self.warmup_share * self.steps) if self.warmup_steps is None else self.warmup_steps
+
+
+class Phase(Section):
+    """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
+
+    max_length: Annotated[int, Field(ge=5)]
+    steps: Count
+    batch_size: Count | None = None
+    learning_rate: Positive | None = None
+    warmup_steps: CountOrNone | None = None
+
+
+class PretrainRecipe(Section):
+    """A pre-training run: model, data, training and, optionally, phases of sequence length."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    model: ModelSection = ModelSection()
+    data: PretrainingData = PretrainingData()
+    training: TrainingSection = TrainingSection()
+    phases: list[Phase] = Field(default_factory=list)
+
+
+class FinetuneTraining(TrainingSection):
+    """Fine-tuning counts epochs unless steps are given (paper 3.5: batch 16 or 32, 2e-5 to 5e-5, 3 or 4 epochs)."""
+
+    steps: Count | None = None  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    epochs: Positive = 3.0
+    learning_rate: Positive = 5e-5
+
+    def with_steps(self, num_examples: int) -> TrainingSection:
+        """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one."""
+        steps = self.steps or max(1, int(num_examples / self.batch_size * self.epochs))
+        values = self.model_dump(exclude={"epochs", "steps"})
+        return TrainingSection(steps=steps, **values)
+
+
+class FinetuneRecipe(Section):
+    """A fine-tuning run: task, data, training."""
+
+    kind: Literal["finetune"] = "finetune"
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    restarts: Count = 1
+    task: Literal["single", "pair", "regression", "multilabel"] = "single"
+    class_weights: Literal["none", "balanced"] | dict[str, float] = "none"
+    from_scratch: bool = False
+    data: FinetuningData = FinetuningData()
+    training: FinetuneTraining = FinetuneTraining()
+
+
+RecipeT = TypeVar("RecipeT", bound=Section)
+
+
+def load_recipe(kind: type[RecipeT], path: str | Path | None, overrides: list[str] | None = None) -> RecipeT:
+    """Read a recipe of one kind from a TOML file and apply `key.sub=value` overrides to it.
+
+    Raises ConfigError that names the key, the value given and the file for anything unknown or ill-typed.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: the recipe cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: byte {error.start} is not UTF-8; recipes are UTF-8 text") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides or []:
+        _apply_override(values, override)
+    return validate_recipe(kind, values, source=str(path) if path else "recipe")
+
+
+def validate_recipe(kind: type[RecipeT], values: dict[str, Any], *, source: str) -> RecipeT:
+    """Check a mapping against a recipe model; raises ConfigError with one line for every wrong key."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(kind, problem, source) for problem in error.errors(include_url=False)]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise ConfigError(f"--set {override!r}: expected key=value, such as training.steps=1000")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    target = values
+    *parents, last = key.split(".")
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {override!r}: {parent!r} is a value, not a section")
+    target[last] = value
+
+
+def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path) or "recipe"
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(kind, path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        nearest = ".".join([*path[:-1], *near])
+        hint = f"did you mean {nearest!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+        return f"{source}: unknown key {key!r}; {hint}"
+    return f"{source}: {key} = {problem['input']!r}: {problem['msg']}"
+
+
+def _keys_at(kind: type[BaseModel], path: list[str]) -> list[str]:
+    current: Any = kind
+    for part in path:
+        if part.isdigit():
+            continue
+        field = getattr(current, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        annotation = field.annotation
+        arguments = getattr(annotation, "__args__", ())
+        current = next((a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)), annotation)
+    return list(getattr(current, "model_fields", {}))

@@ -1,0 +1,1 @@
+"""Text in, typed predictions out."""

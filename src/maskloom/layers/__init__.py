@@ -1,0 +1,1 @@
+"""Blocks with two or more users: attention, embeddings, feed-forward, transformer."""

@@ -1,0 +1,1 @@
+"""One file per architecture, heads, outputs, and the table of architectures."""

