@@ -1,0 +1,78 @@
+"""Masked language modelling with next-sentence prediction (BERT paper 3.3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskloom.data.batch import PretrainingBatch
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.objective import model_device
+
+
+@dataclass(frozen=True)
+class MaskedLanguageModeling:
+    """Sum of the masked-LM loss over predictions and of the next-sentence loss over sequences (paper 3.3.1, 3.3.2).
+
+    The training loss is mean MLM + mean NSP; `next_sentence=False` leaves the second term out.
+    """
+
+    next_sentence: bool = True
+
+    def target_counts(self, batch: PretrainingBatch) -> dict[str, float]:
+        """Return the number of masked positions and, with next-sentence prediction, of sequences."""
+        counts = {"mlm": float(len(batch.mlm_labels))}
+        if self.next_sentence:
+            counts["nsp"] = float(batch.num_sequences)
+        return counts
+
+    def loss_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """Return the summed losses in nats: `mlm` over masked positions, `nsp` over sequences."""
+        return {
+            name: _cross_entropy_sum(logits, labels) for name, (logits, labels) in self._scores(model, batch).items()
+        }
+
+    def evaluation_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, float]:
+        """Return loss sums, correct predictions and counts of both parts."""
+        sums: dict[str, float] = {}
+        for name, (logits, labels) in self._scores(model, batch).items():
+            sums[f"{name}_loss"] = float(_cross_entropy_sum(logits, labels))
+            sums[f"{name}_correct"] = float((logits.argmax(-1) == labels).sum())
+            sums[f"{name}_count"] = float(len(labels))
+        return sums
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return loss (nats), accuracy and perplexity; every prediction of the evaluation weighs the same."""
+        metrics: dict[str, float] = {"loss": 0.0}
+        for name in ("mlm", "nsp") if self.next_sentence else ("mlm",):
+            count = max(sums.get(f"{name}_count", 0.0), 1.0)
+            metrics[f"{name}_loss"] = sums.get(f"{name}_loss", 0.0) / count
+            metrics[f"{name}_accuracy"] = sums.get(f"{name}_correct", 0.0) / count
+            metrics["loss"] += metrics[f"{name}_loss"]
+        metrics["mlm_perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))
+        return metrics
+
+    def _scores(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return logits and labels by part: (predictions, vocabulary) for MLM, (sequences, 2) for NSP."""
+        device = model_device(model)
+        layout = SequenceLayout.from_lengths(batch.lengths, device)
+        output = model.encoder.encode_packed(
+            torch.from_numpy(batch.token_ids).to(device), torch.from_numpy(batch.segment_ids).to(device), layout
+        )
+        positions = torch.from_numpy(batch.mlm_positions).to(device)
+        hidden = output.last_hidden_state.index_select(0, positions)
+        scores = {"mlm": (model.heads["mlm"](hidden), torch.from_numpy(batch.mlm_labels).to(device))}
+        if self.next_sentence:
+            if batch.nsp_labels is None:
+                raise ValueError("next_sentence=True needs a batch with next-sentence labels; this batch has none")
+            scores["nsp"] = (model.heads["nsp"](output.pooled), torch.from_numpy(batch.nsp_labels).to(device))
+        return scores
+
+
+def _cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), labels, reduction="sum")

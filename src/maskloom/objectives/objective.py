@@ -1,0 +1,35 @@
+"""What every objective offers: sums and counts, so that accumulation and data parallelism equal one big batch."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from maskloom.models.assembled import EncoderWithHeads
+
+
+class Objective(Protocol):
+    """A stateless loss of a model on a batch, split into named sums and the counts that divide them."""
+
+    def target_counts(self, batch: Any) -> dict[str, float]:
+        """Return the number (or weight) of targets in a batch by name; known before any arithmetic."""
+        ...
+
+    def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
+        """Return scalar sums of the loss over the targets of a batch, with the names of `target_counts`."""
+        ...
+
+    def evaluation_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, float]:
+        """Return sums that add over batches to whatever `evaluation_metrics` needs."""
+        ...
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Turn the added sums of a whole evaluation into metrics."""
+        ...
+
+
+def model_device(model: torch.nn.Module) -> torch.device:
+    """Return the device that holds a model's parameters."""
+    return next(model.parameters()).device

@@ -1,0 +1,170 @@
+"""Training checkpoints: a folder is whole, as its manifest proves, or it is not a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from maskloom.config import ConfigError, DataError
+from maskloom.training.loop import TrainState
+
+FORMAT_VERSION = 1
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was loaded, the state saved beside it, and why newer ones were passed over."""
+
+    step: int
+    extra: dict[str, Any]
+    refused: list[str]
+
+
+def save_checkpoint(state: TrainState, folder: Path, *, extra: dict[str, Any], keep: int = 2) -> Path:
+    """Write model, optimiser, step and data position under `folder/step-N`, and drop all but the newest `keep`.
+
+    Everything goes to a temporary name, is synced to disk, and is renamed once the manifest with every file's size
+    and SHA-256 is in place: a killed save leaves the older checkpoints and nothing that passes for a new one.
+    """
+    final = folder / f"step-{state.step:08d}"
+    temporary = folder / f"{final.name}.tmp-{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_orphans(folder)
+    temporary.mkdir()
+    save_file(_model_tensors(state), temporary / "model.safetensors")
+    tensors, steps = _optimizer_tensors(state)
+    save_file(tensors, temporary / "optimizer.safetensors")
+    content = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
+    (temporary / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    files = {path.name: _describe(path) for path in sorted(temporary.iterdir())}
+    manifest = {"format_version": FORMAT_VERSION, "step": state.step, "files": files}
+    (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for path in [*temporary.iterdir(), temporary]:
+        _sync(path)
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.rename(final)
+    _sync(folder)
+    for old in _step_folders(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def restore_checkpoint(state: TrainState, folder: Path) -> Restored | None:
+    """Load the newest whole checkpoint of `folder` into `state`; None when there is none at all.
+
+    Checkpoints that fail their check are passed over and named in `refused`. Raises DataError when every checkpoint
+    fails, and ConfigError when a whole one belongs to another model.
+    """
+    refused: list[str] = []
+    for candidate in _step_folders(folder):
+        problem = verify_checkpoint(candidate)
+        if problem is None:
+            extra = _load_into(state, candidate)
+            return Restored(step=state.step, extra=extra, refused=refused)
+        refused.append(problem)
+    if refused:
+        raise DataError("no checkpoint is whole:\n" + "\n".join(refused))
+    return None
+
+
+def verify_checkpoint(folder: Path) -> str | None:
+    """Return what is wrong with a checkpoint folder, or None when every file is as its manifest says."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        version, files = manifest["format_version"], manifest["files"]
+        if version != FORMAT_VERSION:
+            return f"{folder}: format version {version}; this program reads version {FORMAT_VERSION}"
+        for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+            if files[name] != _describe(folder / name):
+                return f"{folder / name}: size or SHA-256 differs from the manifest"
+    except OSError as error:
+        return f"{folder}: {error.strerror}: {error.filename}"
+    except (ValueError, KeyError, TypeError):
+        return f"{folder / _MANIFEST}: not a checkpoint manifest"
+    return None
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    """Return checkpoint folders, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.name.startswith("step-") and path.name[5:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def _remove_orphans(folder: Path) -> None:
+    """Remove temporary folders whose writing process is gone."""
+    for path in folder.glob("step-*.tmp-*"):
+        process = path.name.rpartition("-")[2]
+        if not process.isdigit() or int(process) == os.getpid() or not Path(f"/proc/{process}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _model_tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    """Return every distinct parameter by its first name: tied ones appear once."""
+    return {name: parameter.detach().contiguous() for name, parameter in state.model.named_parameters()}
+
+
+def _optimizer_tensors(state: TrainState) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    tensors: dict[str, torch.Tensor] = {}
+    steps: dict[str, float] = {}
+    for name, parameter in state.model.named_parameters():
+        for key, value in state.optimizer.state.get(parameter, {}).items():
+            if key == "step":
+                steps[name] = float(value)
+            else:
+                tensors[f"{key}.{name}"] = value.contiguous()
+    return tensors, steps
+
+
+def _load_into(state: TrainState, folder: Path) -> dict[str, Any]:
+    try:
+        weights = load_file(folder / "model.safetensors")
+        moments = load_file(folder / "optimizer.safetensors")
+    except SafetensorError as error:
+        raise DataError(f"{folder}: {error}") from None
+    content = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    parameters = dict(state.model.named_parameters())
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    if found != expected:
+        differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise ConfigError(
+            f"{folder}: the checkpoint is of another model; {len(differing)} parameters differ: {differing[:4]}"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    for name, count in content["optimizer_steps"].items():
+        keys = [key for key in ("exp_avg", "exp_avg_sq") if f"{key}.{name}" in moments]
+        entry = {key: moments[f"{key}.{name}"].to(parameters[name].device) for key in keys}
+        step = torch.tensor(count, dtype=torch.float32, device=parameters[name].device)
+        state.optimizer.state[parameters[name]] = {"step": step, **entry}
+    state.step = content["step"]
+    state.position = content["position"]
+    return content["extra"]
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,68 @@
+"""The event log of a run: one JSON object a line, appended as things happen."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+class EventLog:
+    """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null.
+
+    On resume the lines after the checkpoint's step are dropped, so that each step stands in the log once.
+    """
+
+    def __init__(self, path: Path, *, keep_until_step: int | None = None) -> None:
+        self.path = path
+        if keep_until_step is not None and path.exists():
+            _drop_later_steps(path, keep_until_step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one event and flush it, so that a killed run keeps what it logged."""
+        self._file.write(json.dumps({"event": event, **_finite(values)}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Sync the log to disk and close it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def __enter__(self) -> EventLog:
+        """Return the log itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the log."""
+        self.close()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a log in order; a line cut short by a kill is passed over."""
+    events = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events
+
+
+def _drop_later_steps(path: Path, step: int) -> None:
+    kept = [event for event in read_events(path) if event.get("step", 0) <= step]
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
