@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -220,3 +221,29 @@ def _keys_at(kind: type[BaseModel], path: list[str]) -> list[str]:
         arguments = getattr(annotation, "__args__", ())
         current = next((a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)), annotation)
     return list(getattr(current, "model_fields", {}))
+
+
+def recipe_toml(recipe: Section) -> str:
+    """Return a recipe as TOML text that `load_recipe` reads back to an equal recipe."""
+    return "\n".join(_toml_lines(recipe.model_dump(exclude_none=True), "")).lstrip("\n") + "\n"
+
+
+def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    rows = {key: value for key, value in values.items() if isinstance(value, list)}
+    lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if k not in tables and k not in rows]
+    for key, table in tables.items():
+        name = prefix + _toml_key(key)
+        lines += ["", f"[{name}]", *_toml_lines(table, name + ".")]
+    for key, items in rows.items():
+        for item in items:
+            lines += ["", f"[[{prefix}{_toml_key(key)}]]", *_toml_lines(item, "")]
+    return lines
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml_value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

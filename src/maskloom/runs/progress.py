@@ -1,0 +1,129 @@
+"""What a person sees while a run works: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Receives what a run does; runs work the same without one."""
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Start a stage of `total` units, of which `done` were done before."""
+        ...
+
+    def advance(self, done: int, **figures: float) -> None:
+        """Say how many units of the stage are done, with figures to show beside."""
+        ...
+
+    def say(self, message: str) -> None:
+        """Show one line that stays."""
+        ...
+
+    def end(self) -> None:
+        """Finish the stage."""
+        ...
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Ignore."""
+
+    def advance(self, done: int, **figures: float) -> None:
+        """Ignore."""
+
+    def say(self, message: str) -> None:
+        """Ignore."""
+
+    def end(self) -> None:
+        """Ignore."""
+
+
+class LineProgress:
+    """Plain lines on standard error, at most one every few seconds: for logs and pipes."""
+
+    def __init__(self, every_seconds: float = 10.0) -> None:
+        self._every = every_seconds
+        self._what, self._total, self._last = "", 0, 0.0
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Print the name of the stage."""
+        self._what, self._total, self._last = what, total, time.monotonic()
+        self.say(what if not done else f"{what}: continuing at {done} of {total}")
+
+    def advance(self, done: int, **figures: float) -> None:
+        """Print one line when the last is old enough or the stage is done."""
+        now = time.monotonic()
+        if now - self._last >= self._every or (done >= self._total and now - self._last > 1.0):
+            self._last = now
+            self.say(f"{self._what}: {done}/{self._total}  {_format(figures)}".rstrip())
+
+    def say(self, message: str) -> None:
+        """Print one line."""
+        print(message, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Do nothing: the last line stands."""
+
+
+class BarProgress:
+    """A rich progress bar with the rate, the remaining time and the newest figures."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+        )
+        self._task = None
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """Show a new bar."""
+        self.end()
+        self._task = self._bar.add_task(what, total=total, completed=done, figures="")
+        self._bar.start()
+
+    def advance(self, done: int, **figures: float) -> None:
+        """Move the bar."""
+        if self._task is not None:
+            self._bar.update(self._task, completed=done, **({"figures": _format(figures)} if figures else {}))
+
+    def say(self, message: str) -> None:
+        """Print one line above the bar."""
+        self._bar.console.print(message, highlight=False, markup=False)
+
+    def end(self) -> None:
+        """Leave the finished bar on the screen."""
+        if self._task is not None:
+            self._bar.stop()
+            self._bar.remove_task(self._task)
+            self._task = None
+
+
+def terminal_progress() -> Progress:
+    """Return a bar when standard error is a terminal, else plain lines."""
+    return BarProgress() if sys.stderr.isatty() else LineProgress()
+
+
+def _format(figures: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
