@@ -10,17 +10,21 @@ from typing import Any
 
 
 class EventLog:
-    """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null.
+    """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null."""
 
-    On resume the lines after the checkpoint's step are dropped, so that each step stands in the log once.
-    """
-
-    def __init__(self, path: Path, *, keep_until_step: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        if keep_until_step is not None and path.exists():
-            _drop_later_steps(path, keep_until_step)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8")
+
+    def forget_after(self, stage: str, step: int) -> None:
+        """Drop a stage's events after a step, so that a resumed run's log holds each step once."""
+        kept = [e for e in read_events(self.path) if e.get("stage") != stage or e.get("step", 0) <= step]
+        self._file.close()
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        temporary.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+        temporary.replace(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event and flush it, so that a killed run keeps what it logged."""
@@ -51,13 +55,6 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return events
-
-
-def _drop_later_steps(path: Path, step: int) -> None:
-    kept = [event for event in read_events(path) if event.get("step", 0) <= step]
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
-    temporary.replace(path)
 
 
 def _finite(value: Any) -> Any:

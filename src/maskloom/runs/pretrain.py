@@ -1,0 +1,284 @@
+"""Pre-training from a corpus folder to a model folder (BERT paper 3.3, 3.4)."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.config import ConfigError, DataError, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.data.atomic_files import write_json
+from maskloom.data.batch import PretrainingBatch
+from maskloom.data.corpus import Corpus
+from maskloom.data.masking import MaskingSettings
+from maskloom.data.pretraining_loader import PretrainingLoader
+from maskloom.data.sampling import DataPosition, SamplingSettings
+from maskloom.data.splitting import split_documents
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.runs.model_card import write_pretraining_card
+from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.run_folder import prepare_run_folder
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.training.events import EventLog
+from maskloom.training.loop import TrainState, evaluate
+from maskloom.training.session import TrainingSession
+
+_EVALUATION_BATCH = 64
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One stretch of pre-training at one sequence length, with everything resolved."""
+
+    name: str
+    data: PretrainingData
+    training: TrainingSection
+
+
+def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
+    """Return the phases of a recipe; without a [[phases]] table there is one, of the recipe's own length and steps."""
+    if not recipe.phases:
+        return [PhasePlan("phase-1", recipe.data, recipe.training)]
+    plans = []
+    for number, phase in enumerate(recipe.phases, start=1):
+        given = phase.model_dump(exclude_none=True, exclude={"max_length"})
+        # A cap on predictions is tied to the length it was given for; other lengths take the published share.
+        cap = recipe.data.max_predictions if phase.max_length == recipe.data.max_length else None
+        data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions": cap})
+        plans.append(PhasePlan(f"phase-{number}", data, recipe.training.model_copy(update=given)))
+    return plans
+
+
+def pretrain(
+    recipe: PretrainRecipe,
+    *,
+    corpus: str | Path,
+    out: str | Path,
+    resume: bool = False,
+    init: str | Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Pre-train a BERT on a corpus folder and return its held-out metrics; the model lies in `out/model`.
+
+    The run folder holds recipe.toml, run.json, events.jsonl, metrics.json, checkpoints/ and model/. `init` starts from
+    the weights of a model folder (continued pre-training). With `resume` an interrupted run goes on from its newest
+    whole checkpoint and ends with the weights of a run left alone. Raises ConfigError or DataError for wrong input
+    before any training, Interrupted after a save when a signal asks to stop.
+    """
+    progress = progress or SilentProgress()
+    out = Path(out)
+    opened = Corpus.open(corpus)
+    plans = phase_plans(recipe)
+    config = _model_config(recipe, opened, plans)
+    inputs = {"corpus": opened.fingerprint, "init": str(init) if init else None}
+    prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
+    if recipe.training.num_threads:
+        torch.set_num_threads(recipe.training.num_threads)
+    train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
+    if len(held_out) == 0 and recipe.data.held_out_share > 0:
+        progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
+    model = _initial_model(recipe, config, init)
+    reference = _UnigramReference.count(opened, train)
+    metrics: dict[str, Any] = {}
+    for plan in plans:
+        metrics = _run_phase(plan, recipe, opened, (train, held_out), model, out, reference, progress)
+    tokenizer = Tokenizer.load(opened.folder)
+    save_model(model, out / "model")
+    tokenizer.save(out / "model")
+    write_pretraining_card(out / "model", recipe, metrics)
+    write_json(out / "metrics.json", metrics)
+    return metrics
+
+
+def _model_config(recipe: PretrainRecipe, corpus: Corpus, plans: list[PhasePlan]) -> BertConfig:
+    try:
+        config = BertConfig.of_size(recipe.model.size, vocab_size=len(corpus.vocabulary), **recipe.model.config)
+    except DataError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model.config: {error}") from None
+    for plan in plans:
+        if plan.data.max_length > config.max_position_embeddings:
+            raise ConfigError(
+                f"data.max_length {plan.data.max_length} exceeds the model's max_position_embeddings "
+                f"{config.max_position_embeddings}; raise the latter in [model.config]"
+            )
+    return config
+
+
+def _initial_model(recipe: PretrainRecipe, config: BertConfig, init: str | Path | None) -> EncoderWithHeads:
+    heads = ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
+    if init is None:
+        return build_model(config, heads=heads, seed=recipe.seed)
+    model, _report = load_model(Path(init), heads=heads, seed=recipe.seed)
+    if model.encoder.config.vocab_size != config.vocab_size:
+        raise ConfigError(
+            f"{init}: its vocabulary has {model.encoder.config.vocab_size} pieces, the corpus was built with "
+            f"{config.vocab_size}; build the corpus with --vocab {init}"
+        )
+    return model
+
+
+def _run_phase(
+    plan: PhasePlan,
+    recipe: PretrainRecipe,
+    corpus: Corpus,
+    documents: tuple[np.ndarray, np.ndarray],
+    model: EncoderWithHeads,
+    out: Path,
+    reference: _UnigramReference,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
+    train, held_out = documents
+    settings = plan.training
+    loader = _loader(corpus, train, plan.data, settings.batch_size, recipe.seed)
+    objective = MaskedLanguageModeling(next_sentence=plan.data.next_sentence)
+    state = TrainState.fresh(model, settings)
+    checkpoints = out / "checkpoints" / plan.name
+
+    def next_batch(position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
+        batch, after = loader.batch(DataPosition.from_dict(position) if position else DataPosition())
+        return batch, after.as_dict()
+
+    def held_out_metrics() -> dict[str, float]:
+        if len(held_out) == 0:
+            return {}
+        return _held_out_metrics(plan, recipe, corpus, held_out, model, objective, reference)
+
+    log_path = out / "events.jsonl"
+    with EventLog(log_path) as log:
+        session = TrainingSession(
+            state=state,
+            objective=objective,
+            next_batch=next_batch,
+            settings=_with_defaults(settings),
+            seed=recipe.seed,
+            checkpoints=checkpoints,
+            log=log,
+            evaluate=held_out_metrics,
+            on_step=lambda report: progress.advance(
+                report.step, loss=report.loss, **report.losses, tokens_per_s=report.num_tokens / report.seconds
+            ),
+            on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
+            say=progress.say,
+            name=plan.name,
+        )
+        start = session.resume()
+        log.forget_after(plan.name, start)
+        started = time.perf_counter()
+        progress.begin(f"pre-training {plan.name} at length {plan.data.max_length}", settings.steps, start)
+        session.run()
+        progress.end()
+        metrics = held_out_metrics()
+        log.write("finished", stage=plan.name, step=state.step, seconds=time.perf_counter() - started, metrics=metrics)
+    return metrics
+
+
+def _with_defaults(settings: TrainingSection) -> TrainingSection:
+    """Evaluate and save ten times in a run unless the recipe says otherwise."""
+    every = max(1, settings.steps // 10)
+    update = {"save_every": settings.save_every or every, "evaluate_every": settings.evaluate_every or every}
+    return settings.model_copy(update=update)
+
+
+def _loader(
+    corpus: Corpus, documents: np.ndarray, data: PretrainingData, batch_size: int, seed: int
+) -> PretrainingLoader:
+    return PretrainingLoader(
+        corpus,
+        documents,
+        batch_size=batch_size,
+        seed=seed,
+        sampling=SamplingSettings(
+            max_length=data.max_length,
+            short_sequence_rate=data.short_sequence_rate,
+            next_sentence=data.next_sentence,
+        ),
+        masking=MaskingSettings(
+            rate=data.masking_rate,
+            max_predictions=data.resolved_max_predictions(),
+            mask_share=data.mask_share,
+            keep_share=data.keep_share,
+            whole_word=data.whole_word,
+        ),
+        static_masks=data.static_masks,
+    )
+
+
+def _held_out_metrics(
+    plan: PhasePlan,
+    recipe: PretrainRecipe,
+    corpus: Corpus,
+    held_out: np.ndarray,
+    model: EncoderWithHeads,
+    objective: MaskedLanguageModeling,
+    reference: _UnigramReference,
+) -> dict[str, float]:
+    loader = _loader(corpus, held_out, plan.data, _EVALUATION_BATCH, recipe.seed)
+    limit = plan.training.max_evaluation_instances
+    batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
+    tally = _Tally(reference)
+    metrics = evaluate(model, objective, tally.watch(batches))
+    return {**metrics, **tally.metrics()}
+
+
+@dataclass(frozen=True)
+class _UnigramReference:
+    """Token frequencies of the training documents: what a model that sees no context could know."""
+
+    log_probabilities: np.ndarray
+
+    @classmethod
+    def count(cls, corpus: Corpus, documents: np.ndarray) -> _UnigramReference:
+        counts = np.ones(len(corpus.vocabulary))
+        for document in documents:
+            first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
+            counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
+        return cls(np.log(counts / counts.sum()))
+
+
+class _Tally:
+    """Follows evaluation batches to score, on the same targets, the guesses that need no model."""
+
+    def __init__(self, reference: _UnigramReference) -> None:
+        self._reference = reference
+        self._nats, self._targets, self._random, self._sequences = 0.0, 0, 0, 0
+
+    def watch(self, batches: Any) -> Any:
+        for batch in batches:
+            self._nats -= float(self._reference.log_probabilities[batch.mlm_labels].sum())
+            self._targets += len(batch.mlm_labels)
+            if batch.nsp_labels is not None:
+                self._random += int(batch.nsp_labels.sum())
+                self._sequences += len(batch.nsp_labels)
+            yield batch
+
+    def metrics(self) -> dict[str, float]:
+        metrics = {"unigram_entropy": self._nats / max(self._targets, 1), "num_predictions": float(self._targets)}
+        if self._sequences:
+            share = self._random / self._sequences
+            metrics["nsp_majority_share"] = max(share, 1.0 - share)
+        return metrics
+
+
+def describe_metrics(metrics: dict[str, float]) -> str:
+    """Return held-out metrics as one readable line, or say that nothing is held out."""
+    if not metrics:
+        return "nothing held out to evaluate"
+    text = (
+        f"held-out MLM loss {metrics['mlm_loss']:.3f} nats (unigram {metrics['unigram_entropy']:.3f}), "
+        f"accuracy {metrics['mlm_accuracy']:.3f}, perplexity {metrics['mlm_perplexity']:.1f}"
+    )
+    if "nsp_accuracy" in metrics:
+        text += f"; NSP accuracy {metrics['nsp_accuracy']:.3f} (majority {metrics['nsp_majority_share']:.3f})"
+    return text

@@ -1,0 +1,97 @@
+"""The consumer of the loop that runs share: it logs, evaluates, saves, resumes and answers requests to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import TrainingSection
+from maskloom.objectives.objective import Objective
+from maskloom.training.checkpoints import restore_checkpoint, save_checkpoint
+from maskloom.training.events import EventLog
+from maskloom.training.interruption import Interrupted, StopRequests
+from maskloom.training.loop import NextBatch, StepReport, TrainState, train_steps
+
+OnStep = Callable[[StepReport], None]
+
+
+@dataclass
+class TrainingSession:
+    """One stretch of training with its own optimiser and schedule: a fine-tuning run or a phase of pre-training.
+
+    `evaluate` returns metrics of the current weights; `memory` is a JSON-able dictionary that is saved with every
+    checkpoint and restored on resume (the best score so far, say).
+    """
+
+    state: TrainState
+    objective: Objective
+    next_batch: NextBatch
+    settings: TrainingSection
+    seed: int
+    checkpoints: Path
+    log: EventLog
+    evaluate: Callable[[], dict[str, float]] | None = None
+    on_step: OnStep | None = None
+    on_metrics: Callable[[int, dict[str, float]], None] | None = None
+    say: Callable[[str], None] = print
+    memory: dict[str, Any] = field(default_factory=dict)
+    name: str = "train"
+
+    def resume(self) -> int:
+        """Load the newest whole checkpoint, if any, and return the step to continue from; refused ones are named."""
+        restored = restore_checkpoint(self.state, self.checkpoints)
+        if restored is None:
+            return 0
+        for problem in restored.refused:
+            self.say(f"warning: checkpoint passed over: {problem}")
+        self.memory.clear()
+        self.memory.update(restored.extra)
+        return restored.step
+
+    def run(self) -> None:
+        """Train to the last step. Raises Interrupted, after a save, when a signal asks to stop."""
+        settings = self.settings
+        if self.state.step >= settings.steps:
+            return
+        with StopRequests() as stop:
+            steps = train_steps(self.state, self.objective, self.next_batch, settings=settings, seed=self.seed)
+            for report in steps:
+                is_last = report.step == settings.steps
+                if report.step % settings.log_every == 0 or is_last or report.step == 1:
+                    self._log_step(report)
+                if self.on_step is not None:
+                    self.on_step(report)
+                if is_last or (settings.evaluate_every and report.step % settings.evaluate_every == 0):
+                    self._evaluate(report.step)
+                if is_last or stop.received or (settings.save_every and report.step % settings.save_every == 0):
+                    self.save()
+                if stop.received and not is_last:
+                    raise Interrupted(stop.received)
+
+    def save(self) -> Path:
+        """Save a checkpoint of the current step."""
+        path = save_checkpoint(self.state, self.checkpoints, extra=self.memory, keep=self.settings.keep_checkpoints)
+        self.log.write("checkpoint", stage=self.name, step=self.state.step, folder=path.name)
+        return path
+
+    def _log_step(self, report: StepReport) -> None:
+        self.log.write(
+            "step",
+            stage=self.name,
+            step=report.step,
+            loss=report.loss,
+            losses=report.losses,
+            learning_rate=report.learning_rate,
+            gradient_norm=report.gradient_norm,
+            tokens_per_second=report.num_tokens / report.seconds,
+        )
+
+    def _evaluate(self, step: int) -> None:
+        if self.evaluate is None:
+            return
+        metrics = self.evaluate()
+        self.log.write("evaluation", stage=self.name, step=step, metrics=metrics)
+        if self.on_metrics is not None:
+            self.on_metrics(step, metrics)
