@@ -1,0 +1,91 @@
+import pytest
+
+from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
+
+
+def test_defaults_are_the_papers_masking_and_optimiser() -> None:
+    recipe = PretrainRecipe()
+    assert (recipe.data.masking_rate, recipe.data.mask_share, recipe.data.keep_share) == (0.15, 0.8, 0.1)
+    assert recipe.data.resolved_max_predictions() == 20
+    assert recipe.data.model_copy(update={"max_length": 512}).resolved_max_predictions() == 80
+    assert (recipe.training.adam_beta1, recipe.training.adam_beta2, recipe.training.weight_decay) == (0.9, 0.999, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("training.stps=5", "did you mean 'training.steps'"),
+        ("trainin.steps=5", "did you mean 'training'"),
+        ("training.steps=many", "training.steps = 'many'"),
+        ("training.steps=0", "training.steps = 0"),
+        ("training.steps=-3", "training.steps = -3"),
+        ("training.learning_rate=1e400", "training.learning_rate = inf"),
+        ("training.learning_rate=nan", "training.learning_rate"),
+        ("data.masking_rate=1.5", "data.masking_rate = 1.5"),
+        ("data.max_length=2", "data.max_length = 2"),
+        ("model.size=huge", "model.size = 'huge'"),
+        ("seed=-1", "seed = -1"),
+        ("seed", "expected key=value"),
+        ("seed.sub=1", "seed"),
+    ],
+)
+def test_a_wrong_override_names_the_key(override: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(PretrainRecipe, None, [override])
+    assert expected in str(caught.value)
+
+
+def test_shares_that_exceed_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="may not exceed 1"):
+        load_recipe(PretrainRecipe, None, ["data.mask_share=0.9", "data.keep_share=0.2"])
+
+
+def test_all_wrong_keys_are_named_at_once(tmp_path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("colour = 1\n[training]\nsteps = 1.5\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(PretrainRecipe, path)
+    assert "colour" in str(caught.value)
+    assert "training.steps = 1.5" in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"a = = 1", b"\xff\xfe", b"[a\n"])
+def test_a_file_that_is_not_toml_is_named(tmp_path, content: bytes) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        load_recipe(PretrainRecipe, path)
+
+
+def test_a_missing_recipe_is_named(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        load_recipe(PretrainRecipe, tmp_path / "absent.toml")
+
+
+def test_a_recipe_written_as_toml_reads_back_equal(tmp_path) -> None:
+    overrides = [
+        "seed=7",
+        "model.config.hidden_size=64",
+        'model.config.hidden_act="gelu_new"',
+        "training.save_every=3",
+        "phases=[{max_length=32, steps=3}, {max_length=64, steps=1, learning_rate=1e-5}]",
+    ]
+    recipe = load_recipe(PretrainRecipe, None, overrides)
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_toml(recipe), encoding="utf-8")
+    assert load_recipe(PretrainRecipe, path) == recipe
+
+
+def test_finetuning_counts_its_steps_from_epochs() -> None:
+    recipe = load_recipe(FinetuneRecipe, None, ["training.batch_size=32", "training.epochs=3"])
+    section = recipe.training.with_steps(3668)
+    assert section.steps == 343
+    assert section.resolved_warmup_steps() == 34
+
+
+def test_class_weights_with_odd_label_names_survive_toml(tmp_path) -> None:
+    recipe = FinetuneRecipe(class_weights={"not entailed": 2.0, "yes": 1.0})
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_toml(recipe), encoding="utf-8")
+    assert load_recipe(FinetuneRecipe, path) == recipe

@@ -1,0 +1,87 @@
+import pytest
+import torch
+from torch import nn
+
+from maskloom.config import TrainingSection
+from maskloom.training.optimizers import BertAdam, decays, make_optimizer, parameter_groups
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("encoder.embeddings.word_embeddings.weight", True),
+        ("encoder.layers.0.attention.query.weight", True),
+        ("encoder.layers.0.attention.query.bias", False),
+        ("encoder.layers.0.LayerNorm.weight", False),
+        ("encoder.layers.0.layer_norm.weight", False),
+        ("encoder.layers.0.layernorm.weight", False),
+        ("encoder.layers.0.attention_layer_norm.weight", False),
+        ("_orig_mod.module.heads.mlm.decoder_bias", False),
+        ("_orig_mod.module.heads.mlm.decoder.weight", True),
+        ("pooler.dense.weight", True),
+        ("unbiased.weight", True),
+    ],
+)
+def test_decay_goes_by_name(name: str, expected: bool) -> None:
+    assert decays(name) is expected
+
+
+def test_every_layer_norm_and_bias_of_a_bert_is_exempt() -> None:
+    from maskloom.models.assembled import build_model
+    from maskloom.models.bert import BertConfig
+
+    model = build_model(BertConfig.of_size("tiny", vocab_size=50), seed=0)
+    decayed, exempt = (group["params"] for group in parameter_groups(model, 0.01))
+    assert all(parameter.dim() == 2 for parameter in decayed)
+    assert all(parameter.dim() == 1 for parameter in exempt)
+    assert len(decayed) + len(exempt) == len(list(model.parameters()))
+
+
+def _reference_step(p, m, v, g, lr, decay):
+    """The published rule, in double precision (Devlin et al.; no bias correction)."""
+    m.mul_(0.9).add_(0.1 * g)
+    v.mul_(0.999).add_(0.001 * g * g)
+    p.sub_(lr * (m / (v.sqrt() + 1e-6) + decay * p))
+
+
+def test_bert_adam_follows_the_published_rule_for_50_steps() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(5, 3))
+    bias = nn.Parameter(torch.randn(3))
+    groups = [{"params": [weight], "weight_decay": 0.01}, {"params": [bias], "weight_decay": 0.0}]
+    optimizer = BertAdam(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-6)
+    expected = {
+        p: (p.detach().double().clone(), torch.zeros(p.shape).double(), torch.zeros(p.shape).double())
+        for p in (weight, bias)
+    }
+    for step in range(50):
+        rate = 1e-3 * (step + 1) / 50
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for parameter, decay in ((weight, 0.01), (bias, 0.0)):
+            parameter.grad = torch.randn(parameter.shape) * 10 ** (step % 5 - 3)
+            _reference_step(*expected[parameter], parameter.grad.double(), rate, decay)
+        optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == rate
+        assert optimizer.param_groups[0]["eps"] == 1e-6
+        for parameter, (value, _, _) in expected.items():
+            torch.testing.assert_close(parameter.double(), value, atol=1e-6, rtol=1e-6)
+
+
+def test_the_first_update_without_correction_is_larger_than_with() -> None:
+    """Without correction the first update is 0.1 / sqrt(0.001) = 3.16 times the rate."""
+    parameter = nn.Parameter(torch.zeros(4))
+    parameter.grad = torch.tensor([1.0, -2.0, 30.0, -0.5])
+    BertAdam([parameter], lr=1e-3, betas=(0.9, 0.999), eps=1e-9).step()
+    torch.testing.assert_close(parameter.detach(), -3.1623e-3 * torch.tensor([1.0, -1.0, 1.0, -1.0]), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "bert_adam"])
+def test_a_parameter_without_gradient_does_not_crash(name: str) -> None:
+    model = nn.Module()
+    model.used = nn.Parameter(torch.ones(2, 2))
+    model.idle = nn.Parameter(torch.ones(2, 2))
+    optimizer = make_optimizer(model, TrainingSection(optimizer=name))
+    model.used.grad = torch.ones(2, 2)
+    optimizer.step()
+    assert not torch.equal(model.used, torch.ones(2, 2))
