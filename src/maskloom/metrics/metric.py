@@ -1,0 +1,45 @@
+"""What every metric offers, and the checks that all of them make."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+
+class Metric(Protocol):
+    """A score gathered over batches; `primary` names the entry of `compute()` by which models are compared."""
+
+    @property
+    def primary(self) -> str:
+        """Name of the score that decides which model is best; higher is better."""
+        ...
+
+    def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
+        """Take in one batch of model outputs and true values, first axis: examples."""
+        ...
+
+    def compute(self) -> dict[str, float]:
+        """Return every score of what was taken in. Raises ValueError when nothing was."""
+        ...
+
+
+def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return both arrays when they agree in shape and hold finite numbers; raises ValueError otherwise."""
+    predictions, targets = np.asarray(predictions), np.asarray(targets)
+    if predictions.shape != targets.shape:
+        raise ValueError(f"{name}: predictions have shape {predictions.shape}, targets {targets.shape}; they must agree")
+    for what, values in (("prediction", predictions), ("target", targets)):
+        finite = np.isfinite(values)
+        if not finite.all():
+            first = int(np.argwhere(~finite)[0][0])
+            raise ValueError(f"{name}: {what} {first} is {values[first]}; a score needs finite numbers")
+    return predictions, targets
+
+
+def gathered(parts: list[np.ndarray], *, name: str) -> np.ndarray:
+    """Join the batches of one side; raises ValueError when there are no examples."""
+    joined = np.concatenate(parts) if parts else np.empty(0)
+    if len(joined) == 0:
+        raise ValueError(f"{name}: no examples were given; a score of nothing is not defined")
+    return joined

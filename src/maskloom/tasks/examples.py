@@ -1,0 +1,54 @@
+"""Examples of a task, and the account of what a reader kept and what it dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Example:
+    """One record of a data file: text, an optional second text, and the label as it stands in the file.
+
+    `label` is None where the file has none; a number for regression; a tuple of names or ids for several labels.
+    """
+
+    text: str
+    pair: str | None
+    label: str | float | tuple[str, ...] | None
+    line: int
+
+
+@dataclass
+class ReadingReport:
+    """What became of the rows of one file: `num_rows` is always `num_kept` plus all that `dropped` counts."""
+
+    path: Path
+    num_rows: int = 0
+    num_kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    first_dropped_lines: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, reason: str, line: int) -> None:
+        """Count one row that is left out."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.first_dropped_lines.setdefault(reason, line)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the account as plain values."""
+        return {
+            "path": str(self.path),
+            "num_rows": self.num_rows,
+            "num_kept": self.num_kept,
+            "dropped": dict(self.dropped),
+            "first_dropped_lines": dict(self.first_dropped_lines),
+        }
+
+
+@dataclass(frozen=True)
+class ReadExamples:
+    """The examples of one file in its order, with the account of the reading."""
+
+    examples: list[Example]
+    report: ReadingReport

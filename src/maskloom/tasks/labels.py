@@ -1,0 +1,113 @@
+"""Label names and their ids: found in the training data, or given by a catalog row or a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from maskloom.config import ConfigError, DataError
+from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.examples import Example, ReadExamples
+
+
+def read_label_names(path: str | Path) -> tuple[str, ...]:
+    """Read a file with one label name a line, in the order of ids; raises DataError for none, blanks or repeats."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8") from None
+    names = [line.strip() for line in lines]
+    while names and not names[-1]:
+        names.pop()
+    for number, name in enumerate(names, start=1):
+        if not name:
+            raise DataError(f"{path}: line {number}: a label name is empty")
+        if name in names[: number - 1]:
+            raise DataError(f"{path}: line {number}: the label {name!r} stands twice")
+    if not names:
+        raise DataError(f"{path}: no label names")
+    return tuple(names)
+
+
+def label_names_of(train: ReadExamples, kind: Kind) -> tuple[str, ...]:
+    """Return the label names that occur in the training data: whole numbers by value, other names by code points."""
+    if kind == "regression":
+        return ()
+    found: set[str] = set()
+    for example in train.examples:
+        found.update(_names(example))
+    if all(name.lstrip("-").isdecimal() for name in found):
+        return tuple(sorted(found, key=lambda name: (int(name), name)))
+    return tuple(sorted(found))
+
+
+def check_variety(train: ReadExamples, kind: Kind) -> None:
+    """Raise DataError when training data has one label only, or no label at all: nothing could be learnt."""
+    path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
+    if kind in ("single", "pair") and len(counts) == 1:
+        raise DataError(f"{path}: every one of {len(train.examples)} rows has the label {next(iter(counts))!r}; "
+                        "a classifier needs at least two")
+    if kind == "multilabel" and not counts:
+        raise DataError(f"{path}: no row has any label")
+    if kind == "regression" and len({example.label for example in train.examples}) == 1:
+        raise DataError(f"{path}: every one of {len(train.examples)} rows has the score {train.examples[0].label}; "
+                        "there is nothing to fit")
+
+
+def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.ndarray | None:
+    """Return labels as arrays: ids (examples,) int64; scores (examples,) float32; or 0/1 (examples, labels) float32.
+
+    None when no example has a label. Raises DataError, with the line, for a name that is not among `names`. Where no
+    name is a number, a number stands for the id of a name.
+    """
+    examples, path = data.examples, data.report.path
+    if all(example.label is None for example in examples):
+        return None
+    for example in examples:
+        if example.label is None:
+            raise DataError(f"{path}: line {example.line}: missing label (other rows have one)")
+    if kind == "regression":
+        return np.array([example.label for example in examples], dtype=np.float32)
+    ids = {name: number for number, name in enumerate(names)}
+    if not any(name.isdecimal() for name in names):
+        ids.update({str(number): number for number in range(len(names))})
+    if kind != "multilabel":
+        return np.array([_id_of(example.label, ids, names, path, example.line) for example in examples], np.int64)
+    labels = np.zeros((len(examples), len(names)), dtype=np.float32)
+    for index, example in enumerate(examples):
+        for name in _names(example):
+            labels[index, _id_of(name, ids, names, path, example.line)] = 1.0
+    return labels
+
+
+def balanced_weights(labels: np.ndarray, num_labels: int) -> list[float]:
+    """Return n / (K n_c) for each class c: every class then weighs the same. A class without examples gets 1."""
+    counts = np.bincount(labels, minlength=num_labels)
+    return [len(labels) / (num_labels * int(count)) if count else 1.0 for count in counts]
+
+
+def weights_by_name(weights: dict[str, float], names: tuple[str, ...]) -> list[float]:
+    """Return weights in the order of ids; a name left out weighs 1. Raises ConfigError for unknown or bad ones."""
+    for name, weight in weights.items():
+        if name not in names:
+            raise ConfigError(f"class_weights: there is no label {name!r}; the labels are {', '.join(names)}")
+        if not 0.0 < weight < float("inf"):
+            raise ConfigError(f"class_weights: {name} = {weight}; a weight is a finite number above 0")
+    return [float(weights.get(name, 1.0)) for name in names]
+
+
+def _names(example: Example) -> tuple[str, ...]:
+    if isinstance(example.label, tuple):
+        return example.label
+    return () if example.label is None else (str(example.label),)
+
+
+def _id_of(label: object, ids: dict[str, int], names: tuple[str, ...], path: Path, line: int) -> int:
+    if label not in ids:
+        shown = ", ".join(repr(name) for name in names[:20]) + (" ..." if len(names) > 20 else "")
+        raise DataError(f"{path}: line {line}: the label {label!r} is not one of the labels of training: {shown}")
+    return ids[str(label)]

@@ -1,0 +1,242 @@
+"""Data files to examples: every row is kept, or dropped with a counted reason, or an error with its line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import DataError
+from maskloom.tasks.catalog import catalog_row
+from maskloom.tasks.catalog.row import CatalogRow, Kind
+from maskloom.tasks.columns import (
+    Columns,
+    ReadingOptions,
+    choose_names,
+    columns_by_number,
+    columns_of_header,
+    wants_numbers,
+)
+from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.tables import Row, layout_of, read_rows
+
+_TAKES_PAIR: dict[str, bool | None] = {"single": False, "pair": True, "regression": None, "multilabel": None}
+
+
+class _BadRow(ValueError):
+    """A row breaks a rule; `reason` is the rule in the form that is counted."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
+        self.reason = reason
+
+
+def read_examples(
+    path: str | Path, kind: Kind, options: ReadingOptions | None = None, *, needs_label: bool = True
+) -> ReadExamples:
+    """Read a whole data file for a kind of task.
+
+    Raises DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which
+    counts it), for a file without usable rows, and for columns that are not there.
+    """
+    report = ReadingReport(Path(path))
+    examples = list(iterate_examples(path, kind, options, needs_label=needs_label, report=report))
+    if not examples:
+        raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
+    return ReadExamples(examples, report)
+
+
+def iterate_examples(
+    path: str | Path,
+    kind: Kind,
+    options: ReadingOptions | None = None,
+    *,
+    needs_label: bool = True,
+    report: ReadingReport | None = None,
+) -> Iterator[Example]:
+    """Yield examples one by one in the file's order, as `read_examples` reads them, in constant memory."""
+    path, options = Path(path), options or ReadingOptions()
+    report = report or ReadingReport(path)
+    row = None if options.format is None else catalog_row(options.format)
+    layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else layout_of(path)
+    rows = read_rows(path, layout)
+    if layout == "text":
+        yield from _plain_texts(path, rows, kind, report, options, needs_label=needs_label)
+        return
+    skips = options.on_bad_rows == "skip" or bool(row and row.drops_bad_rows)
+    columns, rows = _find_columns(path, rows, layout, kind, options, row, needs_label=needs_label)
+    for record in rows:
+        report.num_rows += 1
+        if record.problem == "blank line" or record.fields == [""]:
+            report.drop("blank line", record.line)
+            continue
+        try:
+            example = _example(record, columns, kind, row, needs_label=needs_label)
+        except _BadRow as problem:
+            if not skips and not (row and row.no_label and problem.reason == "no gold label"):
+                raise DataError(f"{path}: line {record.line}: {problem}") from None
+            report.drop(problem.reason, record.line)
+            continue
+        report.num_kept += 1
+        yield example
+
+
+def _plain_texts(
+    path: Path, rows: Iterator[Row], kind: Kind, report: ReadingReport, options: ReadingOptions, *, needs_label: bool
+) -> Iterator[Example]:
+    """Yield one example a line of a .txt file; a pair stands on one line with a tab between."""
+    if needs_label:
+        raise DataError(f"{path}: a .txt file holds one text a line and no labels; use .csv, .tsv or .jsonl")
+    for record in rows:
+        report.num_rows += 1
+        line = record.fields[0]
+        parts = line.split("\t") if kind == "pair" else [line]
+        problem = "empty text" if not all(part.strip() for part in parts) else None
+        if kind == "pair" and len(parts) != 2:
+            problem = "a pair is two texts with one tab between them"
+        if problem and options.on_bad_rows == "error":
+            raise DataError(f"{path}: line {record.line}: {problem}")
+        if problem:
+            report.drop(problem, record.line)
+            continue
+        report.num_kept += 1
+        yield Example(text=parts[0], pair=parts[1] if len(parts) == 2 else None, label=None, line=record.line)
+
+
+def _find_columns(
+    path: Path,
+    rows: Iterator[Row],
+    layout: str,
+    kind: Kind,
+    options: ReadingOptions,
+    row: CatalogRow | None,
+    *,
+    needs_label: bool,
+) -> tuple[Columns, Iterator[Row]]:
+    """Look at the first rows to find the columns, and give back the rows that hold data."""
+    takes_pair = _TAKES_PAIR[kind]
+    if layout == "jsonl":
+        skipped: list[Row] = []
+        first = next(rows, None)
+        while first is not None and (first.problem or not isinstance(first.fields, dict)):
+            skipped.append(first)
+            first = next(rows, None)
+        if first is None:
+            names = {"text": "text"}
+            return Columns("text", None, None, None, False, names), iter(skipped)
+        keys = list(first.fields)
+        named = _with_catalog_names(options, row, keys)
+        place = f"{path}: line {first.line}"
+        text, pair, label = choose_names(keys, named, place=place, takes_pair=takes_pair, needs_label=needs_label)
+        names = {"text": text, "pair": pair, "label": label}
+        found = Columns(text, pair, label, None, False, {key: name for key, name in names.items() if name is not None})
+        return found, chain(skipped, [first], rows)
+    first = next(rows)
+    fields = list(first.fields)
+    if row and row.headerless and tuple(fields[:2]) != row.header_marks:
+        text, pair, label, num_fields = row.headerless
+        return Columns(text, pair, label, num_fields, False, {}), chain([first], rows)
+    if wants_numbers(options):
+        columns = columns_by_number(path, fields, options)
+        return columns, rows if columns.has_header else chain([first], rows)
+    named = _with_catalog_names(options, row, fields)
+    return (
+        columns_of_header(path, first.line, fields, named, takes_pair=takes_pair, needs_label=needs_label),
+        rows,
+    )
+
+
+def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: list[str]) -> ReadingOptions:
+    """Put the column names of a catalog row where the person gave none; test files have no label column."""
+    if row is None:
+        return options
+    label = row.label if row.label in names else None
+    return replace(
+        options,
+        text_column=options.text_column or row.text,
+        pair_column=options.pair_column or row.pair,
+        label_column=options.label_column or label,
+    )
+
+
+def _example(record: Row, columns: Columns, kind: Kind, row: CatalogRow | None, *, needs_label: bool) -> Example:
+    if record.problem:
+        raise _BadRow(record.problem)
+    if isinstance(record.fields, list) and len(record.fields) != columns.num_fields:
+        raise _BadRow("wrong number of fields", f"{len(record.fields)}, expected {columns.num_fields}")
+    text = _text(record, columns.text)
+    pair = None if columns.pair is None else _text(record, columns.pair)
+    label = None
+    if columns.label is not None:
+        value = _field(record, columns.label, optional=not needs_label)
+        if row is not None and row.no_label is not None and value == row.no_label:
+            raise _BadRow("no gold label")
+        label = None if value is None and not needs_label else parse_label(value, kind, row and row.label_range)
+    return Example(text=text, pair=pair, label=label, line=record.line)
+
+
+def _field(record: Row, key: str | int, *, optional: bool = False) -> Any:
+    if isinstance(record.fields, dict):
+        if key not in record.fields and not optional:
+            raise _BadRow("missing key", repr(key))
+        return record.fields.get(str(key))
+    return record.fields[int(key)]
+
+
+def _text(record: Row, key: str | int) -> str:
+    value = _field(record, key)
+    if not isinstance(value, str):
+        raise _BadRow("text is not a string", f"{key!r} is {type(value).__name__}")
+    if not value.strip():
+        raise _BadRow("empty text")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise _BadRow("text holds half of a surrogate pair", f"{key!r} is not valid Unicode")
+    return value
+
+
+def parse_label(
+    value: Any, kind: Kind, label_range: tuple[float, float] | None = None
+) -> str | float | tuple[str, ...]:
+    """Return the label of a field for a kind of task: a name, a finite number, or a tuple of names.
+
+    White space around names is taken off. Raises ValueError (with the rule) for anything else.
+    """
+    if kind == "regression":
+        return _number(value, label_range)
+    if kind == "multilabel":
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list):
+            raise _BadRow("labels are not a list", f"{value!r}; expected names joined by commas or a JSON list")
+        names = [_name(item) for item in items] if items != [""] else []
+        if len(set(names)) != len(names):
+            raise _BadRow("a label stands twice", repr(value))
+        return tuple(names)
+    return _name(value)
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        raise _BadRow("missing label" if value is None else "label is not a name", "" if value is None else repr(value))
+    name = str(value).strip()
+    if not name:
+        raise _BadRow("missing label")
+    return name
+
+
+def _number(value: Any, label_range: tuple[float, float] | None) -> float:
+    if value is None or value == "":
+        raise _BadRow("missing label")
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise _BadRow("label is not a finite number", repr(value))
+    if label_range and not label_range[0] <= number <= label_range[1]:
+        raise _BadRow("label out of range", f"{number}, expected {label_range[0]} to {label_range[1]}")
+    return number

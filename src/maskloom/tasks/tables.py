@@ -1,0 +1,145 @@
+"""Rows of CSV, TSV, JSONL and text files, each with its line number; nothing about tasks or labels."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from maskloom.config import DataError
+
+_WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The fields of one record and the file line where it starts (from 1).
+
+    `fields` is a list for delimited files and a dict for JSONL; `problem` says why the row cannot be used, if so.
+    """
+
+    fields: list[str] | dict[str, Any]
+    line: int
+    problem: str | None = None
+
+
+def layout_of(path: Path) -> str:
+    """Return csv, tsv, jsonl or text by suffix (a final .gz aside); raises DataError for any other suffix."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffix = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes or [""])[-1]
+    if suffix not in _LAYOUTS:
+        raise DataError(f"{path}: the suffix {suffix!r} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
+    return _LAYOUTS[suffix]
+
+
+def read_rows(path: Path, layout: str) -> Iterator[Row]:
+    """Yield the rows of a file in order, a header among them.
+
+    `csv` has quoted fields as RFC 4180 says; `tsv` is split at tabs and knows no quotes, as GLUE's files need; `jsonl`
+    holds one object a line; `text` gives each line as one field. A UTF-8 byte-order mark and CRLF are taken off.
+    Raises DataError for a file that cannot be read, is empty, is not UTF-8, or is not in that layout.
+    """
+    lines = _text_lines(path)
+    if layout == "csv":
+        yield from _csv_rows(path, lines)
+    elif layout == "tsv":
+        for number, line in lines:
+            yield Row(line.split("\t"), number)
+    elif layout == "jsonl":
+        for number, line in lines:
+            yield _json_row(line, number)
+    else:
+        for number, line in lines:
+            yield Row([line], number)
+
+
+def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, text without its line end)."""
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, raw in enumerate(file, start=1):
+                if number == 1:
+                    raw = _without_mark(raw, path)
+                yield number, _decoded(raw.rstrip(b"\n").removesuffix(b"\r"), path, number)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: after line {number}: the gzip stream is broken: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if number == 0:
+        raise DataError(f"{path}: the file is empty")
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rb")  # pyright: ignore[reportReturnType]
+    return path.open("rb")
+
+
+def _without_mark(raw: bytes, path: Path) -> bytes:
+    if raw.startswith(_WIDE_MARKS):
+        raise DataError(f"{path}: line 1: the file is UTF-16 or UTF-32; save it as UTF-8")
+    return raw.removeprefix(codecs.BOM_UTF8)
+
+
+def _decoded(raw: bytes, path: Path, number: int) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        value = raw[error.start]
+        raise DataError(
+            f"{path}: line {number}: byte {error.start + 1} of the line is 0x{value:02x}, which is not UTF-8; "
+            "save the file as UTF-8"
+        ) from None
+    if "\0" in text:
+        raise DataError(f"{path}: line {number}: holds a NUL character; UTF-8 text is expected (is this UTF-16?)")
+    return text
+
+
+def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
+    reader = csv.reader((line + "\n" for _, line in lines), strict=True)
+    while True:
+        first_line = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise DataError(
+                f"{path}: line {first_line}: not valid CSV: {error}; a field with a comma, a quote or a line end "
+                'stands in double quotes, with each quote inside it doubled ("")'
+            ) from None
+        yield Row(fields or [""], first_line)
+
+
+def _json_row(line: str, number: int) -> Row:
+    if not line.strip():
+        return Row({}, number, problem="blank line")
+    try:
+        value = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+    except RecursionError:
+        return Row({}, number, problem="JSON nested too deeply")
+    except ValueError as error:
+        return Row({}, number, problem=f"not valid JSON: {error}")
+    if not isinstance(value, dict):
+        return Row({}, number, problem=f"a JSON object is expected, this is a {type(value).__name__}")
+    return Row(value, number)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+    return found
