@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import PretrainRecipe, Section, recipe_toml
-from maskloom.data.atomic_files import write_text
+from maskloom.files import write_text
 
 
 def write_pretraining_card(folder: Path, recipe: PretrainRecipe, metrics: dict[str, Any]) -> None:

@@ -14,13 +14,13 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import ConfigError, DataError, PretrainingData, PretrainRecipe, TrainingSection
-from maskloom.data.atomic_files import write_json
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus import Corpus
 from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.sampling import DataPosition, SamplingSettings
 from maskloom.data.splitting import split_documents
+from maskloom.files import write_json
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling

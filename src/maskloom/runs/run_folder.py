@@ -14,7 +14,7 @@ import torch
 
 import maskloom
 from maskloom.config import ConfigError, RecipeT, Section, load_recipe, recipe_toml
-from maskloom.data.atomic_files import write_json, write_text
+from maskloom.files import write_json, write_text
 
 RECIPE = "recipe.toml"
 

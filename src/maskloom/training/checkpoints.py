@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from maskloom.config import ConfigError, DataError
+from maskloom.files import sync
 from maskloom.training.loop import TrainState
 
 FORMAT_VERSION = 1
@@ -50,11 +51,11 @@ def save_checkpoint(state: TrainState, folder: Path, *, extra: dict[str, Any], k
     manifest = {"format_version": FORMAT_VERSION, "step": state.step, "files": files}
     (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in [*temporary.iterdir(), temporary]:
-        _sync(path)
+        sync(path)
     if final.exists():
         shutil.rmtree(final)
     temporary.rename(final)
-    _sync(folder)
+    sync(folder)
     for old in _step_folders(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -160,11 +161,3 @@ def _describe(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,38 @@
+import os
+import stat
+
+import pytest
+
+from maskloom.files import write_bytes, write_json, write_text
+
+
+def test_a_file_is_replaced_whole(tmp_path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    write_text(path, "eins\r\n")
+    write_text(path, "zwei\n")
+    assert path.read_bytes() == b"zwei\n"
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.bin"
+    write_bytes(path, b"old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_permissions_follow_the_umask(tmp_path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "a.json", {"ä": 1})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "ä": 1\n}\n'

@@ -1,0 +1,158 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from maskloom.config import TrainingSection
+from maskloom.data.batch import PretrainingBatch
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.training.loop import NumericalError, TrainState, accumulate_gradients, evaluate, train_steps
+
+VOCABULARY = 41
+
+
+def _model(seed: int = 0, dropout: float = 0.0):
+    config = BertConfig.of_size(
+        "tiny",
+        vocab_size=VOCABULARY,
+        hidden_size=12,
+        num_attention_heads=3,
+        intermediate_size=20,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return build_model(config, seed=seed)
+
+
+def _batch(predictions: list[int], seed: int = 0) -> PretrainingBatch:
+    """A batch whose sequences have the given numbers of predictions."""
+    rng = np.random.default_rng(seed)
+    lengths = np.array([max(count, 0) + 3 + index for index, count in enumerate(predictions)])
+    starts = np.cumsum(lengths) - lengths
+    positions = [start + 1 + np.arange(count) for start, count in zip(starts, predictions, strict=True)]
+    total = int(lengths.sum())
+    return PretrainingBatch(
+        token_ids=rng.integers(5, VOCABULARY, total),
+        segment_ids=rng.integers(0, 2, total),
+        lengths=lengths.astype(np.int64),
+        mlm_positions=np.concatenate(positions).astype(np.int64),
+        mlm_labels=rng.integers(5, VOCABULARY, sum(predictions)),
+        nsp_labels=rng.integers(0, 2, len(predictions)),
+    )
+
+
+def _gradients(model) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3])
+def test_micro_batches_with_uneven_counts_equal_one_batch(micro: int) -> None:
+    """1 and 19 predictions side by side: a mean of means would be wrong."""
+    batch = _batch([1, 19, 0, 4, 7])
+    whole, parts = _model(), _model()
+    losses = accumulate_gradients(whole, MaskedLanguageModeling(), batch, None)
+    split = accumulate_gradients(parts, MaskedLanguageModeling(), batch, micro)
+    assert split == pytest.approx(losses, rel=1e-5)
+    expected, found = _gradients(whole), _gradients(parts)
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_without_predictions_has_no_masked_lm_loss() -> None:
+    model = _model()
+    losses = accumulate_gradients(model, MaskedLanguageModeling(), _batch([0, 0]), None)
+    assert losses["mlm"] == 0.0
+    assert losses["nsp"] == pytest.approx(math.log(2), abs=0.1)
+    assert all(torch.isfinite(gradient).all() for gradient in _gradients(model).values())
+
+
+def test_loss_equals_the_mean_over_predictions_and_sequences() -> None:
+    batch = _batch([1, 19])
+    model = _model().eval()
+    objective = MaskedLanguageModeling()
+    sums = objective.loss_sums(model, batch)
+    scores = objective._scores(model, batch)
+    mlm = torch.nn.functional.cross_entropy(*scores["mlm"])
+    nsp = torch.nn.functional.cross_entropy(*scores["nsp"])
+    assert float(sums["mlm"]) / 20 == pytest.approx(float(mlm), rel=1e-5)
+    assert float(sums["nsp"]) / 2 == pytest.approx(float(nsp), rel=1e-5)
+
+
+def _batches(position: dict) -> tuple[PretrainingBatch, dict]:
+    index = position.get("instance", 0)
+    return _batch([2, 3, 1, 5], seed=index), {"instance": index + 1}
+
+
+def _run(settings: TrainingSection, seed: int = 3, dropout: float = 0.1):
+    state = TrainState.fresh(_model(dropout=dropout), settings)
+    reports = list(train_steps(state, MaskedLanguageModeling(), _batches, settings=settings, seed=seed))
+    return state, reports
+
+
+def test_training_learns_and_is_the_same_twice() -> None:
+    settings = TrainingSection(steps=30, learning_rate=3e-3, batch_size=4)
+    state, reports = _run(settings)
+    again, _ = _run(settings)
+    assert [report.step for report in reports] == list(range(1, 31))
+    assert state.position == {"instance": 30}
+    for a, b in zip(state.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_dropout_is_on_in_training_and_depends_on_the_seed() -> None:
+    settings = TrainingSection(steps=3, learning_rate=1e-3, warmup_share=0.0)
+    first, _ = _run(settings, seed=1)
+    second, _ = _run(settings, seed=2)
+    assert not all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+
+
+def test_a_loss_that_is_not_finite_is_never_stepped() -> None:
+    settings = TrainingSection(steps=3, learning_rate=1e-3, warmup_share=0.0)
+    state = TrainState.fresh(_model(), settings)
+    with torch.no_grad():
+        state.model.encoder.embeddings.word_embeddings.weight[7] = float("nan")
+    before = [p.detach().clone() for p in state.model.parameters()]
+
+    def poisoned(position: dict) -> tuple[PretrainingBatch, dict]:
+        batch, after = _batches(position)
+        batch.token_ids[1] = 7
+        return batch, after
+
+    with pytest.raises(NumericalError, match=r"step 1: loss nan.*learning_rate"):
+        next(train_steps(state, MaskedLanguageModeling(), poisoned, settings=settings, seed=0))
+    assert state.step == 0
+    for a, b in zip(before, state.model.parameters(), strict=True):
+        assert torch.equal(a.nan_to_num(9.0), b.detach().nan_to_num(9.0))
+
+
+def test_clipping_is_by_the_norm_of_all_gradients_together() -> None:
+    from maskloom.training.loop import _clip
+
+    a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
+    a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
+    assert _clip([a, b], 1.0) == pytest.approx(5.0)
+    torch.testing.assert_close(a.grad, torch.tensor([0.6, 0.0]))
+    torch.testing.assert_close(b.grad, torch.tensor([0.8]))
+    assert _clip([a, b], None) == pytest.approx(1.0)
+
+
+def test_evaluation_weighs_every_prediction_the_same() -> None:
+    model = _model()
+    batches = [_batch([1], seed=1), _batch([19, 3], seed=2)]
+    objective = MaskedLanguageModeling()
+    metrics = evaluate(model, objective, iter(batches))
+    sums = [objective.evaluation_sums(model.eval(), batch) for batch in batches]
+    assert metrics["mlm_loss"] == pytest.approx(sum(s["mlm_loss"] for s in sums) / 23)
+    assert metrics["mlm_perplexity"] == pytest.approx(math.exp(metrics["mlm_loss"]))
+    assert metrics["loss"] == pytest.approx(metrics["mlm_loss"] + metrics["nsp_loss"])
+    assert metrics["mlm_accuracy"] == sum(s["mlm_correct"] for s in sums) / 23
+
+
+def test_a_fresh_model_guesses_as_if_it_knew_nothing() -> None:
+    metrics = evaluate(_model(), MaskedLanguageModeling(), iter([_batch([9, 9, 9, 9], seed=s) for s in range(8)]))
+    assert metrics["mlm_loss"] == pytest.approx(math.log(VOCABULARY), abs=0.2)
+    assert metrics["nsp_loss"] == pytest.approx(math.log(2), abs=0.1)
