@@ -52,6 +52,13 @@ class SingleLabelMetric:
         """Return the accuracy of always answering the commonest target: what a run that learnt nothing reaches."""
         return float(np.bincount(gathered(self._targets, name="accuracy")).max() / sum(map(len, self._targets)))
 
+    def score_of_majority(self) -> dict[str, float]:
+        """Return every score of always answering the commonest target."""
+        targets = gathered(self._targets, name="accuracy")
+        constant = SingleLabelMetric(self.num_labels, primary=self.primary)
+        constant.update(np.full_like(targets, np.bincount(targets).argmax()), targets)
+        return constant.compute()
+
     def predicts_one_class(self) -> bool:
         """Tell whether every prediction is the same class: the mark of a degenerate run."""
         return len(np.unique(gathered(self._predictions, name="accuracy"))) == 1

@@ -1,0 +1,227 @@
+"""A model folder opened for use: vectors, predictions and filled masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maskloom.checkpoints.huggingface import load_model, read_config
+from maskloom.config import ConfigError, DataError
+from maskloom.data.batch import ClassificationBatch
+from maskloom.inference.model_folder import read_settings, resolve_model_folder
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.classification import classifier_logits
+from maskloom.tasks.encoding import batches_by_length, encode_examples
+from maskloom.tasks.examples import Example
+from maskloom.tasks.task import Task, kind_of_problem, make_task
+from maskloom.text.tokenizer import Tokenizer
+
+Pooling = Literal["mean", "cls"]
+TextOrPair = str | tuple[str, str]
+
+
+class Predictor:
+    """Texts in, numpy arrays and dictionaries out; batches are sorted by length and bounded in tokens.
+
+    `task` is None for a model without a classifier. Texts longer than `max_length` tokens are cut, and the number of
+    texts cut so far stands in `num_truncated`.
+    """
+
+    def __init__(
+        self,
+        model: EncoderWithHeads,
+        tokenizer: Tokenizer,
+        *,
+        task: Task | None = None,
+        max_length: int = 512,
+        settings: dict[str, Any] | None = None,
+        max_tokens: int = 8192,
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.task = task
+        self.max_length = max_length
+        self.settings = settings or {}
+        self.max_tokens = max_tokens
+        self.num_truncated = 0
+
+    @classmethod
+    def load(cls, folder: str | Path, *, max_length: int | None = None) -> Predictor:
+        """Open a model folder in Hugging Face layout, or a run folder.
+
+        `max_length` defaults to the length of fine-tuning, else to what the model can take. Raises DataError for a
+        folder that is not a model, ConfigError for a length that the model cannot take.
+        """
+        path = resolve_model_folder(folder)
+        model, _report = load_model(path)
+        tokenizer = Tokenizer.load(path)
+        settings = read_settings(path)
+        limit = model.encoder.config.max_position_embeddings
+        if max_length is not None and not 3 <= max_length <= limit:
+            raise ConfigError(f"max_length {max_length}: {path} takes 3 to {limit} tokens")
+        length = max_length or min(settings.get("max_length", tokenizer.max_length), limit)
+        return cls(model, tokenizer, task=_task_of(path, model, settings), max_length=length, settings=settings)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the vectors that `encode` returns."""
+        return self.model.encoder.config.hidden_size
+
+    def encode(
+        self, texts: Sequence[TextOrPair], *, pooling: Pooling = "mean", normalize: bool = False
+    ) -> np.ndarray:
+        """Return one vector a text, (texts, hidden) float32, in order.
+
+        `mean` averages the last hidden states of all tokens of a text, [CLS] and [SEP] included; `cls` is the last
+        hidden state of [CLS], before the pooler. `normalize` scales each vector to length 1.
+        """
+        if pooling not in ("mean", "cls"):
+            raise ConfigError(f"pooling {pooling!r} is not mean or cls")
+        vectors = self._outputs(texts, lambda batch: self._pooled(batch, pooling), self.hidden_size)
+        if normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+    def predict(self, texts: Sequence[TextOrPair]) -> list[dict[str, Any]]:
+        """Return one prediction a text or pair of texts, in order.
+
+        A class: `{"label", "probabilities"}`; several labels: `{"labels", "probabilities"}`; regression: `{"score"}`.
+        Raises ConfigError when the model has no classifier or wants pairs and gets single texts.
+        """
+        if self.task is None:
+            raise ConfigError("this model has no classifier; fine-tune it first (maskloom finetune)")
+        self._check_pairing(texts)
+        logits = self._outputs(texts, lambda batch: classifier_logits(self.model, batch), self.task.num_outputs)
+        return self.task.decode(logits)
+
+    @torch.inference_mode()
+    def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
+        """Return, for each [MASK] of a text in order, the `top_k` likeliest tokens with their probabilities.
+
+        Raises ConfigError when the model has no masked-LM head, ValueError when the text has no [MASK] that fits.
+        """
+        if "mlm" not in self.model.heads:
+            raise ConfigError("this model has no masked-LM head; pre-train one, or take a model that kept its head")
+        if top_k < 1:
+            raise ConfigError(f"top_k {top_k}: at least 1 is expected")
+        _check_text(text, 0)
+        vocabulary = self.tokenizer.vocabulary
+        encoding = self.tokenizer.encode(text, max_length=self.max_length, parse_special_tokens=True)
+        ids = np.asarray(encoding.ids, dtype=np.int64)
+        positions = np.flatnonzero(ids == vocabulary.mask_id)
+        num_asked = text.count(vocabulary.tokens[vocabulary.mask_id])
+        if len(positions) < max(num_asked, 1):
+            raise DataError(
+                f"{text[:60]!r}: {num_asked} [MASK] in the text, {len(positions)} within the first "
+                f"{self.max_length} tokens; at least one is needed and all must fit"
+            )
+        batch = ClassificationBatch(
+            token_ids=ids,
+            segment_ids=np.asarray(encoding.segments, dtype=np.int64),
+            lengths=np.array([len(ids)]),
+            labels=None,
+            indices=np.zeros(1, dtype=np.int64),
+        )
+        hidden = self._hidden(batch)[0][torch.from_numpy(positions)]
+        probabilities = self.model.heads["mlm"](hidden).float().softmax(-1)
+        best = probabilities.topk(min(top_k, probabilities.shape[-1]))
+        return [
+            [
+                {"token": vocabulary.tokens[token], "token_id": token, "probability": probability}
+                for probability, token in zip(row_values, row_tokens, strict=True)
+            ]
+            for row_values, row_tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _outputs(
+        self, texts: Sequence[TextOrPair], run: Callable[[ClassificationBatch], Tensor], width: int
+    ) -> np.ndarray:
+        """Return the rows that `run` gives for each text, in the order of the texts."""
+        outputs = np.empty((len(texts), width), dtype=np.float32)
+        if not len(texts):
+            return outputs
+        data = encode_examples(_examples(texts), self.tokenizer, max_length=self.max_length)
+        self.num_truncated += data.num_truncated_examples
+        for batch in batches_by_length(data, max_tokens=self.max_tokens):
+            outputs[batch.indices] = run(batch).cpu().numpy()
+        if not np.isfinite(outputs).all():
+            raise DataError("the model's outputs are not finite numbers; its weights are broken")
+        return outputs
+
+    def _hidden(self, batch: ClassificationBatch) -> tuple[Tensor, SequenceLayout]:
+        device = next(self.model.parameters()).device
+        layout = SequenceLayout.from_lengths(batch.lengths, device)
+        token_ids, segment_ids = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.segment_ids)
+        output = self.model.encoder.encode_packed(token_ids.to(device), segment_ids.to(device), layout)
+        return output.last_hidden_state, layout
+
+    def _pooled(self, batch: ClassificationBatch, pooling: Pooling) -> Tensor:
+        hidden, layout = self._hidden(batch)
+        if pooling == "cls":
+            return hidden[layout.first_positions].float()
+        return torch.segment_reduce(hidden.float(), "mean", lengths=torch.from_numpy(batch.lengths).to(hidden.device))
+
+    def _check_pairing(self, texts: Sequence[TextOrPair]) -> None:
+        takes_pairs = self.settings.get("takes_pairs")
+        if takes_pairs is None or isinstance(texts, str):
+            return
+        for number, text in enumerate(texts):
+            if takes_pairs == isinstance(text, str):
+                wanted, got = ("a pair of texts", "one text") if takes_pairs else ("one text", "a pair of texts")
+                raise ConfigError(f"input {number}: this model was fine-tuned on {wanted} an example, this is {got}")
+
+
+def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> Task | None:
+    if "classifier" not in model.heads:
+        return None
+    config = read_config(path)
+    names = _label_names(path, config)
+    kind = settings.get("kind") or kind_of_problem(config.get("problem_type"), len(names))
+    if kind not in ("single", "pair", "regression", "multilabel"):
+        raise DataError(f"{path}: maskloom.json: kind {kind!r} is not known")
+    try:
+        return make_task(kind, () if kind == "regression" else names, primary=settings.get("primary"))
+    except ValueError as error:
+        raise DataError(f"{path}: maskloom.json: {error}") from None
+
+
+def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the label names of a config in the order of ids; two made-up ones where it names none, as published."""
+    named = config.get("id2label")
+    if named is None:
+        return tuple(f"LABEL_{number}" for number in range(int(config.get("num_labels", 2))))
+    try:
+        by_id = {int(number): str(name) for number, name in named.items()}
+    except (AttributeError, ValueError):
+        raise DataError(f"{path / 'config.json'}: id2label is not a mapping of ids to names") from None
+    if sorted(by_id) != list(range(len(by_id))):
+        raise DataError(f"{path / 'config.json'}: id2label has ids {sorted(by_id)}; expected 0 to {len(by_id) - 1}")
+    return tuple(by_id[number] for number in range(len(by_id)))
+
+
+def _examples(texts: Sequence[TextOrPair]) -> list[Example]:
+    if isinstance(texts, str):
+        raise DataError("a list of texts is expected, this is one string; put it in a list")
+    examples = []
+    for number, text in enumerate(texts):
+        parts = (text,) if isinstance(text, str) else tuple(text)
+        if len(parts) not in (1, 2):
+            raise DataError(f"input {number}: a text or a pair of texts is expected, this has {len(parts)} parts")
+        for part in parts:
+            _check_text(part, number)
+        examples.append(Example(text=parts[0], pair=parts[1] if len(parts) == 2 else None, label=None, line=number + 1))
+    return examples
+
+
+def _check_text(text: Any, number: int) -> None:
+    if not isinstance(text, str):
+        raise DataError(f"input {number}: a string is expected, this is {type(text).__name__}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(f"input {number}: holds half of a surrogate pair, which is not valid Unicode")

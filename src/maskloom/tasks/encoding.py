@@ -1,0 +1,149 @@
+"""Examples to token ids, once; batches are then slices of flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from maskloom.data.batch import ClassificationBatch
+from maskloom.data.counter_random import Permutation
+from maskloom.tasks.examples import Example
+from maskloom.text.tokenizer import Tokenizer
+
+_ENCODE_AT_ONCE = 2048
+_ORDER_STREAM, _BATCH_STREAM = 0xF17E, 0xBA7C
+# A window is sorted by length and cut into batches: attention then works on few distinct lengths, while batches stay
+# nearly as random as without sorting because a window spans many of them.
+_WINDOW_BATCHES = 16
+
+
+@dataclass(frozen=True)
+class EncodedExamples:
+    """Token ids of all examples end to end: example i owns `token_ids[offsets[i]:offsets[i + 1]]`.
+
+    `labels` is as `encode_labels` returns it. `num_truncated_tokens` were cut from `num_truncated_examples` because
+    they did not fit `max_length`.
+    """
+
+    token_ids: np.ndarray
+    segment_ids: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray | None
+    max_length: int
+    num_truncated_examples: int
+    num_truncated_tokens: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each example, special tokens included."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.offsets) - 1
+
+    def batch(self, indices: np.ndarray) -> ClassificationBatch:
+        """Return the examples of those indices, packed in that order."""
+        spans = [slice(self.offsets[index], self.offsets[index + 1]) for index in indices]
+        return ClassificationBatch(
+            token_ids=np.concatenate([self.token_ids[span] for span in spans]).astype(np.int64),
+            segment_ids=np.concatenate([self.segment_ids[span] for span in spans]).astype(np.int64),
+            lengths=self.lengths[indices].astype(np.int64),
+            labels=None if self.labels is None else self.labels[indices],
+            indices=np.asarray(indices, dtype=np.int64),
+        )
+
+    def truncation(self) -> dict[str, int | float]:
+        """Return what was cut, as plain values."""
+        return {
+            "max_length": self.max_length,
+            "num_truncated_examples": self.num_truncated_examples,
+            "num_truncated_tokens": self.num_truncated_tokens,
+            "truncated_share": self.num_truncated_examples / max(len(self), 1),
+        }
+
+
+def encode_examples(
+    examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int, labels: np.ndarray | None = None
+) -> EncodedExamples:
+    """Encode examples in order; a pair longer than `max_length` loses tokens from the end of its longer text."""
+    ids: list[np.ndarray] = []
+    segments: list[np.ndarray] = []
+    lengths = np.zeros(len(examples) + 1, dtype=np.int64)
+    num_examples = num_tokens = 0
+    for first in range(0, len(examples), _ENCODE_AT_ONCE):
+        texts = [(example.text, example.pair) for example in examples[first : first + _ENCODE_AT_ONCE]]
+        for number, encoding in enumerate(tokenizer.encode_batch(texts, max_length=max_length), start=first + 1):
+            ids.append(np.asarray(encoding.ids, dtype=np.int32))
+            segments.append(np.asarray(encoding.segments, dtype=np.int8))
+            lengths[number] = len(encoding.ids)
+            num_examples += encoding.num_truncated > 0
+            num_tokens += encoding.num_truncated
+    return EncodedExamples(
+        token_ids=np.concatenate(ids) if ids else np.empty(0, np.int32),
+        segment_ids=np.concatenate(segments) if segments else np.empty(0, np.int8),
+        offsets=np.cumsum(lengths),
+        labels=labels,
+        max_length=max_length,
+        num_truncated_examples=num_examples,
+        num_truncated_tokens=num_tokens,
+    )
+
+
+@dataclass(frozen=True)
+class ShuffledBatches:
+    """An endless stream of full batches in which every example occurs once an epoch; seeking costs O(1).
+
+    The stream is epoch after epoch, each in its own order given by (seed, epoch). Windows of it are sorted by length
+    and cut into batches, and the batches of a window come in random order. A position is one number: the batch.
+    """
+
+    data: EncodedExamples
+    batch_size: int
+    seed: int
+
+    def next_batch(self, position: dict[str, int]) -> tuple[ClassificationBatch, dict[str, int]]:
+        """Return the batch at a position ({} is the start) and the position after it."""
+        number = position.get("batch", 0)
+        return self.data.batch(self.indices(number)), {"batch": number + 1}
+
+    def indices(self, number: int) -> np.ndarray:
+        """Return the examples of batch `number`, counted from 0."""
+        window, within = divmod(number, _WINDOW_BATCHES)
+        members = self._stream(window * _WINDOW_BATCHES * self.batch_size, _WINDOW_BATCHES * self.batch_size)
+        by_length = members[np.argsort(self.data.lengths[members], kind="stable")]
+        chosen = int(Permutation(_WINDOW_BATCHES, self.seed, _BATCH_STREAM, window)[within])
+        return by_length[chosen * self.batch_size : (chosen + 1) * self.batch_size]
+
+    def _stream(self, first: int, count: int) -> np.ndarray:
+        """Return the examples at places first..first+count of the endless stream of epochs."""
+        places = np.arange(first, first + count)
+        epochs, within = places // len(self.data), places % len(self.data)
+        found = np.empty(count, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            found[chosen] = Permutation(len(self.data), self.seed, _ORDER_STREAM, int(epoch))[within[chosen]]
+        return found
+
+
+def batches_by_length(data: EncodedExamples, *, max_tokens: int = 8192) -> Iterator[ClassificationBatch]:
+    """Yield every example once, shortest first, in batches of at most `max_tokens` tokens (at least one example)."""
+    yield from (data.batch(indices) for indices in token_budget_batches(data.lengths, max_tokens))
+
+
+def token_budget_batches(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
+    """Yield indices in order of length, cut so that each group holds at most `max_tokens` tokens or one sequence."""
+    order = np.argsort(lengths, kind="stable")
+    group: list[int] = []
+    num_tokens = 0
+    for index in order:
+        length = int(lengths[index])
+        if group and num_tokens + length > max_tokens:
+            yield np.array(group)
+            group, num_tokens = [], 0
+        group.append(int(index))
+        num_tokens += length
+    if group:
+        yield np.array(group)
