@@ -1,0 +1,71 @@
+"""What a folder holds: a model, a run, a corpus or a vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import DataError
+from maskloom.runs.run_folder import RECIPE
+
+
+def describe_folder(folder: str | Path) -> dict[str, Any]:
+    """Return the kind of a folder and its main facts.
+
+    Raises DataError when it is none of the kinds that maskloom reads.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    if (folder / RECIPE).exists():
+        return _describe_run(folder)
+    if (folder / "config.json").exists():
+        return _describe_model(folder)
+    if (folder / "manifest.json").exists():
+        from maskloom.runs.corpus import stats
+
+        return {"kind": "corpus", **stats(folder)}
+    if (folder / "vocab.txt").exists():
+        from maskloom.runs.vocabulary import inspect_vocabulary
+
+        return {"kind": "vocabulary", **inspect_vocabulary(folder)}
+    raise DataError(
+        f"{folder}: neither a run ({RECIPE}), a model (config.json), a corpus (manifest.json) nor a vocabulary (vocab.txt)"
+    )
+
+
+def _describe_run(folder: Path) -> dict[str, Any]:
+    info: dict[str, Any] = {"kind": "run", "recipe": str(folder / RECIPE)}
+    if (folder / "run.json").exists():
+        info |= json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    checkpoints = sorted(path.name for path in (folder / "checkpoints").rglob("step-*") if path.is_dir())
+    info["checkpoints"] = checkpoints
+    info["finished"] = (folder / "metrics.json").exists()
+    if info["finished"]:
+        info["metrics"] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    if (folder / "model" / "config.json").exists():
+        info["model"] = _describe_model(folder / "model")
+    return info
+
+
+def _describe_model(folder: Path) -> dict[str, Any]:
+    from maskloom.checkpoints.huggingface import load_model, read_config
+
+    model, _ = load_model(folder)
+    parts = {"encoder": model.encoder, **dict(model.heads.items())}
+    config = read_config(folder)
+    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "id2label")
+    # a head tied to the embeddings counts only what it adds
+    seen: set[int] = set()
+    counts = {}
+    for name, part in parts.items():
+        own = [p for p in part.parameters() if id(p) not in seen]
+        seen |= {id(p) for p in own}
+        counts[name] = sum(p.numel() for p in own)
+    return {
+        "kind": "model",
+        "folder": str(folder),
+        **{key: config[key] for key in keys if key in config},
+        "parameters": {**counts, "all": sum(counts.values())},
+    }

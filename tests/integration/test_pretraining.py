@@ -1,0 +1,182 @@
+"""Real commands in real processes: text to a pre-trained model, killed and resumed."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TINY = [
+    *("--set", "model.config.hidden_size=32", "--set", "model.config.num_attention_heads=2"),
+    *("--set", "model.config.intermediate_size=64", "--set", "model.config.num_hidden_layers=2"),
+    *("--set", "data.max_length=32", "--set", "data.held_out_share=0.2", "--set", "training.batch_size=8"),
+    *("--set", "training.learning_rate=1e-3", "--set", "training.num_threads=1", "--set", "training.log_every=1"),
+]
+STEPS = 60
+
+
+def run(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_environment())
+    assert result.returncode == code, result.stderr
+    return result
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning:maskloom"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of the language reference that the standard library carries."""
+    from pydoc_data.topics import topics
+
+    folder = tmp_path_factory.mktemp("corpus")
+    text = folder / "topics.txt"
+    # a blank line ends a document, so each topic is folded into one paragraph
+    text.write_text("\n\n".join(" ".join(topic.split()) for _, topic in sorted(topics.items())), encoding="utf-8")
+    run("vocab", "train", text, "--size", 600, "--out", folder / "vocab")
+    run("corpus", "build", text, "--vocab", folder / "vocab", "--out", folder / "corpus")
+    return folder / "corpus"
+
+
+def _pretrain(corpus: Path, out: Path, *more: str) -> list[str | Path]:
+    steps = (
+        "--set",
+        f"training.steps={STEPS}",
+        "--set",
+        "training.save_every=7",
+        "--set",
+        "training.evaluate_every=20",
+    )
+    return ["pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *steps, *more]
+
+
+def _digest(run_folder: Path) -> str:
+    return hashlib.sha256((run_folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def left_alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    run(*_pretrain(corpus, out))
+    return out
+
+
+def test_a_run_writes_what_it_promises(left_alone: Path) -> None:
+    names = {path.name for path in left_alone.iterdir()}
+    assert names == {"recipe.toml", "run.json", "events.jsonl", "metrics.json", "checkpoints", "model"}
+    model = {path.name for path in (left_alone / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "README.md"} <= model
+    metrics = json.loads((left_alone / "metrics.json").read_text())
+    assert metrics["mlm_loss"] < 7
+    assert 4 < metrics["unigram_entropy"] < 6.4
+    assert 0.5 <= metrics["nsp_majority_share"] < 0.8
+    events = [json.loads(line) for line in (left_alone / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parity
+def test_the_model_opens_in_transformers(left_alone: Path) -> None:
+    import torch
+    from transformers import AutoTokenizer, BertForPreTraining
+
+    import maskloom
+
+    model, report = BertForPreTraining.from_pretrained(left_alone / "model", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(left_alone / "model")
+    inputs = tokenizer(["the names of a module"], return_tensors="pt")
+    with torch.inference_mode():
+        theirs = model.eval().bert(**inputs).last_hidden_state.mean(1)
+    ours = maskloom.load(str(left_alone)).encode(["the names of a module"])
+    assert abs(theirs.numpy() - ours).max() < 1e-5
+
+
+@pytest.mark.parametrize("moment", [1, 15, 33])
+def test_a_killed_run_resumes_to_the_bit(corpus: Path, left_alone: Path, tmp_path: Path, moment: int) -> None:
+    out = tmp_path / "run"
+    _kill_after_step(_pretrain(corpus, out), out, moment, signal.SIGKILL)
+    run(*_pretrain(corpus, out, "--resume"))
+    assert _digest(out) == _digest(left_alone)
+    assert (out / "metrics.json").read_bytes() == (left_alone / "metrics.json").read_bytes()
+
+
+def test_a_run_asked_to_stop_saves_and_resumes_to_the_bit(corpus: Path, left_alone: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code = _kill_after_step(_pretrain(corpus, out), out, 10, signal.SIGINT)
+    assert code == 130
+    assert list((out / "checkpoints" / "phase-1").glob("step-*"))
+    result = run("pretrain", "--corpus", corpus, "--out", out, "--resume")
+    assert "continuing at" in result.stderr
+    assert _digest(out) == _digest(left_alone)
+
+
+def _kill_after_step(arguments: list, out: Path, step: int, signal_number: int) -> int:
+    """Start a run, wait until its log shows a step, send the signal, and return the exit code."""
+    command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
+    log = out / "events.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and f'"step": {step},' in log.read_text():
+            break
+        time.sleep(0.005)
+    assert process.poll() is None, "the run ended before it could be stopped"
+    process.send_signal(signal_number)
+    return process.wait(timeout=60)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(corpus: Path, left_alone: Path) -> None:
+    assert "--resume" in run(*_pretrain(corpus, left_alone), code=3).stderr
+    changed = run(*_pretrain(corpus, left_alone, "--resume", "--set", "training.batch_size=4"), code=3)
+    assert "training.batch_size was 8, is 4" in changed.stderr
+
+
+def test_two_phases_carry_the_weights_over(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    phases = "phases=[{max_length=16, steps=6, batch_size=4}, {max_length=32, steps=3, batch_size=2}]"
+    run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, "--set", phases)
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in events if e["event"] == "finished"] == [6, 3]
+    from safetensors.numpy import load_file
+
+    first = load_file(out / "checkpoints/phase-1/step-00000006/model.safetensors")
+    last = load_file(out / "checkpoints/phase-2/step-00000003/model.safetensors")
+    name = next(name for name in first if "position_embeddings" in name)
+    # rows past the first phase's length get no gradient in it: they only decay, all by the same factor
+    moved = abs(last[name] - first[name]).max(axis=1)
+    assert moved[:32].min() > 1e-5
+    assert moved[32:].max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--set", "training.stps=3"], 3, "did you mean 'training.steps'"),
+        (["--set", "data.max_length=4096"], 3, "max_position_embeddings 512"),
+        (["--set", "model.config.hidden_size=33"], 3, "hidden_size"),
+        (["--set", "model.config.hiden_size=33"], 3, "hiden_size"),
+        (["--size", "huge"], 3, "huge"),
+        (["--nonsense"], 2, "nonsense"),
+        (["--recipe", "absent.toml"], 3, "absent.toml"),
+    ],
+)
+def test_wrong_input_is_refused_before_any_work(
+    corpus: Path, tmp_path: Path, arguments: list[str], code: int, expected: str
+) -> None:
+    result = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", *arguments, code=code)
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_no_corpus_is_named(tmp_path: Path) -> None:
+    result = run("pretrain", "--corpus", tmp_path, "--out", tmp_path / "run", code=3)
+    assert str(tmp_path) in result.stderr
