@@ -1,0 +1,130 @@
+"""Batches as packed numpy arrays: the tokens of all sequences one after the other, with their lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class PretrainingBatch:
+    """A batch for masked language modelling and next-sentence prediction (BERT paper 3.3).
+
+    Shapes in words: `token_ids` and `segment_ids` (tokens,), `lengths` (sequences,) in tokens, `mlm_positions`
+    (predictions,) ascending indices into the packed tokens, `mlm_labels` (predictions,) the original ids there,
+    `nsp_labels` (sequences,) 0 for the actual next text and 1 for a random one, or None without next-sentence
+    prediction; all int64.
+    """
+
+    token_ids: np.ndarray
+    segment_ids: np.ndarray
+    lengths: np.ndarray
+    mlm_positions: np.ndarray
+    mlm_labels: np.ndarray
+    nsp_labels: np.ndarray | None
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of sequences."""
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens, special tokens included; there is no padding."""
+        return len(self.token_ids)
+
+    def split(self, num_sequences: int) -> list[PretrainingBatch]:
+        """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
+        parts = []
+        for rows, tokens in _cuts(self.lengths, num_sequences):
+            first, last = np.searchsorted(self.mlm_positions, [tokens.start, tokens.stop])
+            parts.append(
+                PretrainingBatch(
+                    token_ids=self.token_ids[tokens],
+                    segment_ids=self.segment_ids[tokens],
+                    lengths=self.lengths[rows],
+                    mlm_positions=self.mlm_positions[first:last] - tokens.start,
+                    mlm_labels=self.mlm_labels[first:last],
+                    nsp_labels=None if self.nsp_labels is None else self.nsp_labels[rows],
+                )
+            )
+        return parts
+
+
+@dataclass(frozen=True)
+class ClassificationBatch:
+    """A batch for tasks with one target per sequence (BERT paper 4.1).
+
+    Shapes in words: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (sequences,) int64 in tokens, `labels`
+    (sequences,) int64 classes or float32 values, (sequences, labels) float32 for multi-label, or None when unknown,
+    `indices` (sequences,) int64 places of the examples in their data set.
+    """
+
+    token_ids: np.ndarray
+    segment_ids: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray | None
+    indices: np.ndarray
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of sequences."""
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens, special tokens included; there is no padding."""
+        return len(self.token_ids)
+
+    def split(self, num_sequences: int) -> list[ClassificationBatch]:
+        """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
+        return [
+            ClassificationBatch(
+                token_ids=self.token_ids[tokens],
+                segment_ids=self.segment_ids[tokens],
+                lengths=self.lengths[rows],
+                labels=None if self.labels is None else self.labels[rows],
+                indices=self.indices[rows],
+            )
+            for rows, tokens in _cuts(self.lengths, num_sequences)
+        ]
+
+
+def pack_encodings(
+    encodings: Sequence[tuple[Sequence[int], Sequence[int]]],
+    labels: np.ndarray | None,
+    indices: np.ndarray | Sequence[int],
+) -> ClassificationBatch:
+    """Pack (ids, segments) pairs, one a sequence, with their labels and places in the data set.
+
+    Raises ValueError when the numbers of encodings, labels and indices differ, or ids and segments of one do.
+    """
+    lengths = np.array([len(ids) for ids, _ in encodings], dtype=np.int64)
+    places = np.asarray(indices, dtype=np.int64)
+    if len(places) != len(lengths) or (labels is not None and len(labels) != len(lengths)):
+        num_labels = "no" if labels is None else len(labels)
+        raise ValueError(f"{len(lengths)} encodings, {num_labels} labels and {len(places)} indices; all must agree")
+    for number, (ids, segments) in enumerate(encodings):
+        if len(ids) != len(segments):
+            raise ValueError(f"encoding {number} has {len(ids)} ids and {len(segments)} segments; both must agree")
+    token_ids, segment_ids = np.empty((2, int(lengths.sum())), dtype=np.int64)
+    start = 0
+    for (ids, segments), length in zip(encodings, lengths.tolist(), strict=True):
+        token_ids[start : start + length] = ids
+        segment_ids[start : start + length] = segments
+        start += length
+    return ClassificationBatch(token_ids, segment_ids, lengths, labels, places)
+
+
+def _cuts(lengths: np.ndarray, num_sequences: int) -> list[tuple[slice, slice]]:
+    """Return, for every part, the slice of its sequences and that of its packed tokens."""
+    if num_sequences < 1:
+        raise ValueError(f"num_sequences is {num_sequences}, a part of a batch needs at least 1")
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    cuts = []
+    for first in range(0, len(lengths), num_sequences):
+        last = min(first + num_sequences, len(lengths))
+        cuts.append((slice(first, last), slice(int(ends[first]), int(ends[last]))))
+    return cuts

@@ -1,0 +1,134 @@
+"""Random draws that are pure functions of a seed and counters, so that any draw can be made again at any time.
+
+The words come from the splitmix64 generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators"): every counter advances a 64-bit state by an odd constant, and a bijective mix follows.
+"""
+
+from __future__ import annotations
+
+from typing import overload
+
+import numpy as np
+
+_WORD = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_FACTOR_1 = 0xBF58476D1CE4E5B9
+_FACTOR_2 = 0x94D049BB133111EB
+_EXACT_FLOAT = 2**53
+_TABLE_SIZE = 2**12
+_NUM_ROUNDS = 6
+
+Counter = int | np.integer | np.ndarray
+
+
+def words(seed: int, *counters: Counter) -> np.ndarray:
+    """Return 64-bit random words (uint64) for a seed and counters, which broadcast against each other."""
+    state: int | np.ndarray = _mixed_int(int(seed) & _WORD)
+    for counter in counters:
+        if isinstance(state, int) and (isinstance(counter, (int, np.integer)) or counter.ndim == 0):
+            state = _mixed_int((state + (int(counter) + 1) * _GAMMA) & _WORD)
+            continue
+        step = _as_words(counter)
+        # At least one operand is a true array here: numpy wraps arrays silently but warns for scalars.
+        state = _mixed((step + np.uint64(1)) * np.uint64(_GAMMA) + _as_words(state))
+    return np.asarray(state, dtype=np.uint64)
+
+
+def uniform(seed: int, *counters: Counter) -> np.ndarray:
+    """Return uniform draws (float64) in [0, 1), multiples of 2^-53, shaped as the counters broadcast."""
+    return (words(seed, *counters) >> np.uint64(11)) * (1.0 / _EXACT_FLOAT)
+
+
+def integers(n: int | np.ndarray, seed: int, *counters: Counter) -> np.ndarray:
+    """Return uniform integers (int64) in [0, n); `n` may be an array that broadcasts with the counters.
+
+    Raises ValueError for n outside 1 ... 2^63 - 1.
+    """
+    bound = np.asarray(n)
+    if bound.size and (int(bound.min()) < 1 or int(bound.max()) >= 2**63):
+        raise ValueError(f"n is {n}, a draw needs 1 <= n < 2^63")
+    if bound.size and int(bound.max()) > _EXACT_FLOAT:
+        return (words(seed, *counters) % bound.astype(np.uint64)).astype(np.int64)
+    # (1 - 2^-53) * n rounds below n for every n up to 2^53, so that the bound is never drawn.
+    return np.asarray(uniform(seed, *counters) * bound).astype(np.int64)
+
+
+class Permutation:
+    """A keyed permutation of range(size) in constant memory: `permutation[i]` is the image of i.
+
+    Large ranges go through a Feistel network over the next power of four, walked along its cycle until the value
+    falls inside the range (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"); ranges of up to 4096,
+    where such a network is too regular, are ordered by one random word each. Raises ValueError for a negative size.
+    """
+
+    def __init__(self, size: int, seed: int, *counters: Counter) -> None:
+        """Key a permutation of range(size) by a seed and scalar counters."""
+        if size < 0:
+            raise ValueError(f"size is {size}, a permutation needs at least 0 elements")
+        self.size = int(size)
+        self._key = int(words(seed, *counters))
+        self._table: np.ndarray | None = None
+        if self.size <= _TABLE_SIZE:
+            order = words(self._key, np.arange(self.size, dtype=np.int64))
+            self._table = np.argsort(order, kind="stable").astype(np.int64)
+        half = max(1, ((self.size - 1).bit_length() + 1) // 2)
+        self._half_bits = np.uint64(half)
+        self._half_mask = np.uint64(2**half - 1)
+        self._round_keys = [words(self._key, number).reshape(1) for number in range(_NUM_ROUNDS)]
+
+    def __len__(self) -> int:
+        """Return the number of elements."""
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: np.ndarray) -> np.ndarray: ...
+
+    def __getitem__(self, index: int | np.ndarray) -> int | np.ndarray:
+        """Return the image of an index, or of an array of them as int64; raises IndexError outside range(size)."""
+        indices = np.asarray(index)
+        if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= self.size):
+            raise IndexError(f"index {index} is outside range({self.size})")
+        if self._table is not None:
+            images = self._table[indices]
+        else:
+            images = self._walk(indices.reshape(-1).astype(np.uint64)).astype(np.int64).reshape(indices.shape)
+        return images if isinstance(index, np.ndarray) else int(images)
+
+    def _walk(self, values: np.ndarray) -> np.ndarray:
+        values = self._network(values)
+        while True:
+            (outside,) = np.nonzero(values >= np.uint64(self.size))
+            if len(outside) == 0:
+                return values
+            values[outside] = self._network(values[outside])
+
+    def _network(self, values: np.ndarray) -> np.ndarray:
+        left, right = values >> self._half_bits, values & self._half_mask
+        for key in self._round_keys:
+            left, right = right, left ^ (_mixed(right * np.uint64(_GAMMA) + key) & self._half_mask)
+        return (left << self._half_bits) | right
+
+
+def _as_words(counter: Counter) -> np.ndarray:
+    if isinstance(counter, (int, np.integer)):
+        return np.array([int(counter) & _WORD], dtype=np.uint64)
+    return np.atleast_1d(counter).astype(np.uint64)
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Mix an array of words that this call may overwrite."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(_FACTOR_1)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(_FACTOR_2)
+    values ^= values >> np.uint64(31)
+    return values
+
+
+def _mixed_int(value: int) -> int:
+    value = ((value ^ (value >> 30)) * _FACTOR_1) & _WORD
+    value = ((value ^ (value >> 27)) * _FACTOR_2) & _WORD
+    return value ^ (value >> 31)
