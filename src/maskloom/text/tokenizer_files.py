@@ -1,0 +1,119 @@
+"""A tokenizer on disk, in the layout of Hugging Face."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import tokenizers
+from tokenizers import AddedToken, decoders, processors
+
+from maskloom.config import DataError
+from maskloom.text.atomic_files import write_text_atomically
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+
+_DEFAULT_MAX_LENGTH = 512
+# transformers writes 1e30 where no limit is known
+_NO_LIMIT = 10**9
+_ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What a folder says about its tokenizer besides the vocabulary."""
+
+    lowercase: bool
+    max_length: int
+    compatibility: Literal["google", "hf"]
+
+
+def read_settings(folder: str | Path) -> TokenizerSettings:
+    """Read case, length limit and compatibility from tokenizer_config.json, tokenizer.json and config.json.
+
+    A folder with nothing but a vocab.txt is uncased unless its tokens hold capital letters.
+    Raises DataError for rules that BERT's tokenizer does not have, and for damaged files.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
+    config = _read_json(folder / "tokenizer_config.json")
+    normalizer = _read_json(folder / "tokenizer.json").get("normalizer") or {}
+    lowercase = config.get("do_lower_case", normalizer.get("lowercase"))
+    if lowercase is None:
+        lowercase = not _has_capitals(Vocabulary.load(folder))
+    if not isinstance(lowercase, bool):
+        raise DataError(f"{folder}: do_lower_case is {lowercase!r}, it must be true or false")
+    _refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
+    limit = config.get("model_max_length")
+    if not isinstance(limit, int | float) or limit > _NO_LIMIT:
+        limit = _read_json(folder / "config.json").get("max_position_embeddings") or _DEFAULT_MAX_LENGTH
+    compatibility = config.get("maskloom_compatibility", "google")
+    if compatibility not in ("google", "hf"):
+        raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}, it must be 'google' or 'hf'")
+    return TokenizerSettings(lowercase, int(limit), cast('Literal["google", "hf"]', compatibility))
+
+
+def write_tokenizer(
+    folder: str | Path, vocabulary: Vocabulary, settings: TokenizerSettings, library: tokenizers.Tokenizer
+) -> None:
+    """Write the four files; `library` is completed in place with special tokens and the template of sequences."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    library.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
+    library.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocabulary.cls_id), ("[SEP]", vocabulary.sep_id)],
+    )
+    specials = dict(zip(_ROLES, SPECIAL_TOKENS, strict=True))
+    config = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": settings.lowercase,
+        "strip_accents": None,
+        "tokenize_chinese_chars": True,
+        "model_max_length": settings.max_length,
+        **specials,
+        "maskloom_compatibility": settings.compatibility,
+    }
+    vocabulary.save(folder / "vocab.txt")
+    write_text_atomically(folder / "tokenizer.json", _as_json(json.loads(library.to_str())))
+    write_text_atomically(folder / "tokenizer_config.json", _as_json(config))
+    write_text_atomically(folder / "special_tokens_map.json", _as_json(specials))
+
+
+def _as_json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise DataError(f"{path}: the file cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: a JSON object is expected, not {type(values).__name__}")
+    return values
+
+
+def _has_capitals(vocabulary: Vocabulary) -> bool:
+    return any(token != token.lower() for token in vocabulary.tokens if not token.startswith("["))
+
+
+def _refuse_foreign_rules(folder: Path, lowercase: bool, rules: dict[str, Any]) -> None:
+    if rules.get("type", "BertNormalizer") != "BertNormalizer":
+        raise DataError(f"{folder}: tokenizer.json normalises by {rules['type']!r}; only 'BertNormalizer' is BERT's")
+    if rules.get("strip_accents") not in (None, lowercase):
+        raise DataError(
+            f"{folder}: strip_accents is {rules['strip_accents']!r} but do_lower_case is {lowercase!r}; BERT's rules "
+            "govern both by do_lower_case"
+        )
+    for key in ("tokenize_chinese_chars", "handle_chinese_chars", "clean_text", "do_basic_tokenize"):
+        if rules.get(key) is False:
+            raise DataError(f"{folder}: {key} is false; BERT's rules always do it")

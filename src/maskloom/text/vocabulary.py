@@ -1,0 +1,150 @@
+"""The vocabulary: an ordered list of tokens whose place is their id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from maskloom.config import DataError
+from maskloom.text.atomic_files import write_text_atomically
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUATION_PREFIX = "##"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An immutable list of distinct tokens that holds the five special tokens at any places (paper 3.2).
+
+    Raises DataError for an empty or repeated token and for missing special tokens, and says where.
+    """
+
+    tokens: tuple[str, ...]
+
+    def __init__(self, tokens: Sequence[str], *, source: str = "vocabulary") -> None:
+        """Check the tokens; `source` is the file that errors name."""
+        object.__setattr__(self, "tokens", tuple(tokens))
+        first_line: dict[str, int] = {}
+        for line, token in enumerate(self.tokens, start=1):
+            if not token.strip():
+                raise DataError(f"{source}, line {line}: the token is empty; every line must hold one token")
+            if token in first_line:
+                raise DataError(f"{source}, line {line}: token {token!r} already stands on line {first_line[token]}")
+            first_line[token] = line
+        missing = [token for token in SPECIAL_TOKENS if token not in first_line]
+        if missing:
+            raise DataError(f"{source}: {len(self.tokens)} tokens, but not {', '.join(missing)}; all five are needed")
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self.tokens)
+
+    def __contains__(self, token: object) -> bool:
+        """Return whether the token is in the vocabulary."""
+        return token in self.ids
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The id of every token."""
+        return {token: index for index, token in enumerate(self.tokens)}
+
+    @property
+    def pad_id(self) -> int:
+        """The id of [PAD]."""
+        return self.ids["[PAD]"]
+
+    @property
+    def unk_id(self) -> int:
+        """The id of [UNK]."""
+        return self.ids["[UNK]"]
+
+    @property
+    def cls_id(self) -> int:
+        """The id of [CLS]."""
+        return self.ids["[CLS]"]
+
+    @property
+    def sep_id(self) -> int:
+        """The id of [SEP]."""
+        return self.ids["[SEP]"]
+
+    @property
+    def mask_id(self) -> int:
+        """The id of [MASK]."""
+        return self.ids["[MASK]"]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the five special tokens."""
+        return frozenset(self.ids[token] for token in SPECIAL_TOKENS)
+
+    @cached_property
+    def is_continuation(self) -> np.ndarray:
+        """For every token, as (tokens,) booleans, whether it continues a word, that is, starts with `##`."""
+        length = len(CONTINUATION_PREFIX)
+        return np.array([t.startswith(CONTINUATION_PREFIX) and len(t) > length for t in self.tokens], dtype=bool)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Read a vocabulary from a vocab.txt, a tokenizer.json, or a folder that holds one of them.
+
+        A vocab.txt has one token a line; blanks and carriage returns around a token are dropped, as Google's reader
+        does. Raises DataError that names the file and the line.
+        """
+        path = Path(path)
+        if path.is_dir():
+            found = [path / name for name in ("vocab.txt", "tokenizer.json") if (path / name).is_file()]
+            if not found:
+                raise DataError(f"{path}: the folder holds neither vocab.txt nor tokenizer.json")
+            path = found[0]
+        text = _read_text(path)
+        tokens = _tokens_of_json(text, path) if path.suffix == ".json" else _tokens_of_lines(text)
+        return cls(tokens, source=str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokens to a file, one a line, whole or not at all; a folder gets a vocab.txt.
+
+        Raises DataError when a token holds a line break or outer blanks, which a vocab.txt cannot carry.
+        """
+        path = Path(path)
+        if path.is_dir():
+            path = path / "vocab.txt"
+        for index, token in enumerate(self.tokens):
+            if token != token.strip() or "\n" in token:
+                raise DataError(f"{path}, line {index + 1}: token {token!r} cannot be written as one line of text")
+        write_text_atomically(path, "".join(f"{token}\n" for token in self.tokens))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: the vocabulary cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; vocabularies are UTF-8 text") from None
+
+
+def _tokens_of_lines(text: str) -> list[str]:
+    # only "\n" ends a line: rarer separators such as U+2028 may be part of a token
+    lines = text.split("\n")
+    if not lines[-1].strip():
+        lines.pop()
+    return [line.strip() for line in lines]
+
+
+def _tokens_of_json(text: str, path: Path) -> list[str]:
+    try:
+        values = json.loads(text)
+        ids = dict(values["model"]["vocab"])
+        for added in values.get("added_tokens") or []:
+            ids[added["content"]] = added["id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not a WordPiece tokenizer.json: {type(error).__name__}: {error}") from None
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise DataError(f"{path}: the ids of {len(ids)} tokens are not 0 to {len(ids) - 1} without gaps")
+    return sorted(ids, key=ids.__getitem__)
