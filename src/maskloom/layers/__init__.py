@@ -1,1 +1,1 @@
-"""Blocks with two or more users: attention, embeddings, feed-forward, transformer."""
+"""Blocks that models are composed of; they know nothing of text or files."""

@@ -1,1 +1,1 @@
-"""One file per architecture, heads, outputs, and the table of architectures."""
+"""Architectures composed of layers, one file each, with their heads, outputs and the table of all of them."""

@@ -1,0 +1,50 @@
+"""Multi-head self-attention over packed sequences (Vaswani et al. 2017, 3.2; BERT paper 3.1)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.layers.sequence_layout import SequenceLayout
+
+
+class SelfAttention(nn.Module):
+    """Bidirectional attention: (tokens, hidden) to (tokens, hidden), each token over its own sequence only.
+
+    Query, key and value projections are one matrix product, rows in that order. Dropout falls on the attention
+    probabilities in training. Raises ValueError when the heads do not divide the hidden size.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden size {hidden_size} is not divisible by {num_heads} heads")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.output = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return the projected context of every token."""
+        dropout = self.dropout if self.training else 0.0
+        return self.output(attend(self.qkv(hidden), layout, self.num_heads, dropout))
+
+
+def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) -> Tensor:
+    """Return softmax(q k / sqrt(d)) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden).
+
+    Letters: n sequences of a length group, s its length, h heads, d size of a head.
+    """
+    slots = layout.to_slots(qkv)
+    contexts = []
+    for group in layout.groups:
+        qkv_nshd3 = slots.narrow(0, group.first_slot, group.num_slots)
+        q_nhsd, k_nhsd, v_nhsd = qkv_nshd3.view(group.num_sequences, group.length, 3, num_heads, -1).permute(
+            2, 0, 3, 1, 4
+        )
+        context_nhsd = F.scaled_dot_product_attention(
+            q_nhsd, k_nhsd, v_nhsd, attn_mask=group.key_mask, dropout_p=dropout
+        )
+        contexts.append(context_nhsd.transpose(1, 2).reshape(group.num_slots, -1))
+    return layout.from_slots(contexts[0] if len(contexts) == 1 else torch.cat(contexts))

@@ -1,0 +1,31 @@
+"""Sum of word, segment and position embeddings (BERT paper 3.2)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class TokenEmbeddings(nn.Module):
+    """Word + segment + learned position embedding, then LayerNorm and dropout: (tokens,) ids to (tokens, hidden)."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        num_segments: int,
+        num_positions: int,
+        hidden_size: int,
+        layer_norm_eps: float,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.word = nn.Embedding(vocab_size, hidden_size)
+        self.segment = nn.Embedding(num_segments, hidden_size)
+        self.position = nn.Embedding(num_positions, hidden_size)
+        self.layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Return the normed sum for every token."""
+        total = self.word(token_ids) + self.segment(segment_ids) + self.position(position_ids)
+        return self.dropout(self.layer_norm(total))

@@ -1,0 +1,195 @@
+"""Where each sequence lies in a packed (tokens, hidden) array, and how attention walks over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Sequences share one attention call when the shorter ones waste at most this share of it (or a few positions).
+_GROUP_TOLERANCE = 8
+_GROUP_SLACK = 4
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """Sequences of near-equal length that one attention call handles as (num_sequences, length).
+
+    `first_slot` is where the group starts in slot order; `key_mask` (num_sequences, 1, 1, length) is True where a key
+    is real, and None when every sequence has the full length.
+    """
+
+    first_slot: int
+    num_sequences: int
+    length: int
+    key_mask: Tensor | None
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots: sequences times length."""
+        return self.num_sequences * self.length
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """Offsets and lengths of the packed sequences of one batch, made once and shared by all layers.
+
+    Linear layers, norms and heads see (tokens, hidden) only. Attention sees slots: sequences sorted by length in
+    groups, padded to the longest of their group. `slot_tokens` (slots,) names the token of each slot (a padding slot
+    repeats its sequence's first token), `token_slots` (tokens,) the slot of each token, `padding_slots` those that
+    hold no token; the first two are None when both orders are equal.
+    """
+
+    offsets: Tensor
+    lengths: Tensor
+    first_positions: Tensor
+    position_ids: Tensor
+    num_sequences: int
+    num_tokens: int
+    max_length: int
+    max_position: int
+    has_empty_sequences: bool
+    groups: tuple[LengthGroup, ...]
+    slot_tokens: Tensor | None
+    token_slots: Tensor | None
+    padding_slots: Tensor | None
+
+    @classmethod
+    def from_lengths(
+        cls,
+        lengths: Sequence[int] | np.ndarray | Tensor,
+        device: torch.device | str | None = None,
+        *,
+        position_ids: np.ndarray | None = None,
+    ) -> SequenceLayout:
+        """Lay out sequences of the given lengths one after the other; positions count from 0 in each.
+
+        `position_ids` (tokens,) replaces those counts. Raises ValueError for a negative length or a length that is
+        not an integer.
+        """
+        sizes = _as_lengths(lengths)
+        device = torch.device(device) if device is not None else torch.device("cpu")
+        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        num_tokens = int(offsets[-1])
+        starts = offsets[:-1]
+        if position_ids is None:
+            position_ids = np.arange(num_tokens, dtype=np.int64) - np.repeat(starts, sizes)
+        elif len(position_ids) != num_tokens:
+            raise ValueError(f"{len(position_ids)} position ids for {num_tokens} tokens; one for each token is needed")
+        groups, slot_tokens, token_slots, padding = _group(sizes, starts, device)
+        return cls(
+            offsets=_to(offsets, device),
+            lengths=_to(sizes, device),
+            # An empty sequence has no first token: any valid index will do, its pooled vector is zeroed.
+            first_positions=_to(np.minimum(starts, max(num_tokens - 1, 0)), device),
+            position_ids=_to(position_ids, device),
+            num_sequences=len(sizes),
+            num_tokens=num_tokens,
+            max_length=int(sizes.max(initial=0)),
+            max_position=int(position_ids.max(initial=-1)),
+            has_empty_sequences=bool((sizes == 0).any()),
+            groups=groups,
+            slot_tokens=slot_tokens,
+            token_slots=token_slots,
+            padding_slots=padding,
+        )
+
+    @property
+    def num_slots(self) -> int:
+        """Number of positions that attention computes, padding inside groups included."""
+        return sum(group.num_slots for group in self.groups)
+
+    def to_slots(self, packed: Tensor) -> Tensor:
+        """Bring (tokens, features) into slot order (slots, features)."""
+        if self.slot_tokens is None or self.token_slots is None:
+            return packed
+        return _ToSlots.apply(packed, self.slot_tokens, self.token_slots)  # pyright: ignore[reportReturnType]
+
+    def from_slots(self, slots: Tensor) -> Tensor:
+        """Bring (slots, features) back into packed order (tokens, features)."""
+        if self.slot_tokens is None or self.token_slots is None:
+            return slots
+        return _FromSlots.apply(  # pyright: ignore[reportReturnType]
+            slots, self.slot_tokens, self.token_slots, self.padding_slots
+        )
+
+
+class _ToSlots(torch.autograd.Function):
+    """Gather by slot. Its gradient is a gather too, because attention sends none to padding slots."""
+
+    @staticmethod
+    def forward(ctx, packed: Tensor, slot_tokens: Tensor, token_slots: Tensor) -> Tensor:
+        ctx.save_for_backward(token_slots)
+        return packed.index_select(0, slot_tokens)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (token_slots,) = ctx.saved_tensors
+        return gradient.index_select(0, token_slots), None, None
+
+
+class _FromSlots(torch.autograd.Function):
+    """Gather by token; padding slots take no gradient."""
+
+    @staticmethod
+    def forward(ctx, slots: Tensor, slot_tokens: Tensor, token_slots: Tensor, padding_slots: Tensor | None) -> Tensor:
+        ctx.save_for_backward(slot_tokens, padding_slots)
+        return slots.index_select(0, token_slots)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        slot_tokens, padding_slots = ctx.saved_tensors
+        gradient = gradient.index_select(0, slot_tokens)
+        if padding_slots is not None:
+            gradient.index_fill_(0, padding_slots, 0.0)
+        return gradient, None, None, None
+
+
+def _as_lengths(lengths: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
+    sizes = lengths.cpu().numpy() if isinstance(lengths, Tensor) else np.asarray(lengths)
+    if sizes.size == 0:
+        sizes = sizes.astype(np.int64)
+    if sizes.ndim != 1 or not np.issubdtype(sizes.dtype, np.integer):
+        raise ValueError(f"lengths have shape {sizes.shape} and type {sizes.dtype}; one row of integers is needed")
+    if (sizes < 0).any():
+        raise ValueError(f"length {int(sizes.min())} of sequence {int(sizes.argmin())} is negative")
+    return sizes.astype(np.int64)
+
+
+def _group(
+    sizes: np.ndarray, starts: np.ndarray, device: torch.device
+) -> tuple[tuple[LengthGroup, ...], Tensor | None, Tensor | None, Tensor | None]:
+    """Split sequences into groups of near-equal length, and index slots by token and tokens by slot."""
+    order = np.argsort(-sizes, kind="stable")
+    order = order[sizes[order] > 0]
+    groups: list[LengthGroup] = []
+    slot_tokens: list[np.ndarray] = []
+    is_real: list[np.ndarray] = []
+    first = first_slot = 0
+    while first < len(order):
+        length = int(sizes[order[first]])
+        shortest = length - max(_GROUP_SLACK, length // _GROUP_TOLERANCE)
+        members = order[first : first + int(np.count_nonzero(sizes[order[first:]] >= shortest))]
+        positions = np.arange(length)
+        real = positions[None, :] < sizes[members, None]
+        slot_tokens.append((starts[members, None] + np.where(real, positions[None, :], 0)).ravel())
+        is_real.append(real.ravel())
+        mask = None if real.all() else _to(real[:, None, None, :], device)
+        groups.append(LengthGroup(first_slot, len(members), length, mask))
+        first_slot += len(members) * length
+        first += len(members)
+    if len(groups) <= 1 and all(group.key_mask is None for group in groups):
+        return tuple(groups), None, None, None
+    tokens, real = np.concatenate(slot_tokens), np.concatenate(is_real)
+    token_slots = np.empty(int(sizes.sum()), dtype=np.int64)
+    token_slots[tokens[real]] = np.flatnonzero(real)
+    padding = None if real.all() else _to(np.flatnonzero(~real), device)
+    return tuple(groups), _to(tokens, device), _to(token_slots, device), padding
+
+
+def _to(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -1,0 +1,29 @@
+"""Transformer encoder layers (Vaswani et al. 2017, 3.1; BERT paper 3.1)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from maskloom.layers.sequence_layout import SequenceLayout
+
+
+class PostNormLayer(nn.Module):
+    """One encoder layer with the norm after each residual sum: x = LN(x + dropout(block(x))), twice.
+
+    It is composed of an attention and a feed-forward block over (tokens, hidden); both norms are LayerNorm.
+    """
+
+    def __init__(
+        self, attention: nn.Module, feed_forward: nn.Module, *, hidden_size: int, layer_norm_eps: float, dropout: float
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.feed_forward = feed_forward
+        self.feed_forward_layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return the next hidden state of every token."""
+        hidden = self.attention_layer_norm(hidden + self.dropout(self.attention(hidden, layout)))
+        return self.feed_forward_layer_norm(hidden + self.dropout(self.feed_forward(hidden)))

@@ -1,0 +1,102 @@
+"""An encoder with its heads: the model that objectives train and checkpoints hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from maskloom.config import ConfigError
+from maskloom.layers.initialization import initialize
+from maskloom.models.bert import Bert, BertConfig
+from maskloom.models.heads import ClassificationHead, MaskedLMHead, NextSentenceHead
+
+
+class EncoderWithHeads(nn.Module):
+    """An encoder and its heads by name ("mlm", "nsp", "classifier"); objectives call them, it has no forward itself."""
+
+    encoder: Bert
+    heads: nn.ModuleDict
+
+    def __init__(self, encoder: Bert, heads: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.heads = nn.ModuleDict(dict(heads))
+
+    @property
+    def config(self) -> BertConfig:
+        """The configuration of the encoder."""
+        return self.encoder.config
+
+    def tie(self) -> None:
+        """Make the masked-LM decoder the word-embedding parameter itself, as after loading or moving off meta."""
+        if "mlm" in self.heads:
+            cast(MaskedLMHead, self.heads["mlm"]).decoder = self.encoder.embeddings.word.weight
+
+    @torch.no_grad()
+    def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
+        """Keep the first rows of the word embeddings, add freshly drawn ones, and keep decoder and bias in step.
+
+        Raises ConfigError when the size leaves no room for the padding token.
+        """
+        config = BertConfig.model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
+        old = self.encoder.embeddings.word.weight
+        word = nn.Embedding(vocab_size, config.hidden_size, device=old.device, dtype=old.dtype)
+        initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.")
+        num_kept = min(vocab_size, len(old))
+        word.weight[:num_kept] = old[:num_kept]
+        self.encoder.config = config
+        self.encoder.embeddings.word = word
+        if "mlm" in self.heads:
+            head = cast(MaskedLMHead, self.heads["mlm"])
+            bias = torch.zeros(vocab_size, device=old.device, dtype=old.dtype)
+            bias[:num_kept] = head.bias[:num_kept]
+            head.bias = nn.Parameter(bias)
+        self.tie()
+
+
+def build_model(
+    config: BertConfig,
+    heads: Sequence[str] = ("mlm", "nsp"),
+    num_labels: int | None = None,
+    seed: int | None = None,
+) -> EncoderWithHeads:
+    """Build a model with fresh weights that depend on the seed alone, not on which heads there are or their order.
+
+    `num_labels` is for the "classifier" head. Raises ConfigError for an unknown or repeated head, or a classifier
+    without a number of labels.
+    """
+    device = torch.get_default_device()
+    with torch.device("meta"):
+        model = _assemble(config, heads, num_labels)
+    if device.type == "meta":
+        return model
+    model.to_empty(device=device)
+    model.tie()
+    initialize(model, std=config.initializer_range, seed=seed)
+    return model
+
+
+def _assemble(config: BertConfig, heads: Sequence[str], num_labels: int | None) -> EncoderWithHeads:
+    if len(set(heads)) != len(heads):
+        raise ConfigError(f"heads {list(heads)} name one twice")
+    encoder = Bert(config)
+    builders: dict[str, Callable[[], nn.Module]] = {
+        "mlm": lambda: MaskedLMHead(
+            encoder.embeddings.word.weight, activation_name=config.hidden_act, layer_norm_eps=config.layer_norm_eps
+        ),
+        "nsp": lambda: NextSentenceHead(config.hidden_size),
+        "classifier": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
+    }
+    unknown = [name for name in heads if name not in builders]
+    if unknown:
+        raise ConfigError(f"unknown heads {unknown}; known: {', '.join(builders)}")
+    return EncoderWithHeads(encoder, {name: builders[name]() for name in heads})
+
+
+def _required(num_labels: int | None) -> int:
+    if num_labels is None or num_labels < 1:
+        raise ConfigError(f"a classifier needs num_labels of at least 1; given: {num_labels}")
+    return num_labels
