@@ -31,7 +31,8 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
 
         return {"kind": "vocabulary", **inspect_vocabulary(folder)}
     raise DataError(
-        f"{folder}: neither a run ({RECIPE}), a model (config.json), a corpus (manifest.json) nor a vocabulary (vocab.txt)"
+        f"{folder}: neither a run ({RECIPE}), a model (config.json), a corpus (manifest.json) "
+        "nor a vocabulary (vocab.txt)"
     )
 
 
