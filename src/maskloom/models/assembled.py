@@ -33,7 +33,7 @@ class EncoderWithHeads(nn.Module):
     def tie(self) -> None:
         """Make the masked-LM decoder the word-embedding parameter itself, as after loading or moving off meta."""
         if "mlm" in self.heads:
-            cast(MaskedLMHead, self.heads["mlm"]).decoder = self.encoder.embeddings.word.weight
+            cast(MaskedLMHead, self.heads["mlm"]).decoder = self.encoder.word_embeddings
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
@@ -85,7 +85,7 @@ def _assemble(config: BertConfig, heads: Sequence[str], num_labels: int | None) 
     encoder = Bert(config)
     builders: dict[str, Callable[[], nn.Module]] = {
         "mlm": lambda: MaskedLMHead(
-            encoder.embeddings.word.weight, activation_name=config.hidden_act, layer_norm_eps=config.layer_norm_eps
+            encoder.word_embeddings, activation_name=config.hidden_act, layer_norm_eps=config.layer_norm_eps
         ),
         "nsp": lambda: NextSentenceHead(config.hidden_size),
         "classifier": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -50,6 +52,11 @@ class Bert(nn.Module):
         )
         self.pooler = FirstTokenPooler(hidden)
         initialize(self, std=config.initializer_range)
+
+    @property
+    def word_embeddings(self) -> nn.Parameter:
+        """The word-embedding matrix (vocabulary, hidden), which a masked-LM head shares."""
+        return cast(nn.Parameter, self.embeddings.word.weight)
 
     def encode_packed(
         self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout, *, keep_hidden_states: bool = False
