@@ -1,0 +1,120 @@
+"""Commands about vocabularies and corpora."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maskloom.cli.options import (
+    AsJson,
+    BadText,
+    Out,
+    Texts,
+    Workers,
+    check_choice,
+    print_json,
+    show,
+    stage_display,
+)
+
+vocab_app = typer.Typer(help="Train and inspect vocabularies.", no_args_is_help=True)
+corpus_app = typer.Typer(help="Build, measure and check corpora.", no_args_is_help=True)
+
+
+@vocab_app.command("train")
+def vocab_train(
+    texts: Texts,
+    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, special ones included.")],
+    out: Out,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
+    score: Annotated[str, typer.Option("--score", help="Pair score: frequency or likelihood.")] = "frequency",
+    min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Rarest pair that is merged.")] = 2,
+    workers: Workers = 1,
+    on_bad_text: BadText = "error",
+    as_json: AsJson = False,
+) -> None:
+    """Train a WordPiece vocabulary: the same text gives the same file, byte for byte."""
+    check_choice("--score", score, ("frequency", "likelihood"))
+    check_choice("--on-bad-text", on_bad_text, ("error", "skip"))
+    from maskloom.runs.vocabulary import train_vocabulary_from_files
+
+    report = train_vocabulary_from_files(
+        texts,
+        size=size,
+        out=out,
+        cased=cased,
+        score=score,
+        min_frequency=min_frequency,
+        num_workers=workers,
+        on_bad_text=on_bad_text,
+        progress=stage_display(),
+    )
+    show(report, as_json)
+
+
+@vocab_app.command("inspect")
+def vocab_inspect(
+    folder: Annotated[Path, typer.Argument(help="A vocabulary folder or vocab.txt.")],
+    texts: Annotated[list[Path] | None, typer.Argument(help="Text to measure coverage on.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a vocabulary holds and, given text, how well it covers it."""
+    from maskloom.runs.vocabulary import inspect_vocabulary
+
+    show(inspect_vocabulary(folder, texts or None), as_json)
+
+
+@corpus_app.command("build")
+def corpus_build(
+    texts: Texts,
+    vocab: Annotated[Path, typer.Option("--vocab", help="Folder that `vocab train` wrote, or any with a vocab.txt.")],
+    out: Out,
+    workers: Workers = 1,
+    sentences: Annotated[
+        str, typer.Option("--sentences", help="split: find sentences; lines: each line is one.")
+    ] = "split",
+    on_bad_text: BadText = "error",
+    as_json: AsJson = False,
+) -> None:
+    """Turn text into token shards, in parallel; an interrupted build continues when run again."""
+    check_choice("--sentences", sentences, ("split", "lines"))
+    check_choice("--on-bad-text", on_bad_text, ("error", "skip"))
+    from maskloom.runs.corpus import build_corpus_from_files
+
+    manifest = build_corpus_from_files(
+        texts,
+        vocab=vocab,
+        out=out,
+        num_workers=workers,
+        sentences=sentences,
+        on_bad_text=on_bad_text,
+        progress=stage_display(),
+    )
+    show(manifest, as_json)
+
+
+@corpus_app.command("stats")
+def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
+    """Show a corpus in figures."""
+    from maskloom.runs.corpus import stats
+
+    show(stats(folder), as_json)
+
+
+@corpus_app.command("lint")
+def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
+    """Name what would ruin a run before it starts; exits with 1 when there is an error among the findings."""
+    from maskloom.runs.corpus import lint
+
+    findings = lint(folder)
+    if as_json:
+        print_json(findings)
+    else:
+        for finding in findings:
+            typer.echo(f"{finding['level']}: {finding['code']}: {finding['message']}")
+        if not findings:
+            typer.echo("nothing found")
+    if any(finding["level"] == "error" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,87 @@
+"""Options and output that commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Texts = Annotated[
+    list[Path], typer.Argument(help="Text files or folders: .txt, .jsonl with a `text` field, .gz, .zst, .parquet.")
+]
+Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
+Model = Annotated[Path, typer.Option("--model", help="A model folder in Hugging Face layout, or a run folder of ours.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a recipe key, such as training.steps=1000. Repeatable.")
+]
+Recipe = Annotated[Path | None, typer.Option("--recipe", help="A TOML recipe.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Number of processes.")]
+BadText = Annotated[str, typer.Option("--on-bad-text", help="What to do with bytes that are not UTF-8: error or skip.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest whole checkpoint.")]
+MaxLength = Annotated[
+    int | None, typer.Option("--max-length", min=3, help="Longest sequence in tokens; longer ones are cut and counted.")
+]
+TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column of the text: name, or number from 1.")]
+PairColumn = Annotated[str | None, typer.Option("--pair-column", help="Column of the second text.")]
+LabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column of the label or score.")]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="A GLUE file as distributed: cola, sst-2, mrpc …"),
+]
+BadRows = Annotated[str, typer.Option("--on-bad-rows", help="What to do with a row that breaks a rule: error or skip.")]
+
+
+def chosen_recipe(kind: Any, path: Path | None, changes: list[str], out: Path, resume: bool) -> Any:
+    """Return the recipe asked for; a resumed run without one takes its own."""
+    from maskloom.config import load_recipe
+    from maskloom.runs.run_folder import RECIPE
+
+    if resume and path is None and (out / RECIPE).exists():
+        path = out / RECIPE
+    return load_recipe(kind, path, changes)
+
+
+def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
+
+
+def progress_display() -> Any:
+    """Return a bar on a terminal, plain lines elsewhere."""
+
+    return terminal_progress()
+
+
+def stage_display() -> Any:
+    """Return a callback (stage, done, total) that drives the progress display."""
+    progress, current = progress_display(), [""]
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage != current[0]:
+            current[0] = stage
+            progress.begin(stage, total, 0)
+        progress.advance(done)
+        if total and done >= total:
+            progress.end()
+
+    return report
+
+
+def show(result: dict[str, Any], as_json: bool, out: Path | None = None) -> None:
+    """Print a result for a person, or as one JSON object."""
+    if as_json:
+        print_json(result)
+        return
+    from maskloom.runs.display import lines_of
+
+    typer.echo("\n".join(lines_of(result)))
+    if out is not None:
+        typer.echo(f"written to {out}")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    typer.echo(json.dumps(value, ensure_ascii=False))

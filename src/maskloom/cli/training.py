@@ -1,0 +1,104 @@
+"""Commands that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maskloom.cli.options import (
+    AsJson,
+    BadRows,
+    Format,
+    LabelColumn,
+    Model,
+    Out,
+    Overrides,
+    PairColumn,
+    Recipe,
+    Resume,
+    TextColumn,
+    check_choice,
+    chosen_recipe,
+    progress_display,
+    reading_options,
+    show,
+)
+
+
+def pretrain(
+    corpus: Annotated[Path, typer.Option("--corpus", help="A corpus folder.")],
+    out: Out,
+    size: Annotated[str | None, typer.Option("--size", help="tiny, mini, small, medium, base or large.")] = None,
+    recipe: Recipe = None,
+    init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of a model folder.")] = None,
+    resume: Resume = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pre-train a BERT with masked LM and next-sentence prediction."""
+    from maskloom.config import PretrainRecipe
+    from maskloom.runs.pretrain import pretrain as run
+
+    changes = [*(overrides or []), *([f'model.size="{size}"'] if size else [])]
+    chosen = chosen_recipe(PretrainRecipe, recipe, changes, out, resume)
+    show(run(chosen, corpus=corpus, out=out, resume=resume, init=init, progress=progress_display()), as_json, out)
+
+
+def finetune(
+    model: Model,
+    train: Annotated[Path, typer.Option("--train", help="Labelled examples: .csv, .tsv or .jsonl.")],
+    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples that decide which weights are kept.")],
+    out: Out,
+    task: Annotated[str | None, typer.Option("--task", help="single, pair, regression or multilabel.")] = None,
+    format_name: Format = None,
+    recipe: Recipe = None,
+    restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs from different seeds.")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that decides.")] = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    labels: Annotated[Path | None, typer.Option("--labels", help="A file with one label name a line.")] = None,
+    on_bad_rows: BadRows = "error",
+    resume: Resume = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a model on labelled text; the weights that score best on dev are kept."""
+    check_choice("--on-bad-rows", on_bad_rows, ("error", "skip"))
+    if task is not None:
+        check_choice("--task", task, ("single", "pair", "regression", "multilabel"))
+    from maskloom.config import FinetuneRecipe
+    from maskloom.runs.finetune import finetune as run
+
+    changes = [*(overrides or [])]
+    changes += [f'task="{task}"'] if task else []
+    changes += [f"restarts={restarts}"] if restarts else []
+    chosen = chosen_recipe(FinetuneRecipe, recipe, changes, out, resume)
+    reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
+    result = run(
+        chosen,
+        model=model,
+        train=train,
+        dev=dev,
+        out=out,
+        resume=resume,
+        reading=reading,
+        metric=metric,
+        progress=progress_display(),
+    )
+    show(result, as_json, out)
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; rerun to continue.")] = Path("quickstart"),
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of everything.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Go the whole way on the documentation that every Python installation holds, in about eight minutes."""
+    from maskloom.runs.quickstart import quickstart as run
+
+    result = run(out=out, seed=seed, progress=progress_display())
+    if as_json:
+        show(result, True)

@@ -1,0 +1,122 @@
+"""Commands that use a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maskloom.cli.options import (
+    AsJson,
+    BadRows,
+    Format,
+    LabelColumn,
+    MaxLength,
+    Model,
+    PairColumn,
+    TextColumn,
+    check_choice,
+    print_json,
+    progress_display,
+    reading_options,
+    show,
+)
+
+Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv or .jsonl.")]
+
+
+def evaluate(
+    model: Model,
+    data: Annotated[Path, typer.Option("--data", help="Labelled examples: .csv, .tsv or .jsonl.")],
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    format_name: Format = None,
+    on_bad_rows: BadRows = "error",
+    max_length: MaxLength = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a fine-tuned model on labelled examples."""
+    check_choice("--on-bad-rows", on_bad_rows, ("error", "skip"))
+    from maskloom.runs.evaluate import evaluate as run
+
+    reading = reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows)
+    show(run(model, data, reading=reading, max_length=max_length, progress=progress_display()), as_json)
+
+
+def predict(
+    model: Model,
+    input_file: Input,
+    output: Annotated[Path, typer.Option("--output", help="File to write: .jsonl or .csv.")],
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    format_name: Format = None,
+    on_bad_rows: BadRows = "error",
+    max_length: MaxLength = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a prediction with probabilities for every row, in the order of the input."""
+    check_choice("--on-bad-rows", on_bad_rows, ("error", "skip"))
+    from maskloom.runs.predict import predict as run
+
+    reading = reading_options(text_column, pair_column, None, format_name, None, on_bad_rows)
+    result = run(model, input_file, output, reading=reading, max_length=max_length, progress=progress_display())
+    show(result, as_json, output)
+
+
+def fill_mask(
+    model: Model,
+    text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Candidates for each [MASK].")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Guess the words behind [MASK]."""
+    from maskloom.runs.fill_mask import fill_mask as run
+
+    result = run(model, text, top_k=top_k)
+    if as_json:
+        print_json(result)
+        return
+    for mask in result["masks"]:
+        typer.echo("  ".join(f"{candidate['token']} {candidate['probability']:.3f}" for candidate in mask))
+
+
+def embed(
+    model: Model,
+    input_file: Input,
+    output: Annotated[Path, typer.Option("--output", help="File to write: .npy or .jsonl.")],
+    pooling: Annotated[str, typer.Option("--pooling", help="mean over tokens, or cls.")] = "mean",
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1.")] = False,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    on_bad_rows: BadRows = "error",
+    max_length: MaxLength = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one vector for every text."""
+    check_choice("--pooling", pooling, ("mean", "cls"))
+    check_choice("--on-bad-rows", on_bad_rows, ("error", "skip"))
+    from maskloom.runs.embed import embed as run
+
+    result = run(
+        model,
+        input_file,
+        output,
+        pooling="cls" if pooling == "cls" else "mean",
+        normalize=normalize,
+        reading=reading_options(text_column, pair_column, None, None, None, on_bad_rows),
+        max_length=max_length,
+        progress=progress_display(),
+    )
+    show(result, as_json, output)
+
+
+def info(
+    folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a folder holds."""
+    from maskloom.runs.info import describe_folder
+
+    show(describe_folder(folder), as_json)
