@@ -1,0 +1,147 @@
+"""Which tokens are hidden from the model, and by what (BERT paper 3.3.1; whole words: BERT's later releases)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maskloom.config import ConfigError
+from maskloom.data.counter_random import integers, uniform, words
+
+if TYPE_CHECKING:
+    from maskloom.text.vocabulary import Vocabulary
+
+# One number for each kind of draw, so that no two kinds share random words.
+_SEQUENCE, _PRIORITY, _REPLACEMENT, _RANDOM_TOKEN = range(201, 205)
+
+
+@dataclass(frozen=True)
+class MaskingSettings:
+    """How many tokens are predicted and what stands in their place.
+
+    `rate` is a share of all tokens of a sequence, special tokens counted, capped by `max_predictions`. A predicted
+    token becomes [MASK] with probability `mask_share`, stays with `keep_share`, else becomes any token of the
+    vocabulary. `whole_word` predicts all pieces of a word or none. Raises ConfigError for values out of range.
+    """
+
+    rate: float = 0.15
+    max_predictions: int = 20
+    mask_share: float = 0.8
+    keep_share: float = 0.1
+    whole_word: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not 0.0 < self.rate < 1.0:
+            raise ConfigError(f"rate is {self.rate}, the share of masked tokens must lie between 0 and 1")
+        if self.max_predictions < 1:
+            raise ConfigError(f"max_predictions is {self.max_predictions}, at least 1 token must be predicted")
+        if self.mask_share < 0 or self.keep_share < 0 or self.mask_share + self.keep_share > 1 + 1e-9:
+            raise ConfigError(
+                f"mask_share is {self.mask_share} and keep_share {self.keep_share}; both must be at least 0 and "
+                f"their sum at most 1"
+            )
+
+
+def num_predictions(lengths: np.ndarray, settings: MaskingSettings) -> np.ndarray:
+    """Return how many tokens to predict in sequences of these lengths: the rate, rounded half to even, at least 1."""
+    return np.clip(np.rint(lengths * settings.rate), 1, settings.max_predictions).astype(np.int64)
+
+
+def mask_tokens(
+    token_ids: np.ndarray,
+    lengths: np.ndarray,
+    sample_keys: np.ndarray,
+    vocabulary: Vocabulary,
+    settings: MaskingSettings,
+    *,
+    seed: int,
+    epoch: int | np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return masked ids (tokens,), positions of predictions (predictions,) ascending, and labels, the ids there before.
+
+    Draws depend on seed, epoch (one, or one a sequence), the sequence's key and the place in the sequence, and on
+    nothing else of the batch. [CLS] and [SEP] are never predicted, but may be drawn as random replacements.
+    """
+    starts = np.cumsum(lengths) - lengths
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    places = np.arange(len(token_ids)) - starts[owners]
+    states = words(seed, _SEQUENCE, epoch, sample_keys)
+    is_candidate = (token_ids != vocabulary.cls_id) & (token_ids != vocabulary.sep_id)
+    counts = num_predictions(lengths, settings)
+    if settings.whole_word:
+        heads = _first_pieces(token_ids, is_candidate, vocabulary)
+        positions = _choose_words(heads, is_candidate, owners, places, states, counts)
+    else:
+        (candidates,) = np.nonzero(is_candidate)
+        order = _shuffled(candidates, owners, places, states)
+        positions = np.sort(order[_ranks(owners[order]) < counts[owners[order]]])
+    labels = token_ids[positions].astype(np.int64)
+    keys, places = states[owners[positions]], places[positions]
+    draws = uniform(_REPLACEMENT, keys, places)
+    random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, places)
+    is_kept = draws < settings.mask_share + settings.keep_share
+    replacements = np.where(draws < settings.mask_share, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
+    masked = token_ids.astype(np.int64)
+    masked[positions] = replacements
+    return masked, positions, labels
+
+
+def _shuffled(tokens: np.ndarray, owners: np.ndarray, places: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """Return packed token positions grouped by sequence and, within each, in random order."""
+    token_bits = np.uint64(max(1, len(owners).bit_length()))
+    owner_bits = np.uint64(max(1, len(states).bit_length()))
+    # Sequence, random bits and position in one word: the words are distinct, and sorting them gives the order.
+    draws = words(_PRIORITY, states[owners[tokens]], places[tokens]) >> owner_bits
+    draws = (draws >> token_bits << token_bits) | tokens.astype(np.uint64)
+    draws |= owners[tokens].astype(np.uint64) << (np.uint64(64) - owner_bits)
+    draws.sort()
+    return (draws & ((np.uint64(1) << token_bits) - np.uint64(1))).astype(np.int64)
+
+
+def _ranks(owners: np.ndarray) -> np.ndarray:
+    """Return the place of each entry among the entries of its owner; owners are ascending."""
+    return np.arange(len(owners)) - np.searchsorted(owners, owners)
+
+
+def _first_pieces(token_ids: np.ndarray, is_candidate: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """Return the packed positions where words start.
+
+    A `##` piece right after [CLS] or [SEP], which cutting a text at its front leaves behind, starts a word of its own.
+    """
+    follows_candidate = np.concatenate([[False], is_candidate[:-1]])
+    return np.nonzero(is_candidate & ~(vocabulary.is_continuation[token_ids] & follows_candidate))[0]
+
+
+def _choose_words(
+    heads: np.ndarray,
+    is_candidate: np.ndarray,
+    owners: np.ndarray,
+    places: np.ndarray,
+    states: np.ndarray,
+    counts: np.ndarray,
+) -> np.ndarray:
+    """Return the packed positions of words taken in random order; a word that would exceed the count is skipped."""
+    if len(heads) == 0:
+        return heads
+    sizes = np.zeros(len(is_candidate), dtype=np.int64)
+    sizes[heads] = np.add.reduceat(is_candidate.astype(np.int64), heads)
+    order = _shuffled(heads, owners, places, states)
+    first = np.searchsorted(owners[order], np.arange(len(counts)))
+    end = np.searchsorted(owners[order], np.arange(len(counts)), side="right")
+    left, chosen = counts.copy(), []
+    rank = 0
+    (active,) = np.nonzero(first < end)
+    while len(active):
+        words_now = order[first[active] + rank]
+        fits = sizes[words_now] <= left[active]
+        chosen.append(words_now[fits])
+        left[active[fits]] -= sizes[words_now[fits]]
+        rank += 1
+        active = active[(left[active] > 0) & (first[active] + rank < end[active])]
+    taken = np.concatenate(chosen)
+    repeats = sizes[taken]
+    offsets = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    return np.sort(np.repeat(taken, repeats) + offsets)

@@ -1,0 +1,103 @@
+"""Pre-training batches as a function of a position: sampling, gathering of tokens, masking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maskloom.data.batch import PretrainingBatch
+from maskloom.data.masking import MaskingSettings, mask_tokens
+from maskloom.data.sampling import DataPosition, Instances, InstanceStream, SamplingSettings
+
+if TYPE_CHECKING:
+    from maskloom.data.corpus import Corpus
+
+
+class PretrainingLoader:
+    """Batches of masked instances (BERT paper 3.3.1, 3.3.2), exact in corpus, documents, settings, seed and position.
+
+    Masks are drawn anew in every epoch; with `static_masks` every epoch has the instances and masks of epoch 0, in an
+    order of its own. `documents` are the indices to read, None for all. Raises ValueError for a batch size below 1,
+    DataError for documents without sentences.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        documents: np.ndarray | None,
+        *,
+        batch_size: int,
+        seed: int,
+        sampling: SamplingSettings,
+        masking: MaskingSettings,
+        static_masks: bool = False,
+    ) -> None:
+        """Set up the stream; nothing is read before the first batch."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, a batch needs at least 1 sequence")
+        self._corpus, self._batch_size, self._seed = corpus, batch_size, seed
+        self._sampling, self._masking = sampling, masking
+        self._stream = InstanceStream(corpus, documents, sampling, seed=seed, repeat_instances=static_masks)
+
+    def batch(self, position: DataPosition) -> tuple[PretrainingBatch, DataPosition]:
+        """Return the batch that starts at a position and the position after it; ends of epochs fall inside batches."""
+        instances, after = self._stream.read(position, self._batch_size)
+        return self._gathered(instances), after
+
+    def epoch_batches(self, epoch: int) -> Iterator[PretrainingBatch]:
+        """Yield each instance of an epoch once, with the masks of that epoch; the last batch may be smaller."""
+        pending: list[Instances] = []
+        for block in range(self._stream.num_blocks):
+            joined = Instances.join([*pending, self._stream.block(epoch, block)])
+            whole = len(joined) - len(joined) % self._batch_size
+            for first in range(0, whole, self._batch_size):
+                yield self._gathered(joined.take(slice(first, first + self._batch_size)))
+            pending = [joined.take(slice(whole, None))]
+        if pending and len(pending[0]):
+            yield self._gathered(pending[0])
+
+    def _gathered(self, instances: Instances) -> PretrainingBatch:
+        """Return the instances with their tokens: [CLS] A [SEP] of segment 0, and B [SEP] of segment 1."""
+        has_pairs = self._sampling.next_sentence
+        vocabulary = self._corpus.vocabulary
+        a_total = instances.a_length + 2
+        b_total = instances.b_length + 1 if has_pairs else instances.b_length
+        lengths = a_total + b_total
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        tokens = np.empty(int(ends[-1]), dtype=np.int64)
+        tokens[starts] = vocabulary.cls_id
+        tokens[starts + a_total - 1] = vocabulary.sep_id
+        self._fill(tokens, starts + 1, instances.a_first, instances.a_last, instances.a_skip, instances.a_length)
+        if has_pairs:
+            tokens[ends - 1] = vocabulary.sep_id
+            b_starts = starts + a_total
+            self._fill(tokens, b_starts, instances.b_first, instances.b_last, instances.b_skip, instances.b_length)
+        masked, positions, labels = mask_tokens(
+            tokens, lengths, instances.keys, vocabulary, self._masking, seed=self._seed, epoch=instances.epochs
+        )
+        sides = np.stack([a_total, b_total], axis=1).reshape(-1)
+        return PretrainingBatch(
+            token_ids=masked,
+            segment_ids=np.repeat(np.tile(np.arange(2), len(instances)), sides),
+            lengths=lengths,
+            mlm_positions=positions,
+            mlm_labels=labels,
+            nsp_labels=instances.is_random.copy() if has_pairs else None,
+        )
+
+    def _fill(
+        self,
+        tokens: np.ndarray,
+        starts: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+        skip: np.ndarray,
+        lengths: np.ndarray,
+    ) -> None:
+        """Copy one side of every instance out of the corpus to its place in the packed tokens."""
+        columns = zip(starts.tolist(), first.tolist(), last.tolist(), skip.tolist(), lengths.tolist(), strict=True)
+        for start, sentence, end, skipped, length in columns:
+            tokens[start : start + length] = self._corpus.sentences(sentence, end)[skipped : skipped + length]

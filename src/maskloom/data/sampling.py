@@ -1,0 +1,365 @@
+"""Which sentences make up each pre-training instance, and in which order instances come (BERT paper 3.3.2)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maskloom.config import ConfigError, DataError
+from maskloom.data.counter_random import Permutation, integers, uniform, words
+
+if TYPE_CHECKING:
+    from maskloom.data.corpus import Corpus
+
+BLOCK_SENTENCES = 200_000
+"""Number of sentences that a block of documents holds on average; instances are shuffled within a block."""
+
+_NUM_CACHED_BLOCKS = 2
+_NUM_DOCUMENT_DRAWS = 10
+# One number for each kind of draw, so that no two kinds share random words.
+_ORDER, _BLOCK, _SHORT, _TARGET, _A_END, _IS_RANDOM, _DOCUMENT, _START, _FRONT_A, _FRONT_B, _KEY = range(101, 112)
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How instances are cut from documents.
+
+    `max_length` in tokens with special tokens; a document is cut for a shorter target, uniform from 2 tokens up, with
+    probability `short_sequence_rate` in an epoch; without `next_sentence` instances are single segments.
+    Raises ConfigError for a length below 5 or a rate outside [0, 1].
+    """
+
+    max_length: int = 128
+    short_sequence_rate: float = 0.1
+    next_sentence: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.max_length < 5:
+            raise ConfigError(f"max_length is {self.max_length}, an instance needs at least 5 tokens")
+        if not 0.0 <= self.short_sequence_rate <= 1.0:
+            raise ConfigError(f"short_sequence_rate is {self.short_sequence_rate}, it must lie in [0, 1]")
+
+    @property
+    def num_text_tokens(self) -> int:
+        """The number of tokens left for text beside [CLS] and one or two [SEP]."""
+        return self.max_length - (3 if self.next_sentence else 2)
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """A place in the endless stream of instances: epoch, block of documents in it, instance in that."""
+
+    epoch: int = 0
+    block: int = 0
+    instance: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the three numbers by name."""
+        return {"epoch": self.epoch, "block": self.block, "instance": self.instance}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, int]) -> DataPosition:
+        """Read what `as_dict` gave. Raises DataError for missing or foreign keys and for negative numbers."""
+        names = [field.name for field in fields(cls)]
+        whole = all(type(value) is int and value >= 0 for value in values.values())
+        if sorted(values) != sorted(names) or not whole:
+            raise DataError(f"data position {values}: expected whole numbers from 0 for {', '.join(names)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Instances as index columns, each (instances,) int64 but `keys` uint64; tokens are gathered later.
+
+    Side A is `a_length` tokens of the sentences `a_first` up to before `a_last`, after leaving out the first `a_skip`;
+    likewise B, whose length is 0 for single segments. `is_random` is 1 where B does not follow A, `epochs` the epoch
+    that keys the masks, `keys` a number that tells the instances of an epoch apart.
+    """
+
+    a_first: np.ndarray
+    a_last: np.ndarray
+    a_skip: np.ndarray
+    a_length: np.ndarray
+    b_first: np.ndarray
+    b_last: np.ndarray
+    b_skip: np.ndarray
+    b_length: np.ndarray
+    is_random: np.ndarray
+    epochs: np.ndarray
+    keys: np.ndarray
+
+    def __len__(self) -> int:
+        """Return the number of instances."""
+        return len(self.keys)
+
+    def take(self, rows: np.ndarray | slice) -> Instances:
+        """Return the instances of some rows, in the order given."""
+        return Instances(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    @classmethod
+    def join(cls, parts: list[Instances]) -> Instances:
+        """Return the instances of several groups one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+
+class InstanceStream:
+    """The endless, seekable stream of instances of some documents of a corpus.
+
+    Every epoch visits the documents in a keyed permutation of its own, cut into blocks of `documents_per_block`; the
+    instances of a block come in a keyed permutation. With `repeat_instances` all epochs hold the instances of epoch 0,
+    in orders of their own. Raises DataError when there is no document to sample from.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        documents: np.ndarray | None,
+        settings: SamplingSettings,
+        *,
+        seed: int,
+        repeat_instances: bool = False,
+        block_sentences: int = BLOCK_SENTENCES,
+    ) -> None:
+        """Sample from the documents of these indices, or from all."""
+        self._corpus, self._settings, self._seed, self._repeats = corpus, settings, seed, repeat_instances
+        offsets = np.asarray(corpus.document_offsets, dtype=np.int64)
+        chosen = np.arange(len(offsets) - 1) if documents is None else np.asarray(documents, dtype=np.int64)
+        first, count = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
+        filled = count > 0
+        self._documents, self._first, self._count = chosen[filled], first[filled], count[filled]
+        if len(self._documents) == 0:
+            raise DataError(f"{len(chosen)} documents without any sentence: pre-training needs at least one sentence")
+        share = len(self._documents) / int(self._count.sum())
+        self.documents_per_block = max(1, round(block_sentences * share))
+        self.num_blocks = -(-len(self._documents) // self.documents_per_block)
+        self._cache: OrderedDict[tuple[int, int], Instances] = OrderedDict()
+
+    def read(self, position: DataPosition, num_instances: int) -> tuple[Instances, DataPosition]:
+        """Return the instances from a position on, over ends of blocks and epochs, and the position after them.
+
+        Raises DataError for a position that these documents and settings do not have, ValueError for none asked.
+        """
+        if num_instances < 1:
+            raise ValueError(f"num_instances is {num_instances}, a read needs at least 1")
+        parts, missing = [], num_instances
+        while missing:
+            block = self.block(position.epoch, position.block)
+            if position.instance > len(block):
+                raise DataError(
+                    f"data position {position.as_dict()}: the block has {len(block)} instances; the corpus or the "
+                    f"sampling settings are not those that the position was made with"
+                )
+            part = block.take(slice(position.instance, position.instance + missing))
+            parts.append(part)
+            missing -= len(part)
+            position = self._advanced(position, len(part), len(block))
+        return Instances.join(parts), position
+
+    def block(self, epoch: int, block: int) -> Instances:
+        """Return all instances of a block, in their order. Raises DataError for a block that does not exist."""
+        if not 0 <= block < self.num_blocks:
+            raise DataError(f"block {block} of epoch {epoch}: these documents have {self.num_blocks} blocks")
+        found = self._cache.get((epoch, block))
+        if found is None:
+            found = self._ordered_block(epoch, block)
+            self._cache[epoch, block] = found
+            while len(self._cache) > _NUM_CACHED_BLOCKS:
+                self._cache.popitem(last=False)
+        return found
+
+    def _advanced(self, position: DataPosition, num_read: int, block_size: int) -> DataPosition:
+        instance = position.instance + num_read
+        if instance < block_size:
+            return DataPosition(position.epoch, position.block, instance)
+        if position.block + 1 < self.num_blocks:
+            return DataPosition(position.epoch, position.block + 1, 0)
+        return DataPosition(position.epoch + 1, 0, 0)
+
+    def _ordered_block(self, epoch: int, block: int) -> Instances:
+        first = block * self.documents_per_block
+        last = min(first + self.documents_per_block, len(self._documents))
+        visited = Permutation(len(self._documents), self._seed, _ORDER, epoch)[np.arange(first, last)]
+        instances = self._walk(visited, 0 if self._repeats else epoch)
+        order = Permutation(len(instances), self._seed, _BLOCK, epoch, block)
+        return instances.take(order[np.arange(len(instances))])
+
+    def _walk(self, visited: np.ndarray, epoch: int) -> Instances:
+        """Cut all of the documents (places in `self._documents`) into instances, in order.
+
+        What follows a chunk depends on its first sentence alone, so that all possible chunks are worked out at once
+        and only the chain of those that are reached is followed step by step.
+        """
+        counts = self._count[visited]
+        document_ends = np.cumsum(counts)
+        sentences = np.repeat(self._first[visited] - (document_ends - counts), counts) + np.arange(document_ends[-1])
+        lengths = _checked_lengths(self._corpus, sentences)
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        chunks = _Chunks(
+            sentences=sentences,
+            starts=np.arange(len(sentences)),
+            document_ends=np.repeat(document_ends, counts),
+            places=np.repeat(visited, counts),
+            targets=np.repeat(self._targets(visited, epoch), counts),
+            token_ends=ends,
+        )
+        return self._pairs(chunks, epoch) if self._settings.next_sentence else self._segments(chunks, epoch)
+
+    def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
+        """Return the number of text tokens that instances of each document aim at, drawn once a document and epoch."""
+        most, documents = self._settings.num_text_tokens, self._documents[visited]
+        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._settings.short_sequence_rate
+        return np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
+
+    def _pairs(self, chunks: _Chunks, epoch: int) -> Instances:
+        """Return pairs of segments: a chunk of sentences up to the target length, split, or with another B."""
+        key = (self._seed, epoch)
+        goals = chunks.token_ends[:-1] + chunks.targets
+        last = np.minimum(np.searchsorted(chunks.token_ends, goals), chunks.document_ends)
+        num_sentences = last - chunks.starts
+        a_end = 1 + integers(np.maximum(num_sentences - 1, 1), self._seed, _A_END, epoch, chunks.sentences)
+        is_random = (num_sentences == 1) | (uniform(self._seed, _IS_RANDOM, epoch, chunks.sentences) < 0.5)
+        # The sentences that a random B replaces are not lost: the next chunk starts with them.
+        reached = _chain(np.where(is_random, chunks.starts + a_end, last))
+        start, middle, last = reached, reached + a_end[reached], last[reached]
+        sentences, is_random = chunks.sentences[reached], is_random[reached]
+        a_length = chunks.token_ends[middle] - chunks.token_ends[start]
+        b_first, b_length = sentences + (middle - start), chunks.token_ends[last] - chunks.token_ends[middle]
+        b_last = sentences + (last - start)
+        (rows,) = np.nonzero(is_random)
+        goal = chunks.targets[reached[rows]] - a_length[rows]
+        drawn = self._random_texts(chunks.places[reached[rows]], sentences[rows], goal, key)
+        b_first[rows], b_last[rows], b_length[rows] = drawn
+        a_kept, b_kept = truncated_lengths(a_length, b_length, self._settings.num_text_tokens)
+        return Instances(
+            a_first=sentences,
+            a_last=sentences + (middle - start),
+            a_skip=_num_heads(a_length - a_kept, self._seed, _FRONT_A, epoch, sentences),
+            a_length=a_kept,
+            b_first=b_first,
+            b_last=b_last,
+            b_skip=_num_heads(b_length - b_kept, self._seed, _FRONT_B, epoch, sentences),
+            b_length=b_kept,
+            is_random=is_random.astype(np.int64),
+            epochs=np.full(len(reached), epoch, dtype=np.int64),
+            keys=words(self._seed, _KEY, sentences, 0),
+        )
+
+    def _random_texts(
+        self, places: np.ndarray, sentences: np.ndarray, goals: np.ndarray, key: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return first sentence, sentence after the last, and number of tokens of texts from other documents.
+
+        A text starts at a random sentence and grows until it holds `goals` tokens or the document ends. Another
+        document is drawn up to 10 times; after that the same one serves and still counts as random.
+        """
+        seed, epoch = key
+        others = places.copy()
+        for attempt in range(_NUM_DOCUMENT_DRAWS):
+            (same,) = np.nonzero(others == places)
+            if len(same) == 0:
+                break
+            others[same] = integers(len(self._documents), seed, _DOCUMENT, epoch, sentences[same], attempt)
+        first = self._first[others] + integers(self._count[others], seed, _START, epoch, sentences)
+        document_ends = self._first[others] + self._count[others]
+        last, num_tokens = first.copy(), np.zeros(len(first), dtype=np.int64)
+        growing = np.arange(len(first))
+        while len(growing):
+            num_tokens[growing] += _checked_lengths(self._corpus, last[growing])
+            last[growing] += 1
+            unfinished = (num_tokens[growing] < goals[growing]) & (last[growing] < document_ends[growing])
+            growing = growing[unfinished]
+        return first, last, num_tokens
+
+    def _segments(self, chunks: _Chunks, epoch: int) -> Instances:
+        """Return single segments: as many whole sentences as fit the target, at least one.
+
+        A sentence too long for an instance of its own is cut into equal parts, so that every token is used once.
+        """
+        goals = chunks.token_ends[:-1] + chunks.targets
+        last = np.searchsorted(chunks.token_ends, goals, side="right") - 1
+        last = np.clip(last, chunks.starts + 1, chunks.document_ends)
+        reached = _chain(last)
+        num_tokens = chunks.token_ends[last[reached]] - chunks.token_ends[reached]
+        num_parts = -(-num_tokens // self._settings.num_text_tokens)
+        part = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+        whole, num_parts = np.repeat(num_tokens, num_parts), np.repeat(num_parts, num_parts)
+        first_token, end_token = whole * part // num_parts, whole * (part + 1) // num_parts
+        start = np.repeat(reached, -(-num_tokens // self._settings.num_text_tokens))
+        sentences, zeros = chunks.sentences[start], np.zeros(len(start), dtype=np.int64)
+        return Instances(
+            a_first=sentences,
+            a_last=sentences + (last[start] - start),
+            a_skip=first_token,
+            a_length=end_token - first_token,
+            b_first=zeros,
+            b_last=zeros,
+            b_skip=zeros,
+            b_length=zeros,
+            is_random=zeros,
+            epochs=np.full(len(start), epoch, dtype=np.int64),
+            keys=words(self._seed, _KEY, sentences, part),
+        )
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Every sentence of a block as a possible start of a chunk; places in the block count from 0.
+
+    All (sentences,): index in the corpus, place in the block, place after the document's last sentence, place of the
+    document in the stream's list, target length in tokens; `token_ends` (sentences + 1,) tokens before each.
+    """
+
+    sentences: np.ndarray
+    starts: np.ndarray
+    document_ends: np.ndarray
+    places: np.ndarray
+    targets: np.ndarray
+    token_ends: np.ndarray
+
+
+def truncated_lengths(a_length: np.ndarray, b_length: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lengths that are left when the longer side, or B at a tie, loses tokens until both fit `most`."""
+    fits = a_length + b_length <= most
+    a_alone = 2 * b_length <= most
+    b_alone = 2 * a_length <= most
+    a_kept = np.where(fits | b_alone, a_length, np.where(a_alone, most - b_length, (most + 1) // 2))
+    b_kept = np.where(fits | a_alone, b_length, np.where(b_alone, most - a_length, most // 2))
+    return a_kept, b_kept
+
+
+def _chain(following: np.ndarray) -> np.ndarray:
+    """Return the places that are reached from 0 by going from each place to the one that follows it."""
+    steps, place, reached = following.tolist(), 0, []
+    while place < len(steps):
+        reached.append(place)
+        place = steps[place]
+    return np.array(reached, dtype=np.int64)
+
+
+def _num_heads(num_tosses: np.ndarray, seed: int, stream: int, epoch: int, sentences: np.ndarray) -> np.ndarray:
+    """Return how many of a number of fair coin tosses fall heads: the tokens cut from the front, not the back."""
+    heads = np.zeros(len(num_tosses), dtype=np.int64)
+    (rows,) = np.nonzero(num_tosses)
+    num_words = -(-num_tosses[rows] // 64)
+    owner = np.repeat(rows, num_words)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(num_words) - num_words, num_words)
+    unused = np.maximum(64 * (number + 1) - num_tosses[owner], 0).astype(np.uint64)
+    bits = words(seed, stream, epoch, sentences[owner], number) >> unused
+    np.add.at(heads, owner, np.bitwise_count(bits))
+    return heads
+
+
+def _checked_lengths(corpus: Corpus, sentences: np.ndarray) -> np.ndarray:
+    lengths = corpus.sentence_lengths[sentences].astype(np.int64)
+    if len(lengths) and int(lengths.min()) < 1:
+        place = int(sentences[int(lengths.argmin())])
+        raise DataError(
+            f"sentence {place} of the corpus has {int(lengths.min())} tokens; every sentence needs at least 1"
+        )
+    return lengths
