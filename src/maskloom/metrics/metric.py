@@ -28,7 +28,9 @@ def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> 
     """Return both arrays when they agree in shape and hold finite numbers; raises ValueError otherwise."""
     predictions, targets = np.asarray(predictions), np.asarray(targets)
     if predictions.shape != targets.shape:
-        raise ValueError(f"{name}: predictions have shape {predictions.shape}, targets {targets.shape}; they must agree")
+        raise ValueError(
+            f"{name}: predictions have shape {predictions.shape}, targets {targets.shape}; they must agree"
+        )
     for what, values in (("prediction", predictions), ("target", targets)):
         finite = np.isfinite(values)
         if not finite.all():

@@ -27,7 +27,7 @@ class SingleLabelMetric:
         """Take in class ids, both of shape (examples,); raises ValueError for an id outside the classes."""
         predictions, targets = checked_pair(predictions, targets, name="accuracy")
         for what, values in (("prediction", predictions), ("target", targets)):
-            if len(values) and not (0 <= values.min() and values.max() < self.num_labels):
+            if len(values) and not (values.min() >= 0 and values.max() < self.num_labels):
                 raise ValueError(f"a {what} lies outside the classes 0 to {self.num_labels - 1}")
         self._predictions.append(predictions.astype(np.int64))
         self._targets.append(targets.astype(np.int64))

@@ -129,14 +129,19 @@ def choose_names(
     if text is None:
         text = next((lower[name] for name in _TEXTS if name in lower and lower[name] not in (pair, label)), None)
     if text is None:
-        raise DataError(f"{place}: no column of text ({', '.join(_TEXTS)}) among {_listed(names)}; name it with "
-                        "--text-column, by number (from 1) if the file has no header")
+        raise DataError(
+            f"{place}: no column of text ({', '.join(_TEXTS)}) among {_listed(names)}; name it with "
+            "--text-column, by number (from 1) if the file has no header"
+        )
     if takes_pair and pair is None:
-        raise DataError(f"{place}: no second text (such as sentence2, text_b, hypothesis) among {_listed(names)}; "
-                        "name it with --pair-column")
+        raise DataError(
+            f"{place}: no second text (such as sentence2, text_b, hypothesis) among {_listed(names)}; "
+            "name it with --pair-column"
+        )
     if needs_label and label is None:
-        raise DataError(f"{place}: no column of labels ({', '.join(_LABELS)}) among {_listed(names)}; name it with "
-                        "--label-column")
+        raise DataError(
+            f"{place}: no column of labels ({', '.join(_LABELS)}) among {_listed(names)}; name it with --label-column"
+        )
     if len({text, pair, label} - {None}) != len([name for name in (text, pair, label) if name is not None]):
         raise ConfigError(f"{place}: one column is used twice: text {text!r}, pair {pair!r}, label {label!r}")
     return text, pair, label
@@ -145,6 +150,9 @@ def choose_names(
 def _listed(names: list[str]) -> str:
     shown = ", ".join(repr(name[:40]) for name in names[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    hint = " (one column: is the separator a semicolon or a tab?)" if len(names) == 1 and (
-        ";" in names[0] or "\t" in names[0]) else ""
+    hint = (
+        " (one column: is the separator a semicolon or a tab?)"
+        if len(names) == 1 and (";" in names[0] or "\t" in names[0])
+        else ""
+    )
     return shown + more + hint

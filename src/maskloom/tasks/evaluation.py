@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,25 +28,27 @@ class Evaluation:
 
 
 @torch.inference_mode()
-def evaluate_task(model: EncoderWithHeads, task: Task, data: EncodedExamples, *, max_tokens: int = 8192) -> Evaluation:
-    """Score a model on encoded examples; only decisions and targets are kept, never logits of the whole set.
+def evaluate_task(
+    model: EncoderWithHeads, task: Task, data: EncodedExamples | Iterable[EncodedExamples], *, max_tokens: int = 8192
+) -> Evaluation:
+    """Score a model on encoded examples, whole or in pieces; only decisions and targets are kept of each piece.
 
-    Raises ValueError when the data has no labels or an output is not finite.
+    Raises ValueError when there are no examples, when they have no labels, or when an output is not finite.
     """
-    if data.labels is None:
-        raise ValueError("the data has no labels; an evaluation needs them")
     model.eval()
     metric, loss, weight = task.metric(), 0.0, 0.0
-    for batch in batches_by_length(data, max_tokens=max_tokens):
-        assert batch.labels is not None
-        logits = classifier_logits(model, batch)
-        labels = torch.from_numpy(batch.labels).to(logits.device)
-        loss += float(task.objective.loss_sum_of(logits, labels))
-        weight += sum(task.objective.target_counts(batch).values())
-        outputs = logits.cpu().numpy()
-        if not np.isfinite(outputs).all():
-            raise ValueError("the model's outputs are not finite numbers; its weights are broken")
-        metric.update(task.decide(outputs), batch.labels)
+    for piece in [data] if isinstance(data, EncodedExamples) else data:
+        for batch in batches_by_length(piece, max_tokens=max_tokens):
+            if batch.labels is None:
+                raise ValueError("the data has no labels; an evaluation needs them")
+            logits = classifier_logits(model, batch)
+            labels = torch.from_numpy(batch.labels).to(logits.device)
+            loss += float(task.objective.loss_sum_of(logits, labels))
+            weight += sum(task.objective.target_counts(batch).values())
+            outputs = logits.cpu().numpy()
+            if not np.isfinite(outputs).all():
+                raise ValueError("the model's outputs are not finite numbers; its weights are broken")
+            metric.update(task.decide(outputs), batch.labels)
     scores = {**metric.compute(), "loss": loss / max(weight, 1e-12)}
     reference = _reference(metric, task.primary)
     return Evaluation(scores, reference, _degeneracy(metric, scores, task.primary, reference))

@@ -49,13 +49,17 @@ def check_variety(train: ReadExamples, kind: Kind) -> None:
     """Raise DataError when training data has one label only, or no label at all: nothing could be learnt."""
     path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
     if kind in ("single", "pair") and len(counts) == 1:
-        raise DataError(f"{path}: every one of {len(train.examples)} rows has the label {next(iter(counts))!r}; "
-                        "a classifier needs at least two")
+        raise DataError(
+            f"{path}: every one of {len(train.examples)} rows has the label {next(iter(counts))!r}; "
+            "a classifier needs at least two"
+        )
     if kind == "multilabel" and not counts:
         raise DataError(f"{path}: no row has any label")
     if kind == "regression" and len({example.label for example in train.examples}) == 1:
-        raise DataError(f"{path}: every one of {len(train.examples)} rows has the score {train.examples[0].label}; "
-                        "there is nothing to fit")
+        raise DataError(
+            f"{path}: every one of {len(train.examples)} rows has the score {train.examples[0].label}; "
+            "there is nothing to fit"
+        )
 
 
 def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.ndarray | None:

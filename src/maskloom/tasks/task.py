@@ -118,9 +118,7 @@ def _read(kind: Kind, path: str | Path, options: ReadingOptions | None = None, *
 def _encode(
     kind: Kind, names: tuple[str, ...], data: ReadExamples, tokenizer: Tokenizer, max_length: int
 ) -> EncodedExamples:
-    return encode_examples(
-        data.examples, tokenizer, max_length=max_length, labels=encode_labels(data, kind, names)
-    )
+    return encode_examples(data.examples, tokenizer, max_length=max_length, labels=encode_labels(data, kind, names))
 
 
 def _head(num_outputs: int, hidden_size: int, dropout: float) -> nn.Module:

@@ -1,0 +1,87 @@
+"""Vectors for every row of a file, in its order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from maskloom.inference import Predictor
+from maskloom.inference.predictor import Pooling
+from maskloom.runs.predict import check_output, text_or_pair
+from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.replaced_file import replaced_file
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import Example, ReadingReport
+from maskloom.tasks.reading import iterate_examples
+
+_WINDOW = 4096
+
+
+def embed(
+    model: str | Path,
+    input: str | Path,
+    output: str | Path,
+    *,
+    pooling: Pooling = "mean",
+    normalize: bool = False,
+    reading: ReadingOptions | None = None,
+    max_length: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write one vector a row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` a row.
+
+    Texts are read as single ones unless a pair column is named. Memory is bounded, and the output takes its name when
+    it is complete. Raises ConfigError or DataError for a wrong option, model or file.
+    """
+    progress, source, target = progress or SilentProgress(), Path(input), Path(output)
+    suffix = check_output(source, target, (".npy", ".jsonl"))
+    predictor = Predictor.load(model, max_length=max_length)
+    report = ReadingReport(source)
+    kind = "pair" if reading is not None and reading.pair_column else "single"
+    examples = iterate_examples(source, kind, reading, needs_label=False, report=report)
+    progress.begin("embedding", 0)
+    with replaced_file(target, "wb") as file:
+        if suffix == ".npy":
+            _write_header(file, 0, predictor.hidden_size)
+        index = 0
+        for vectors in _vectors(predictor, examples, pooling, normalize):
+            if suffix == ".npy":
+                file.write(vectors.astype("<f4", copy=False).tobytes())
+            else:
+                for number, vector in enumerate(vectors.tolist(), start=index):
+                    file.write(json.dumps({"index": number, "vector": vector}).encode() + b"\n")
+            index += len(vectors)
+            progress.advance(index)
+        if suffix == ".npy":
+            file.seek(0)
+            _write_header(file, index, predictor.hidden_size)
+    progress.end()
+    return {
+        "output": str(target),
+        "num_vectors": report.num_kept,
+        "hidden_size": predictor.hidden_size,
+        "pooling": pooling,
+        "normalized": normalize,
+        "num_truncated_examples": predictor.num_truncated,
+        "max_length": predictor.max_length,
+        "data": report.as_dict(),
+    }
+
+
+def _vectors(
+    predictor: Predictor, examples: Iterator[Example], pooling: Pooling, normalize: bool
+) -> Iterator[np.ndarray]:
+    while window := list(islice(examples, _WINDOW)):
+        texts = [text_or_pair(example) for example in window]
+        yield predictor.encode(texts, pooling=pooling, normalize=normalize)
+
+
+def _write_header(file: BinaryIO, num_rows: int, width: int) -> None:
+    """Write the header of a .npy file; numpy leaves room in it for the first axis to grow to 21 digits."""
+    header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, width)}
+    np.lib.format.write_array_header_1_0(file, header)

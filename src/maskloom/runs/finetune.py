@@ -1,0 +1,285 @@
+"""Fine-tuning a model folder on a labelled data set (BERT paper 3.5, 4.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import maskloom
+from maskloom.checkpoints.huggingface import read_config
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
+from maskloom.data.atomic_files import write_json
+from maskloom.inference.model_folder import SETTINGS_FILE, resolve_model_folder
+from maskloom.runs.finetune_restarts import (
+    FinetunePlan,
+    best_restart,
+    epoch_steps,
+    run_restart,
+    summarise_restarts,
+)
+from maskloom.runs.model_card import write_card
+from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.run_folder import prepare_run_folder
+from maskloom.tasks.catalog import catalog_row
+from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.encoding import EncodedExamples
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.labels import balanced_weights, check_variety, label_names_of, read_label_names, weights_by_name
+from maskloom.tasks.reading import read_examples
+from maskloom.tasks.task import Task, make_task
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.training.events import EventLog
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The task with both data sets read and encoded, and the account of that."""
+
+    task: Task
+    train: EncodedExamples
+    dev: EncodedExamples
+    takes_pairs: bool
+    account: dict[str, Any]
+
+
+def finetune(
+    recipe: FinetuneRecipe,
+    *,
+    model: str | Path,
+    train: str | Path,
+    dev: str | Path,
+    out: str | Path,
+    resume: bool = False,
+    reading: ReadingOptions | None = None,
+    metric: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Fine-tune a model on `train`, keep the weights that score best on `dev`, and return the scores.
+
+    The model lies in `out/model` in Hugging Face layout. `recipe.restarts` runs from the seeds `seed`, `seed` + 1 ...
+    differ in the new classifier, the order of the data and dropout; mean, spread and degenerate runs are returned and
+    the best run's model is kept. `metric` names the deciding score; by default the catalog's or the kind's. With
+    `resume` an interrupted run goes on and ends as if it had not been. Raises ConfigError or DataError for wrong
+    input before any training, Interrupted after a save when a signal asks to stop.
+    """
+    progress, reading, out = progress or SilentProgress(), reading or ReadingOptions(), Path(out)
+    source = resolve_model_folder(model)
+    kind = _kind_of(recipe, reading)
+    tokenizer = Tokenizer.load(source)
+    _check_length(recipe.data.max_length, source)
+    prepared = _prepare(recipe, kind, tokenizer, Path(train), Path(dev), reading, metric)
+    inputs = {
+        "model": _fingerprint(source / "config.json", source / "model.safetensors"),
+        "train": _fingerprint(Path(train)),
+        "dev": _fingerprint(Path(dev)),
+        "reading": reading.as_dict(),
+        "metric": prepared.task.primary,
+    }
+    continues = prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
+    if continues and (out / "metrics.json").exists():
+        progress.say(f"{out} is complete; nothing is left to do")
+        return json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    if recipe.training.num_threads:
+        torch.set_num_threads(recipe.training.num_threads)
+    for note in prepared.account["notes"]:
+        progress.say(note)
+    settings = _settings(recipe, len(prepared.train))
+    plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
+    results = []
+    with EventLog(out / "events.jsonl") as log:
+        log.write("data", **prepared.account)
+        for seed in range(recipe.seed, recipe.seed + recipe.restarts):
+            results.append(run_restart(plan, seed, out / "restarts" / f"seed-{seed}", log, progress))
+    result = _result(prepared, results, out)
+    _write_model(out, recipe, prepared, result, reading, tokenizer)
+    write_json(out / "metrics.json", result)
+    for number in range(recipe.seed, recipe.seed + recipe.restarts):
+        shutil.rmtree(out / "restarts" / f"seed-{number}" / "best", ignore_errors=True)
+    progress.say(describe_result(result))
+    return result
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """Return the outcome of fine-tuning as a few lines."""
+    name, best = result["metric"], result["best"]
+    lines = [
+        f"kept: seed {result['best_seed']}, epoch {best['epoch']}, best on dev with {name} {best['scores'][name]:.4f}; "
+        f"its last epoch had {result['last']['scores'][name]:.4f}"
+    ]
+    restarts = result["restarts"]
+    if restarts["num_restarts"] > 1:
+        lines.append(
+            f"{restarts['num_restarts']} restarts: {name} {restarts['mean']:.4f} on average, "
+            f"standard deviation {restarts['standard_deviation']:.4f}"
+        )
+    lines += [f"degenerate: seed {seed}: {reason}" for seed, reason in restarts["degenerate"].items()]
+    return "\n".join(lines)
+
+
+def _kind_of(recipe: FinetuneRecipe, reading: ReadingOptions) -> Kind:
+    """Return the kind of task: the catalog's when a format is named, and then a recipe may not say another."""
+    if reading.format is None:
+        return recipe.task
+    row = catalog_row(reading.format)
+    if "task" in recipe.model_fields_set and recipe.task != row.kind:
+        raise ConfigError(f"task = {recipe.task!r}, but the format {row.name} is a {row.kind} task")
+    return row.kind
+
+
+def _check_length(max_length: int, source: Path) -> None:
+    limit = read_config(source).get("max_position_embeddings", 512)
+    if max_length > limit:
+        raise ConfigError(f"data.max_length {max_length} exceeds the {limit} positions of {source}")
+
+
+def _prepare(
+    recipe: FinetuneRecipe,
+    kind: Kind,
+    tokenizer: Tokenizer,
+    train: Path,
+    dev: Path,
+    reading: ReadingOptions,
+    metric: str | None,
+) -> _Prepared:
+    """Read, check and encode both files; nothing is written before this has passed."""
+    train_data, dev_data = read_examples(train, kind, reading), read_examples(dev, kind, reading)
+    check_variety(train_data, kind)
+    takes_pairs = train_data.examples[0].pair is not None
+    if takes_pairs != (dev_data.examples[0].pair is not None):
+        has, lacks = (train, dev) if takes_pairs else (dev, train)
+        raise DataError(f"{lacks}: has no second text, while {has} has one; both must be alike")
+    row = None if reading.format is None else catalog_row(reading.format)
+    names = row.labels if row else ()
+    if not names and kind != "regression":
+        names = read_label_names(reading.labels) if reading.labels else label_names_of(train_data, kind)
+    primary = metric or (row.primary if row else None)
+    try:
+        task = make_task(kind, names, primary=primary)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    encoded = task.encode(train_data, tokenizer, recipe.data.max_length)
+    dev_encoded = task.encode(dev_data, tokenizer, recipe.data.max_length)
+    weights = _class_weights(recipe, kind, names, encoded)
+    if weights is not None:
+        task = make_task(kind, names, primary=primary, class_weights=weights)
+    account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded), weights)
+    return _Prepared(task, encoded, dev_encoded, takes_pairs, account)
+
+
+def _class_weights(
+    recipe: FinetuneRecipe, kind: Kind, names: tuple[str, ...], train: EncodedExamples
+) -> list[float] | None:
+    if recipe.class_weights == "none":
+        return None
+    if kind not in ("single", "pair"):
+        raise ConfigError(f"class_weights: a {kind} task has no classes that exclude each other; leave it at none")
+    if isinstance(recipe.class_weights, dict):
+        return weights_by_name(recipe.class_weights, names)
+    assert train.labels is not None
+    return balanced_weights(train.labels, len(names))
+
+
+def _account(
+    recipe: FinetuneRecipe,
+    task: Task,
+    train: tuple[ReadExamples, EncodedExamples],
+    dev: tuple[ReadExamples, EncodedExamples],
+    weights: list[float] | None,
+) -> dict[str, Any]:
+    """Return what was read, dropped and cut, with notes on what a person should know before trusting a score."""
+    seen = {(example.text, example.pair) for example in train[0].examples}
+    num_shared = sum((example.text, example.pair) in seen for example in dev[0].examples)
+    notes = []
+    for data, encoded in (train, dev):
+        report = data.report
+        for reason, count in report.dropped.items():
+            line = report.first_dropped_lines[reason]
+            notes.append(f"{report.path}: dropped {count} of {report.num_rows} rows: {reason} (first at line {line})")
+        if encoded.num_truncated_examples:
+            notes.append(
+                f"{report.path}: {encoded.num_truncated_examples} of {len(encoded)} examples exceed "
+                f"{encoded.max_length} tokens and lose {encoded.num_truncated_tokens} tokens"
+            )
+    if num_shared:
+        notes.append(f"{num_shared} of {len(dev[0].examples)} dev texts also stand in train")
+    if len(train[1]) < recipe.training.batch_size:
+        notes.append(f"batch_size {recipe.training.batch_size} lowered to {len(train[1])}, the number of examples")
+    return {
+        "kind": task.kind,
+        "labels": list(task.labels),
+        "class_weights": weights,
+        "train": {**train[0].report.as_dict(), **train[1].truncation()},
+        "dev": {**dev[0].report.as_dict(), **dev[1].truncation(), "num_also_in_train": num_shared},
+        "notes": notes,
+    }
+
+
+def _settings(recipe: FinetuneRecipe, num_examples: int) -> TrainingSection:
+    """Count the steps; evaluate after each epoch and save when evaluating unless the recipe says otherwise."""
+    batch_size = min(recipe.training.batch_size, num_examples)
+    settings = recipe.training.model_copy(update={"batch_size": batch_size}).with_steps(num_examples)
+    every = settings.evaluate_every or min(epoch_steps(num_examples, batch_size), settings.steps)
+    return settings.model_copy(update={"evaluate_every": every, "save_every": settings.save_every or every})
+
+
+def _result(prepared: _Prepared, results: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+    primary = prepared.task.primary
+    best = best_restart(results, primary)
+    return {
+        "task": prepared.task.kind,
+        "metric": primary,
+        "best": best["best"],
+        "best_seed": best["seed"],
+        "last": best["last"],
+        "restarts": summarise_restarts(results, primary),
+        "data": prepared.account,
+        "model": str(out / "model"),
+    }
+
+
+def _write_model(
+    out: Path,
+    recipe: FinetuneRecipe,
+    prepared: _Prepared,
+    result: dict[str, Any],
+    reading: ReadingOptions,
+    tokenizer: Tokenizer,
+) -> None:
+    """Put the best weights, tokenizer, settings and card together under a temporary name, then give it its name."""
+    temporary, final = out / "model.tmp", out / "model"
+    shutil.rmtree(temporary, ignore_errors=True)
+    if not final.exists():
+        shutil.copytree(out / "restarts" / f"seed-{result['best_seed']}" / "best", temporary)
+        tokenizer.save(temporary)
+        settings = {
+            "format_version": 1,
+            "maskloom": maskloom.__version__,
+            "kind": prepared.task.kind,
+            "takes_pairs": prepared.takes_pairs,
+            "labels": list(prepared.task.labels),
+            "primary": prepared.task.primary,
+            "max_length": recipe.data.max_length,
+            "reading": {**reading.as_dict(), "labels": None},
+        }
+        write_json(temporary / SETTINGS_FILE, settings)
+        summary = (
+            f"A {prepared.task.kind} classifier" if prepared.task.kind != "regression" else "A regression model"
+        ) + f", seed {result['best_seed']}, epoch {result['best']['epoch']}: the best on dev by {result['metric']}."
+        write_card(temporary, "Fine-tuned BERT", summary, recipe, result["best"]["scores"])
+        temporary.rename(final)
+
+
+def _fingerprint(*paths: Path) -> str:
+    """Return the SHA-256 over the contents of files; names do not count, so a moved file is the same."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

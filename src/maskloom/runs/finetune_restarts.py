@@ -1,0 +1,162 @@
+"""One fine-tuning run from one seed, and how several of them compare."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.config import TrainingSection
+from maskloom.data.atomic_files import write_json
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.runs.progress import Progress
+from maskloom.tasks.encoding import EncodedExamples, ShuffledBatches
+from maskloom.tasks.evaluation import evaluate_task
+from maskloom.tasks.task import PROBLEM_TYPES, Task
+from maskloom.training.events import EventLog
+from maskloom.training.loop import TrainState
+from maskloom.training.session import TrainingSession
+
+_RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class FinetunePlan:
+    """Everything that the restarts of one run share."""
+
+    task: Task
+    source: Path
+    from_scratch: bool
+    train: EncodedExamples
+    dev: EncodedExamples
+    settings: TrainingSection
+
+
+def run_restart(plan: FinetunePlan, seed: int, folder: Path, log: EventLog, progress: Progress) -> dict[str, Any]:
+    """Fine-tune from one seed and return its scores; the weights that scored best on dev lie in `folder/best`.
+
+    A restart whose result is already in `folder` is not run again; one that was interrupted goes on from its newest
+    checkpoint, to the same weights as if it had not been.
+    """
+    if (folder / _RESULT).exists():
+        return json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+    settings = plan.settings
+    state = TrainState.fresh(initial_model(plan, seed), settings)
+    batches = ShuffledBatches(plan.train, settings.batch_size, seed)
+    watch = _DevWatch(plan, state, folder)
+    session = TrainingSession(
+        state=state,
+        objective=plan.task.objective,
+        next_batch=batches.next_batch,
+        settings=settings,
+        seed=seed,
+        checkpoints=folder / "checkpoints",
+        log=log,
+        evaluate=watch.evaluate,
+        on_step=lambda report: progress.advance(report.step, loss=report.loss),
+        on_metrics=lambda step, metrics: progress.say(watch.describe(step, metrics)),
+        say=progress.say,
+        memory=watch.memory,
+        name=f"seed-{seed}",
+    )
+    start = session.resume()
+    log.forget_after(session.name, start)
+    progress.begin(f"fine-tuning, seed {seed}", settings.steps, start)
+    started = time.perf_counter()
+    session.run()
+    progress.end()
+    result = {"seed": seed, "steps": settings.steps, **watch.memory}
+    log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
+    write_json(folder / _RESULT, result)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return result
+
+
+def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
+    """Return the encoder of the source folder with a new classifier drawn from `seed`; a head it had is left out.
+
+    From scratch, the encoder has the same configuration and weights drawn from `seed` as well.
+    """
+    encoder = load_model(plan.source, heads=(), seed=seed)[0].encoder
+    fresh = build_model(encoder.config, heads=("classifier",), num_labels=plan.task.num_outputs, seed=seed)
+    if not plan.from_scratch:
+        fresh.encoder.load_state_dict(encoder.state_dict())
+    return fresh
+
+
+def model_config(task: Task) -> dict[str, Any]:
+    """Return the keys of config.json that say what the outputs of a classifier mean."""
+    names = task.labels or ("score",)
+    return {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+        "problem_type": PROBLEM_TYPES[task.kind],
+    }
+
+
+def summarise_restarts(results: list[dict[str, Any]], primary: str) -> dict[str, Any]:
+    """Return mean and spread (standard deviation, n - 1) of the best dev scores, with degenerate runs by seed.
+
+    The spread of a single run is None. `mean_of_sound` leaves degenerate runs out, and is None when all are.
+    """
+    scores = {str(result["seed"]): result["best"]["scores"][primary] for result in results}
+    degenerate = {str(result["seed"]): result["best"]["degenerate"] for result in results}
+    degenerate = {seed: reason for seed, reason in degenerate.items() if reason}
+    sound = [score for seed, score in scores.items() if seed not in degenerate]
+    return {
+        "num_restarts": len(results),
+        "scores": scores,
+        "mean": statistics.fmean(scores.values()),
+        "standard_deviation": statistics.stdev(scores.values()) if len(scores) > 1 else None,
+        "mean_of_sound": statistics.fmean(sound) if sound else None,
+        "degenerate": degenerate,
+    }
+
+
+def best_restart(results: list[dict[str, Any]], primary: str) -> dict[str, Any]:
+    """Return the result with the highest best dev score; of equal ones, that of the lowest seed."""
+    return max(results, key=lambda result: (result["best"]["scores"][primary], -result["seed"]))
+
+
+class _DevWatch:
+    """Scores the weights on dev when asked, and keeps those that score best; `memory` goes into checkpoints."""
+
+    def __init__(self, plan: FinetunePlan, state: TrainState, folder: Path) -> None:
+        self._plan, self._state, self._folder = plan, state, folder
+        self.memory: dict[str, Any] = {}
+
+    def evaluate(self) -> dict[str, float]:
+        plan, step = self._plan, self._state.step
+        outcome = evaluate_task(self._state.model, plan.task, plan.dev)
+        epoch = step * plan.settings.batch_size / len(plan.train)
+        entry = {
+            "step": step,
+            "epoch": round(epoch, 2),
+            "scores": outcome.scores,
+            "reference": outcome.reference,
+            "degenerate": outcome.degenerate,
+        }
+        best = self.memory.get("best")
+        if best is None or outcome.scores[plan.task.primary] > best["scores"][plan.task.primary]:
+            save_model(self._state.model, self._folder / "best", extra_config=model_config(plan.task))
+            self.memory["best"] = entry
+        self.memory["last"] = entry
+        self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]
+        return outcome.scores
+
+    def describe(self, step: int, metrics: dict[str, float]) -> str:
+        primary = self._plan.task.primary
+        is_best = self.memory["best"]["step"] == step
+        text = f"step {step}, epoch {self.memory['last']['epoch']}: dev {primary} {metrics[primary]:.4f}"
+        return f"{text}, loss {metrics['loss']:.4f}{' (best so far, kept)' if is_best else ''}"
+
+
+def epoch_steps(num_examples: int, batch_size: int) -> int:
+    """Return the number of steps that make an epoch, rounded up."""
+    return max(1, math.ceil(num_examples / batch_size))

@@ -1,0 +1,112 @@
+"""Predictions for every row of a file, in its order."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from maskloom.config import ConfigError
+from maskloom.inference import Predictor
+from maskloom.inference.predictor import TextOrPair
+from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.reading_defaults import options_for, reading_kind
+from maskloom.runs.replaced_file import replaced_file
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import Example, ReadingReport
+from maskloom.tasks.reading import iterate_examples
+
+_WINDOW = 4096
+
+
+def predict(
+    model: str | Path,
+    input: str | Path,
+    output: str | Path,
+    *,
+    reading: ReadingOptions | None = None,
+    max_length: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write one prediction a row to `output`, .jsonl or .csv, and return what was read, cut and written.
+
+    A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Rows
+    are sorted by length only within a window of a few thousand, so memory is bounded. The output takes its name when
+    it is complete. Raises ConfigError for a model without classifier, DataError for a wrong file.
+    """
+    progress, source, target = progress or SilentProgress(), Path(input), Path(output)
+    suffix = check_output(source, target, (".jsonl", ".csv"))
+    predictor = Predictor.load(model, max_length=max_length)
+    if predictor.task is None:
+        raise ConfigError(f"{model}: this model has no classifier; fine-tune it first (maskloom finetune)")
+    kind = reading_kind(predictor.task.kind, predictor.settings)
+    options = options_for(source, kind, reading, predictor.settings, needs_label=False)
+    report = ReadingReport(source)
+    examples = iterate_examples(source, kind, options, needs_label=False, report=report)
+    progress.begin("predicting", 0)
+    with replaced_file(target, newline="" if suffix == ".csv" else "\n") as file:
+        write = _csv_writer(file) if suffix == ".csv" else _json_writer(file)
+        for index, (example, prediction) in enumerate(_predictions(predictor, examples)):
+            write({"index": index, "line": example.line, **_texts(example), **prediction})
+            if index % _WINDOW == _WINDOW - 1:
+                progress.advance(index + 1)
+    progress.end()
+    return {
+        "output": str(target),
+        "num_predictions": report.num_kept,
+        "num_truncated_examples": predictor.num_truncated,
+        "max_length": predictor.max_length,
+        "data": report.as_dict(),
+    }
+
+
+def check_output(source: Path, target: Path, suffixes: tuple[str, ...]) -> str:
+    """Return the suffix of an output file; raises ConfigError when it is not one of those, or the input itself."""
+    suffix = target.suffix.lower()
+    if suffix not in suffixes:
+        raise ConfigError(f"{target}: the output's suffix is one of {', '.join(suffixes)}")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise ConfigError(f"{target}: the output would replace the input")
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target}: the folder {target.parent} does not exist")
+    return suffix
+
+
+def text_or_pair(example: Example) -> TextOrPair:
+    """Return the text of an example, or both of its texts."""
+    return example.text if example.pair is None else (example.text, example.pair)
+
+
+def _predictions(predictor: Predictor, examples: Iterator[Example]) -> Iterator[tuple[Example, dict[str, Any]]]:
+    while window := list(islice(examples, _WINDOW)):
+        yield from zip(window, predictor.predict([text_or_pair(example) for example in window]), strict=True)
+
+
+def _texts(example: Example) -> dict[str, str]:
+    return {"text": example.text} if example.pair is None else {"text": example.text, "pair": example.pair}
+
+
+def _json_writer(file: TextIO) -> Callable[[dict[str, Any]], None]:
+    return lambda row: print(json.dumps(row, ensure_ascii=False), file=file)
+
+
+def _csv_writer(file: TextIO) -> Callable[[dict[str, Any]], None]:
+    """Return a writer with one column a label for probabilities; several labels are joined by commas."""
+    writer = csv.writer(file, lineterminator="\n")
+    started = [False]
+
+    def write(row: dict[str, Any]) -> None:
+        flat = {key: value for key, value in row.items() if key != "probabilities"}
+        if "labels" in flat:
+            flat["labels"] = ",".join(flat["labels"])
+        for name, probability in row.get("probabilities", {}).items():
+            flat[f"probability_{name}"] = repr(probability)
+        if not started[0]:
+            writer.writerow(flat)
+            started[0] = True
+        writer.writerow(flat.values())
+
+    return write
