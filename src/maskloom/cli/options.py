@@ -44,13 +44,36 @@ def chosen_recipe(kind: Any, path: Path | None, changes: list[str], out: Path, r
     return load_recipe(kind, path, changes)
 
 
+def reading_options(
+    text_column: str | None,
+    pair_column: str | None,
+    label_column: str | None,
+    format_name: str | None,
+    labels: Path | None,
+    on_bad_rows: str,
+) -> Any:
+    """Return how a person said that a file is to be read."""
+    from maskloom.tasks.columns import ReadingOptions
+
+    return ReadingOptions(
+        text_column=text_column,
+        pair_column=pair_column,
+        label_column=label_column,
+        format=format_name,
+        labels=str(labels) if labels else None,
+        on_bad_rows="skip" if on_bad_rows == "skip" else "error",
+    )
+
+
 def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise a usage error when a value is not one of those allowed."""
     if value not in allowed:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
 
 
 def progress_display() -> Any:
     """Return a bar on a terminal, plain lines elsewhere."""
+    from maskloom.runs.progress import terminal_progress
 
     return terminal_progress()
 
