@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.config import ConfigError, DataError
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.catalog.row import CatalogRow, Kind
 from maskloom.tasks.columns import (
@@ -61,6 +61,8 @@ def iterate_examples(
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
     row = None if options.format is None else catalog_row(options.format)
+    if kind == "single" and options.pair_column is not None:
+        raise ConfigError(f"pair column {options.pair_column!r}: a single task takes one text; use the task pair")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else layout_of(path)
     rows = read_rows(path, layout)
     if layout == "text":
@@ -221,7 +223,9 @@ def _name(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str | int | float):
-        raise _BadRowError("missing label" if value is None else "label is not a name", "" if value is None else repr(value))
+        raise _BadRowError(
+            "missing label" if value is None else "label is not a name", "" if value is None else repr(value)
+        )
     name = str(value).strip()
     if not name:
         raise _BadRowError("missing label")

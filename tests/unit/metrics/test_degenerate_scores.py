@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
+
+
+def scores_of(metric, predictions, targets):
+    metric.update(np.array(predictions), np.array(targets))
+    return metric.compute()
+
+
+def test_one_class_everywhere_has_defined_scores():
+    scores = scores_of(SingleLabelMetric(2), [0, 0, 0], [0, 0, 0])
+    assert scores == {"accuracy": 1.0, "f1": 0.0, "f1_macro": 1.0, "matthews": 0.0}
+
+
+def test_constant_predictions_have_matthews_zero():
+    metric = SingleLabelMetric(2, primary="matthews")
+    scores = scores_of(metric, [1, 1, 1, 1], [0, 1, 1, 1])
+    assert scores["matthews"] == 0.0
+    assert scores["accuracy"] == 0.75
+    assert metric.predicts_one_class()
+    assert metric.majority_share() == 0.75
+    assert metric.score_of_majority() == scores
+
+
+def test_one_wrong_example():
+    assert scores_of(SingleLabelMetric(3), [2], [1])["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize("metric", [SingleLabelMetric(2), RegressionMetric(), MultiLabelMetric(3)])
+def test_no_examples_is_an_error(metric):
+    with pytest.raises(ValueError, match="no examples"):
+        metric.compute()
+
+
+def test_ids_outside_the_classes_are_refused():
+    with pytest.raises(ValueError, match="outside the classes 0 to 1"):
+        SingleLabelMetric(2).update(np.array([2]), np.array([0]))
+
+
+def test_not_finite_predictions_are_named():
+    with pytest.raises(ValueError, match="prediction 1 is nan"):
+        RegressionMetric().update(np.array([0.0, np.nan]), np.array([1.0, 2.0]))
+    with pytest.raises(ValueError, match="target 0 is inf"):
+        RegressionMetric().update(np.array([0.0]), np.array([np.inf]))
+
+
+def test_shapes_must_agree():
+    with pytest.raises(ValueError, match="must agree"):
+        SingleLabelMetric(2).update(np.array([0, 1]), np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("predictions", "targets"),
+    [
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]),
+        ([1.0, 2.0, 3.0], [4.0, 4.0, 4.0]),
+        ([1.0], [2.0]),
+        ([1e9, 1e9 + 1e-7], [1, 2]),
+    ],
+)
+def test_correlation_of_a_constant_is_zero(predictions, targets):
+    scores = scores_of(RegressionMetric(), predictions, targets)
+    assert scores["pearson"] == scores["spearman"] == scores["correlation"] == 0.0
+    assert scores["mean_squared_error"] == pytest.approx(np.mean((np.array(predictions) - np.array(targets)) ** 2))
+
+
+def test_multi_label_without_any_positive():
+    metric = MultiLabelMetric(3)
+    scores = scores_of(metric, np.zeros((4, 3)), np.zeros((4, 3)))
+    assert scores == {"f1_micro": 0.0, "f1_macro": 0.0, "exact_match": 1.0}
+    assert metric.predicts_nothing()
+
+
+def test_multi_label_with_one_label():
+    scores = scores_of(MultiLabelMetric(1), [[1], [0], [1]], [[1], [1], [0]])
+    assert scores["f1_micro"] == scores["f1_macro"] == pytest.approx(0.5)
+
+
+def test_multi_label_takes_decisions_only():
+    with pytest.raises(ValueError, match="0 or 1"):
+        MultiLabelMetric(2).update(np.array([[0.5, 1.0]]), np.array([[0, 1]]))
+    with pytest.raises(ValueError, match="expected"):
+        MultiLabelMetric(2).update(np.array([[1, 0, 1]]), np.array([[0, 1, 1]]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SingleLabelMetric(3, primary="f1"),
+        lambda: RegressionMetric(primary="accuracy"),
+        lambda: MultiLabelMetric(3, primary="pearson"),
+    ],
+)
+def test_unknown_primary_scores_are_refused(make):
+    with pytest.raises(ValueError, match="is not one of"):
+        make()
+
+
+def test_batches_add_up_to_the_whole():
+    rng = np.random.default_rng(3)
+    predictions, targets = rng.integers(0, 4, 100), rng.integers(0, 4, 100)
+    whole, parts = SingleLabelMetric(4), SingleLabelMetric(4)
+    whole.update(predictions, targets)
+    for start in range(0, 100, 7):
+        parts.update(predictions[start : start + 7], targets[start : start + 7])
+    assert whole.compute() == parts.compute()

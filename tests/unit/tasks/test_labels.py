@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from maskloom.config import ConfigError, DataError
+from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.labels import (
+    balanced_weights,
+    check_variety,
+    encode_labels,
+    label_names_of,
+    read_label_names,
+    weights_by_name,
+)
+
+
+def data_with(*labels):
+    examples = [Example(text="t", pair=None, label=label, line=number) for number, label in enumerate(labels, 2)]
+    return ReadExamples(examples, ReadingReport(Path("some.csv")))
+
+
+def test_names_are_in_a_fixed_order():
+    assert label_names_of(data_with("pos", "neg", "pos"), "single") == ("neg", "pos")
+    assert label_names_of(data_with("10", "9", "-1"), "single") == ("-1", "9", "10")
+    assert label_names_of(data_with(("b", "a"), (), ("c",)), "multilabel") == ("a", "b", "c")
+    assert label_names_of(data_with(1.0, 2.0), "regression") == ()
+
+
+def test_arrays_by_kind():
+    assert encode_labels(data_with("b", "a"), "single", ("a", "b")).tolist() == [1, 0]
+    scores = encode_labels(data_with(1.5, 0.0), "regression", ())
+    assert scores.dtype == np.float32
+    assert scores.tolist() == [1.5, 0.0]
+    marks = encode_labels(data_with(("b", "a"), (), ("c",)), "multilabel", ("a", "b", "c"))
+    assert marks.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert encode_labels(data_with(None, None), "single", ("a", "b")) is None
+
+
+def test_labels_of_dev_must_occur_in_train():
+    with pytest.raises(DataError, match=r"some.csv: line 3: the label 'new' is not one of .* 'a', 'b'"):
+        encode_labels(data_with("a", "new"), "single", ("a", "b"))
+    with pytest.raises(DataError, match="line 2: the label 'z'"):
+        encode_labels(data_with(("a", "z")), "multilabel", ("a", "b"))
+
+
+def test_some_labels_missing():
+    with pytest.raises(DataError, match="line 3: missing label"):
+        encode_labels(data_with("a", None), "single", ("a", "b"))
+
+
+def test_ids_stand_for_names_only_where_no_name_is_a_number():
+    assert encode_labels(data_with("1", "a"), "single", ("a", "b")).tolist() == [1, 0]
+    with pytest.raises(DataError, match="'1' is not one of"):
+        encode_labels(data_with("1"), "single", ("0", "5"))
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "message"),
+    [
+        (data_with("a", "a"), "single", "every one of 2 rows has the label 'a'"),
+        (data_with((), ()), "multilabel", "no row has any label"),
+        (data_with(2.0, 2.0), "regression", "every one of 2 rows has the score 2.0"),
+    ],
+)
+def test_nothing_to_learn(data, kind, message):
+    with pytest.raises(DataError, match=message):
+        check_variety(data, kind)
+
+
+def test_label_files(tmp_path):
+    path = tmp_path / "labels.txt"
+    path.write_text("joy\nanger\n\n")
+    assert read_label_names(path) == ("joy", "anger")
+    for content, message in [("", "no label names"), ("a\n\nb\n", "line 2: .* empty"), ("a\na\n", "line 2: .* twice")]:
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            read_label_names(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_label_names(tmp_path / "absent.txt")
+
+
+def test_weights():
+    assert balanced_weights(np.array([0, 0, 0, 1]), 2) == [pytest.approx(4 / 6), pytest.approx(2.0)]
+    assert balanced_weights(np.array([0, 0]), 2) == [0.5, 1.0]
+    assert weights_by_name({"b": 3.0}, ("a", "b")) == [1.0, 3.0]
+    with pytest.raises(ConfigError, match="no label 'c'"):
+        weights_by_name({"c": 1.0}, ("a", "b"))
+    with pytest.raises(ConfigError, match="above 0"):
+        weights_by_name({"a": 0.0}, ("a", "b"))

@@ -1,0 +1,165 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from maskloom.config import ConfigError, DataError
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.reading import iterate_examples, read_examples
+
+
+def read(tmp_path, content, kind="single", name="data.csv", **options):
+    needs_label = options.pop("needs_label", True)
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_examples(path, kind, ReadingOptions(**options), needs_label=needs_label)
+
+
+def plain(data):
+    return [(example.text, example.pair, example.label, example.line) for example in data.examples]
+
+
+def test_usual_names(tmp_path):
+    assert plain(read(tmp_path, "label,text\nx,a b\ny,c\n")) == [("a b", None, "x", 2), ("c", None, "y", 3)]
+    assert plain(read(tmp_path, "Sentence,Label\na,0\n")) == [("a", None, "0", 2)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question", "sentence")],
+)
+def test_pairs_by_usual_names(tmp_path, first, second):
+    data = read(tmp_path, f"id\t{first}\t{second}\tlabel\n7\ta\tb\tyes\n", "pair", "data.tsv")
+    assert plain(data) == [("a", "b", "yes", 2)]
+
+
+def test_named_columns_win(tmp_path):
+    data = read(tmp_path, "text,body,label,mark\na,b,c,d\n", text_column="body", label_column="mark")
+    assert plain(data) == [("b", None, "d", 2)]
+
+
+def test_columns_by_number_mean_no_header(tmp_path):
+    data = read(tmp_path, "great\t1\tid1\nbad\t0\tid2\n", name="a.tsv", text_column="1", label_column="2")
+    assert plain(data) == [("great", None, "1", 1), ("bad", None, "0", 2)]
+    data = read(tmp_path, "t\tl\ngreat\t1\n", name="a.tsv", text_column="1", label_column="2", header=True)
+    assert plain(data) == [("great", None, "1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"text_column": "0", "label_column": "1"}, ConfigError, "counted from 1"),
+        ({"text_column": "1", "label_column": "label"}, ConfigError, "all of them by name or all by number"),
+        ({"text_column": "9", "label_column": "1"}, DataError, "column 9 was asked for, the row has 2"),
+        ({"text_column": "body"}, DataError, "line 1: there is no column 'body'; the columns are 'text', 'label'"),
+        ({"text_column": "label", "label_column": "label"}, ConfigError, "used twice"),
+        ({"text_column": "text", "pair_column": "label"}, ConfigError, "takes one text"),
+    ],
+)
+def test_wrong_columns(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        read(tmp_path, "text,label\na,b\n", **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "message"),
+    [
+        ("body,label\na,b\n", "single", "no column of text"),
+        ("text,mark\na,b\n", "single", "no column of labels"),
+        ("text,label\na,b\n", "pair", "no second text"),
+        ("text;label\na;b\n", "single", "is the separator a semicolon"),
+        ("text,text,label\na,b,c\n", "single", "line 1: the header has 2 columns named 'text'"),
+        ("text,label\n", "single", "no usable rows"),
+        ("text,label\na,b\nc\n", "single", "line 3: wrong number of fields: 1, expected 2"),
+        ("text,label\na,b,c\n", "single", "line 2: wrong number of fields: 3, expected 2"),
+        ("text,label\n  ,b\n", "single", "line 2: empty text"),
+        ("text,label\na,\n", "single", "line 2: missing label"),
+        ("text,score\na,high\n", "regression", "line 2: label is not a finite number: 'high'"),
+        ("text,score\na,nan\n", "regression", "line 2: label is not a finite number: 'nan'"),
+        ("text,score\na,1e400\n", "regression", "line 2: label is not a finite number"),
+        ("text,score\na,\n", "regression", "line 2: missing label"),
+        ('text,labels\na,"x,x"\n', "multilabel", "line 2: a label stands twice"),
+        ('text,labels\na,"x,,y"\n', "multilabel", "line 2: missing label"),
+    ],
+)
+def test_bad_tables_are_errors_with_their_line(tmp_path, content, kind, message):
+    with pytest.raises(DataError, match=message) as caught:
+        read(tmp_path, content, kind)
+    assert "data.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "message"),
+    [
+        ("{}", "single", "line 2: missing key: 'text'"),
+        ('{"text": "b"}', "single", "line 2: missing key: 'label'"),
+        ('{"text": 3, "label": "x"}', "single", "line 2: text is not a string"),
+        ('{"text": "b", "label": null}', "single", "line 2: missing label"),
+        ('{"text": "b", "label": {"x": 1}}', "single", "line 2: label is not a name"),
+        ('{"text": "\\ud800", "label": "x"}', "single", "line 2: text holds half of a surrogate pair"),
+        ('{"text": "b", "label": true}', "regression", "line 2: label is not a finite number"),
+        ('{"text": "b", "label": 5}', "multilabel", "line 2: labels are not a list"),
+        ("nonsense", "single", "line 2: not valid JSON"),
+    ],
+)
+def test_bad_json_rows_are_errors_with_their_line(tmp_path, line, kind, message):
+    first = {"text": "a", "label": {"single": "x", "regression": 1.5, "multilabel": ["x"]}[kind]}
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, json.dumps(first) + "\n" + line + "\n", kind, "data.jsonl")
+
+
+def test_json_labels_of_every_kind(tmp_path):
+    rows = '{"text": "a", "label": 3}\n{"text": "b", "label": true}\n{"text": "c", "label": " x "}\n'
+    assert [label for _, _, label, _ in plain(read(tmp_path, rows, name="a.jsonl"))] == ["3", "true", "x"]
+    rows = '{"text": "a", "labels": ["x", 2]}\n{"text": "b", "labels": []}\n{"text": "c", "labels": "x,y"}\n'
+    labels = [label for _, _, label, _ in plain(read(tmp_path, rows, "multilabel", "a.jsonl"))]
+    assert labels == [("x", "2"), (), ("x", "y")]
+    rows = '{"sentence1": "a", "sentence2": "b", "score": 2}\n{"sentence1": "a", "sentence2": "b", "score": "2.5"}\n'
+    assert plain(read(tmp_path, rows, "regression", "a.jsonl"))[1] == ("a", "b", 2.5, 2)
+
+
+def test_skipping_counts_every_row(tmp_path):
+    content = "text,label\na,x\n\nb\n,x\nc,\nd,y\n"
+    data = read(tmp_path, content, on_bad_rows="skip")
+    assert [example.text for example in data.examples] == ["a", "d"]
+    report = data.report
+    assert report.num_rows == 6 == report.num_kept + sum(report.dropped.values())
+    assert report.dropped == {"blank line": 1, "wrong number of fields": 1, "empty text": 1, "missing label": 1}
+    assert report.first_dropped_lines["wrong number of fields"] == 4
+
+
+def test_plain_text_files_have_no_labels(tmp_path):
+    with pytest.raises(DataError, match="no labels"):
+        read(tmp_path, "a\nb\n", name="data.txt")
+    assert plain(read(tmp_path, "a, b\nc\n", name="data.txt", needs_label=False))[0] == ("a, b", None, None, 1)
+    assert plain(read(tmp_path, "a\tb\n", "pair", "data.txt", needs_label=False)) == [("a", "b", None, 1)]
+    with pytest.raises(DataError, match="line 2: a pair is two texts"):
+        read(tmp_path, "a\tb\nc\n", "pair", "data.txt", needs_label=False)
+    with pytest.raises(DataError, match="line 2: empty text"):
+        read(tmp_path, "a\n\nb\n", name="data.txt", needs_label=False)
+
+
+def test_labels_are_optional_for_prediction(tmp_path):
+    assert plain(read(tmp_path, "text\na\n", needs_label=False)) == [("a", None, None, 2)]
+
+
+def test_all_json_rows_bad(tmp_path):
+    with pytest.raises(DataError, match="line 1"):
+        read(tmp_path, "[]\n[]\n", name="data.jsonl")
+    with pytest.raises(DataError, match="no usable rows: 2 read"):
+        read(tmp_path, "[]\n[]\n", name="data.jsonl", on_bad_rows="skip")
+
+
+@settings(max_examples=150, deadline=None)
+@given(content=st.binary(max_size=200), suffix=st.sampled_from(["csv", "tsv", "jsonl", "txt"]))
+def test_any_bytes_are_read_or_refused(tmp_path_factory, content, suffix):
+    path = tmp_path_factory.mktemp("fuzz") / f"data.{suffix}"
+    path.write_bytes(content)
+    report = ReadingReport(path)
+    options = ReadingOptions(on_bad_rows="skip")
+    try:
+        kept = list(iterate_examples(path, "single", options, needs_label=suffix != "txt", report=report))
+    except DataError:
+        return
+    assert len(kept) == report.num_kept == report.num_rows - sum(report.dropped.values())

@@ -1,0 +1,116 @@
+import gzip
+
+import pytest
+from maskloom.config import DataError
+from maskloom.tasks.tables import layout_of, read_rows
+
+
+def rows_of(tmp_path, content, layout, name="data.x"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return [(row.line, row.fields) for row in read_rows(path, layout)]
+
+
+def test_tsv_knows_no_quotes(tmp_path):
+    content = 'a\t"one\nb\ttwo" "\n'
+    assert rows_of(tmp_path, content, "tsv") == [(1, ["a", '"one']), (2, ["b", 'two" "'])]
+
+
+def test_csv_quotes_line_ends_and_lines(tmp_path):
+    content = 'text,label\n"one, ""two""\nthree",x\nfour,y\n'
+    assert rows_of(tmp_path, content, "csv") == [
+        (1, ["text", "label"]),
+        (2, ['one, "two"\nthree', "x"]),
+        (4, ["four", "y"]),
+    ]
+
+
+@pytest.mark.parametrize("layout", ["csv", "tsv"])
+def test_mark_and_carriage_returns_go(tmp_path, layout):
+    separator = {"csv": ",", "tsv": "\t"}[layout]
+    content = b"\xef\xbb\xbf" + f"text{separator}label\r\na{separator}b\r\n".encode()
+    assert rows_of(tmp_path, content, layout) == [(1, ["text", "label"]), (2, ["a", "b"])]
+
+
+def test_line_separators_inside_text_do_not_split_lines(tmp_path):
+    assert rows_of(tmp_path, "a\u2028b\x0bc\x85\n", "text") == [(1, ["a\u2028b\x0bc\x85"])]
+
+
+def test_last_line_without_end(tmp_path):
+    assert rows_of(tmp_path, "a\nb", "text") == [(1, ["a"]), (2, ["b"])]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        ("text\tlabel\n".encode("utf-16"), "UTF-16"),
+        ("text\tlabel\n".encode("utf-16-le"), "line 1: holds a NUL"),
+        ("a\tb\ncaf\u00e9\tb\n".encode("latin-1"), "line 2: byte 4 of the line is 0xe9"),
+    ],
+)
+def test_wrong_encodings_are_named(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        rows_of(tmp_path, content, "tsv")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('text,label\na,b\n"never closed,x\ny,z\n', "line 3: not valid CSV"),
+        ('text,label\n"a"b,c\n', "line 2: not valid CSV"),
+        ("text,label\na\rb,c\n", "line 2: not valid CSV"),
+        ("text,label\n" + "x" * 200_000 + ",c\n", "line 2: not valid CSV: field larger"),
+    ],
+)
+def test_broken_csv_is_named(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        rows_of(tmp_path, content, "csv")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("", "blank line"),
+        ("{", "not valid JSON"),
+        ("[1]", "a JSON object is expected"),
+        ('{"score": NaN}', "NaN is not a JSON number"),
+        ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_bad_json_lines_keep_their_number(tmp_path, line, problem):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a"}\n' + line + "\n")
+    rows = list(read_rows(path, "jsonl"))
+    assert [row.line for row in rows] == [1, 2]
+    assert problem in (rows[1].problem or "")
+
+
+def test_gzip(tmp_path):
+    path = tmp_path / "data.tsv.gz"
+    path.write_bytes(gzip.compress(b"a\tb\n"))
+    assert layout_of(path) == "tsv"
+    assert [row.fields for row in read_rows(path, "tsv")] == [["a", "b"]]
+    path.write_bytes(gzip.compress(b"a\tb\n" * 1000)[:-20])
+    with pytest.raises(DataError, match="gzip stream is broken"):
+        list(read_rows(path, "tsv"))
+    path.write_bytes(b"no gzip")
+    with pytest.raises(DataError, match="gzip stream is broken"):
+        list(read_rows(path, "tsv"))
+
+
+def test_missing_files_and_folders(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_rows(tmp_path / "absent.tsv", "tsv"))
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_rows(tmp_path, "tsv"))
+
+
+def test_layout_by_suffix(tmp_path):
+    assert layout_of(tmp_path / "A.CSV") == "csv"
+    assert layout_of(tmp_path / "a.jsonl.gz") == "jsonl"
+    with pytest.raises(DataError, match="'.xlsx' is not one of"):
+        layout_of(tmp_path / "a.xlsx")
+    with pytest.raises(DataError, match="suffix"):
+        layout_of(tmp_path / "train")
