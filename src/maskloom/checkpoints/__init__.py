@@ -1,1 +1,1 @@
-"""Reading and writing published model formats."""
+"""Reading and writing published formats; foreign names appear here and nowhere else."""

@@ -1,0 +1,147 @@
+"""BERT's parameter names in the three published dialects, one table (published BERT code; Hugging Face layout)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """One published tensor: our parameter (or a third of it, by rows), its Hugging Face name, its TensorFlow name.
+
+    `part` counts query, key, value in the joint projection and is None elsewhere; `is_transposed` says that the
+    TensorFlow tensor has rows and columns exchanged. Templates have `{}` for the layer.
+    """
+
+    ours: str
+    part: int | None
+    huggingface: str
+    tensorflow: str
+    is_transposed: bool = False
+
+    def for_layer(self, layer: int) -> TensorName:
+        """Return the row with the layer number filled in."""
+        return TensorName(
+            self.ours.format(layer),
+            self.part,
+            self.huggingface.format(layer),
+            self.tensorflow.format(layer),
+            self.is_transposed,
+        )
+
+
+def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
+    return (
+        TensorName(f"{ours}.weight", part, f"{huggingface}.weight", f"{tensorflow}/kernel", is_transposed=True),
+        TensorName(f"{ours}.bias", part, f"{huggingface}.bias", f"{tensorflow}/bias"),
+    )
+
+
+def _norm(ours: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
+    return (
+        TensorName(f"{ours}.weight", None, f"{huggingface}.weight", f"{tensorflow}/gamma"),
+        TensorName(f"{ours}.bias", None, f"{huggingface}.bias", f"{tensorflow}/beta"),
+    )
+
+
+_EMBEDDINGS = (
+    *(
+        TensorName(
+            f"encoder.embeddings.{ours}.weight", None, f"bert.embeddings.{theirs}.weight", f"bert/embeddings/{theirs}"
+        )
+        for ours, theirs in (
+            ("word", "word_embeddings"),
+            ("segment", "token_type_embeddings"),
+            ("position", "position_embeddings"),
+        )
+    ),
+    *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
+)
+
+_OURS, _HF, _TF = "encoder.layers.{}", "bert.encoder.layer.{}", "bert/encoder/layer_{}"
+
+_LAYER = (
+    *(
+        row
+        for part, name in enumerate(("query", "key", "value"))
+        for row in _dense(
+            f"{_OURS}.attention.qkv", f"{_HF}.attention.self.{name}", f"{_TF}/attention/self/{name}", part
+        )
+    ),
+    *_dense(f"{_OURS}.attention.output", f"{_HF}.attention.output.dense", f"{_TF}/attention/output/dense"),
+    *_norm(f"{_OURS}.attention_layer_norm", f"{_HF}.attention.output.LayerNorm", f"{_TF}/attention/output/LayerNorm"),
+    *_dense(f"{_OURS}.feed_forward.up", f"{_HF}.intermediate.dense", f"{_TF}/intermediate/dense"),
+    *_dense(f"{_OURS}.feed_forward.down", f"{_HF}.output.dense", f"{_TF}/output/dense"),
+    *_norm(f"{_OURS}.feed_forward_layer_norm", f"{_HF}.output.LayerNorm", f"{_TF}/output/LayerNorm"),
+)
+
+POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
+
+# The TensorFlow heads hold (classes, hidden) matrices, as ours do: they are not transposed.
+HEADS: dict[str, tuple[TensorName, ...]] = {
+    "mlm": (
+        *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
+        *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
+        TensorName("heads.mlm.bias", None, "cls.predictions.bias", "cls/predictions/output_bias"),
+    ),
+    "nsp": (
+        TensorName(
+            "heads.nsp.dense.weight", None, "cls.seq_relationship.weight", "cls/seq_relationship/output_weights"
+        ),
+        TensorName("heads.nsp.dense.bias", None, "cls.seq_relationship.bias", "cls/seq_relationship/output_bias"),
+    ),
+    "classifier": (
+        TensorName("heads.classifier.dense.weight", None, "classifier.weight", "output_weights"),
+        TensorName("heads.classifier.dense.bias", None, "classifier.bias", "output_bias"),
+    ),
+}
+
+WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+
+# Second copies of tied tensors, and what they must equal.
+TIED_COPIES = {
+    "cls.predictions.decoder.weight": WORD_EMBEDDINGS,
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+# Buffers and optimiser state that published files hold beside the weights.
+_IGNORED_ENDS = (
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+    "/adam_m",
+    "/adam_v",
+    "/AdamWeightDecayOptimizer",
+)
+_IGNORED = ("global_step", "good_steps", "bad_steps", "loss_scale")
+
+
+def encoder_names(num_layers: int) -> list[TensorName]:
+    """Return the tensors of an encoder of that many layers, the pooler apart."""
+    return [*_EMBEDDINGS, *(row.for_layer(layer) for layer in range(num_layers) for row in _LAYER)]
+
+
+def model_names(num_layers: int, heads: Sequence[str]) -> list[TensorName]:
+    """Return the tensors of an encoder with pooler and heads."""
+    return [*encoder_names(num_layers), *POOLER, *(row for head in heads for row in HEADS[head])]
+
+
+def is_ignored(name: str) -> bool:
+    """Tell whether a tensor of that name carries nothing that a model needs."""
+    return name in _IGNORED or name.endswith(_IGNORED_ENDS)
+
+
+def canonical(name: str, tensorflow: dict[str, TensorName]) -> tuple[str, bool]:
+    """Return the Hugging Face name, with prefix, of a name in any dialect, and whether its matrix is transposed.
+
+    `tensorflow` maps TensorFlow names to rows. A name that no dialect knows comes back as it is.
+    """
+    row = tensorflow.get(name.removesuffix(":0"))
+    if row is not None:
+        return row.huggingface, row.is_transposed
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+        name = f"bert.{name}"
+    return name, False

@@ -1,0 +1,284 @@
+"""Model folders in the Hugging Face layout: config.json and model.safetensors, read in every published dialect."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from maskloom.checkpoints.bert_names import HEADS, POOLER, TIED_COPIES, TensorName, canonical, is_ignored, model_names
+from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights, read_json
+from maskloom.config import ConfigError, DataError
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.bert import BertConfig
+
+CONFIG = "config.json"
+_GOOGLE_CONFIG = "bert_config.json"
+
+# What transformers calls a model with these heads; the first row whose heads are all there names it.
+_ARCHITECTURES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("classifier",), "BertForSequenceClassification"),
+    (("mlm", "nsp"), "BertForPreTraining"),
+    (("mlm",), "BertForMaskedLM"),
+    (("nsp",), "BertForNextSentencePrediction"),
+    ((), "BertModel"),
+)
+
+# Heads of published models that this program has no place for; they are left out by name, not by accident.
+_FOREIGN_HEADS = ("qa_outputs.", "cls/squad/")
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading did beyond copying: names are those of the Hugging Face layout.
+
+    `new_parameters` were not in the file and are freshly initialised; `unused_tensors` were in the file and belong to
+    heads that were not asked for; `ignored_tensors` are buffers and optimiser state.
+    """
+
+    new_parameters: tuple[str, ...] = ()
+    unused_tensors: tuple[str, ...] = ()
+    ignored_tensors: tuple[str, ...] = ()
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Return everything that a model folder's config.json (or Google's bert_config.json) says, foreign keys included.
+
+    Raises DataError that names the file when there is none or it is not a JSON object.
+    """
+    path = _config_path(Path(folder))
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: a model configuration is a JSON object, not {type(values).__name__}")
+    return values
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    heads: Sequence[str] | None = None,
+    num_labels: int | None = None,
+    seed: int = 0,
+    replace_heads: Collection[str] = (),
+) -> tuple[EncoderWithHeads, LoadReport]:
+    """Read a model folder with names of any published dialect, and report what was not a plain copy.
+
+    `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
+    start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier. The
+    masked-LM decoder is tied to the word embeddings again. Raises DataError with every missing, unknown, repeated or
+    ill-shaped tensor at once.
+    """
+    folder = Path(folder)
+    config = BertConfig.from_published(read_config(folder), str(_config_path(folder)))
+    stored = open_weights(folder)
+    contents = _Contents.read(stored, config)
+    present = [head for head in HEADS if any(row.huggingface in contents.tensors for row in HEADS[head])]
+    wanted = list(present if heads is None else heads)
+    loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
+    labels = _num_labels(contents, num_labels, "classifier" in loaded_heads)
+    with torch.device("meta"):
+        planned = build_model(config, wanted, labels)
+    rows = model_names(config.num_hidden_layers, loaded_heads)
+    if not any(row.huggingface in contents.tensors for row in POOLER):
+        rows = [row for row in rows if row not in POOLER]
+    problems = contents.problems + _mismatches(rows, contents, planned)
+    problems += _unknown(contents, config)
+    if problems:
+        where = next(iter(stored.values())).path if stored else folder
+        raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems))
+    model = build_model(config, wanted, labels, seed=seed)
+    _copy(model, rows, contents)
+    copied = {row.huggingface for row in rows}
+    new = [row.huggingface for row in model_names(config.num_hidden_layers, wanted) if row.huggingface not in copied]
+    unused = [stored.name for name, stored in contents.tensors.items() if name not in copied]
+    report = LoadReport(tuple(new), (*unused, *contents.foreign), tuple(contents.ignored))
+    return model, report
+
+
+def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:
+    """Write config.json and model.safetensors so that transformers opens them with equal logits.
+
+    `extra_config` adds keys such as id2label, label2id, problem_type. Both files appear whole or not at all: they are
+    written under temporary names, synced and renamed. Raises ConfigError when `extra_config` contradicts the model.
+    """
+    folder = Path(folder)
+    content = _config_content(model, extra_config or {})
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = _published_tensors(model, has_prefix=content["architectures"] != ["BertModel"])
+    temporary = {name: folder / f".{name}.tmp-{os.getpid()}" for name in (WEIGHTS, CONFIG)}
+    try:
+        save_file(tensors, temporary[WEIGHTS], metadata={"format": "pt"})
+        temporary[CONFIG].write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        for path in temporary.values():
+            _sync(path)
+        for name, path in temporary.items():
+            path.rename(folder / name)
+        _sync(folder)
+    finally:
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The tensors of a file under canonical names, sorted out."""
+
+    tensors: dict[str, StoredTensor]
+    transposed: frozenset[str]
+    copies: dict[str, StoredTensor]
+    ignored: list[str]
+    foreign: list[str]
+    problems: list[str]
+
+    @classmethod
+    def read(cls, stored: dict[str, StoredTensor], config: BertConfig) -> _Contents:
+        tensorflow = {row.tensorflow: row for row in model_names(config.num_hidden_layers, tuple(HEADS))}
+        contents = cls({}, frozenset(), {}, [], [], [])
+        transposed = set()
+        for name, tensor in stored.items():
+            published, is_transposed = canonical(name, tensorflow)
+            if is_ignored(name):
+                contents.ignored.append(name)
+            elif name.startswith(_FOREIGN_HEADS):
+                contents.foreign.append(name)
+            elif published in TIED_COPIES:
+                contents.copies[published] = tensor
+            elif published in contents.tensors:
+                contents.problems.append(f"{name!r} and {contents.tensors[published].name!r} are the same parameter")
+            else:
+                contents.tensors[published] = tensor
+                if is_transposed:
+                    transposed.add(published)
+        for copy, original in TIED_COPIES.items():
+            # Some writers keep only the second name of the decoder's bias.
+            if copy in contents.copies and original not in contents.tensors:
+                contents.tensors[original] = contents.copies.pop(copy)
+        return cls(
+            contents.tensors,
+            frozenset(transposed),
+            contents.copies,
+            contents.ignored,
+            contents.foreign,
+            contents.problems,
+        )
+
+    def values(self, published: str) -> Tensor:
+        """Read one tensor, in our orientation."""
+        values = self.tensors[published].read()
+        return values.T if published in self.transposed else values
+
+    def shape(self, published: str) -> tuple[int, ...]:
+        shape = self.tensors[published].shape
+        return shape[::-1] if published in self.transposed else shape
+
+
+def _num_labels(contents: _Contents, num_labels: int | None, is_loaded: bool) -> int | None:
+    """Return the number of labels of the classifier: the file's when it is loaded, else the one asked for."""
+    weight = contents.tensors.get("classifier.weight")
+    if not is_loaded or num_labels is not None or weight is None or not weight.shape:
+        return num_labels
+    return weight.shape[0]
+
+
+def _part(parameter: Tensor, row: TensorName) -> Tensor:
+    return parameter if row.part is None else parameter.chunk(3)[row.part]
+
+
+def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWithHeads) -> list[str]:
+    parameters = dict(planned.named_parameters())
+    found = []
+    for row in rows:
+        expected = tuple(_part(parameters[row.ours], row).shape)
+        tensor = contents.tensors.get(row.huggingface)
+        if tensor is None:
+            found.append(f"{row.huggingface}: missing, shape {expected} expected")
+        elif contents.shape(row.huggingface) != expected:
+            found.append(f"{tensor.name}: shape {contents.shape(row.huggingface)}, the configuration needs {expected}")
+        elif not tensor.is_float:
+            found.append(f"{tensor.name}: holds integers or an unknown type, floating point is expected")
+    for copy, original in TIED_COPIES.items():
+        if copy in contents.copies and contents.copies[copy].shape != contents.tensors[original].shape:
+            found.append(
+                f"{copy}: shape {contents.copies[copy].shape} differs from that of {original}, to which it is tied"
+            )
+    return found
+
+
+def _unknown(contents: _Contents, config: BertConfig) -> list[str]:
+    known = {row.huggingface for row in model_names(config.num_hidden_layers, tuple(HEADS))}
+    return [
+        f"{tensor.name}: no place for it in a BERT of {config.num_hidden_layers} layers"
+        for name, tensor in contents.tensors.items()
+        if name not in known
+    ]
+
+
+@torch.no_grad()
+def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) -> None:
+    parameters = dict(model.named_parameters())
+    problems = []
+    for row in rows:
+        values = contents.values(row.huggingface)
+        if not bool(torch.isfinite(values).all()):
+            problems.append(f"{row.huggingface}: holds values that are not finite")
+        _part(parameters[row.ours], row).copy_(values)
+    for copy, tensor in contents.copies.items():
+        original = TIED_COPIES[copy]
+        if not torch.equal(tensor.read(), contents.values(original)):
+            problems.append(f"{copy} differs from {original}, to which BERT ties it")
+    if problems:
+        raise DataError(f"{next(iter(contents.tensors.values())).path}: " + "; ".join(problems))
+
+
+def _published_tensors(model: EncoderWithHeads, *, has_prefix: bool) -> dict[str, Tensor]:
+    """Return the tensors to write. Parts of a joint projection are copied: the file keeps them apart."""
+    parameters = dict(model.named_parameters())
+    tensors = {}
+    for row in model_names(model.config.num_hidden_layers, tuple(model.heads)):
+        name = row.huggingface if has_prefix else row.huggingface.removeprefix("bert.")
+        values = _part(parameters[row.ours].detach(), row).cpu()
+        tensors[name] = values.clone() if row.part is not None else values.contiguous()
+    return tensors
+
+
+def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str, Any]:
+    own = model.config.as_published()
+    clashes = sorted(key for key in extra if key in own and extra[key] != own[key])
+    if clashes:
+        raise ConfigError(f"extra_config may not change the model's own keys {clashes}")
+    architecture = next(name for heads, name in _ARCHITECTURES if set(heads) <= set(model.heads))
+    dtype = str(model.encoder.word_embeddings.dtype).removeprefix("torch.")
+    content = {"architectures": [architecture], **own, "dtype": dtype, "position_embedding_type": "absolute"}
+    if "classifier" in model.heads:
+        num_labels: int = model.heads["classifier"].num_labels  # pyright: ignore[reportAssignmentType]
+        names = {str(index): f"LABEL_{index}" for index in range(num_labels)}
+        content["id2label"] = names
+        content["label2id"] = {name: int(index) for index, name in names.items()}
+        for key in ("id2label", "label2id"):
+            if key in extra and len(extra[key]) != num_labels:
+                raise ConfigError(f"{key} names {len(extra[key])} labels, the classifier has {num_labels}")
+    return {**content, **extra}
+
+
+def _config_path(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: not a folder; a model is a folder with {CONFIG} and {WEIGHTS}")
+    for name in (CONFIG, _GOOGLE_CONFIG):
+        if (folder / name).exists():
+            return folder / name
+    raise DataError(f"{folder}: no {CONFIG} (nor {_GOOGLE_CONFIG}); a model folder has one beside its weights")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
