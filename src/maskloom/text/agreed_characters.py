@@ -1,8 +1,9 @@
 """Characters on which the `tokenizers` library and Google's rules agree, in any surroundings.
 
-Their Unicode tables are of different ages, so they part on recent punctuation and marks, unassigned code points, private
-use, part of one Chinese block, and on capital sigma, whose lower case Python chooses by its neighbours. Only text made
-of the characters below is given to the library; the rest takes the slower rules in `maskloom.text.normalization`.
+Their Unicode tables are of different ages, so they part on recent punctuation and marks, unassigned code points,
+private use, part of one Chinese block, and on capital sigma, whose lower case Python chooses by its neighbours. Only
+text made of the characters below is given to the library; the rest takes the slower rules in
+`maskloom.text.normalization`.
 
 The list is written out, not computed, so that a result does not hang on the Unicode version of Python: the ranges were
 assigned long ago and their categories no longer move. A test compares both sides on every single one of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import sentencex
@@ -9,7 +10,7 @@ import sentencex
 from maskloom.text.normalization import has_words, split_chunks
 
 MAX_SENTENCE_LENGTH = 300
-"""Characters; what is longer is looked at again without its quotation marks, which can swallow a speech or a chapter."""
+"""Characters; what is longer is cut again without its quotation marks, which can swallow a speech or a chapter."""
 
 _PARAGRAPH_BREAK = re.compile(r"\n[^\S\n]*\n")
 # each becomes one character that opens no quotation and no bracket, so that positions stay as they are
@@ -37,6 +38,7 @@ def split_sentences(text: str, *, language: str = "en") -> list[str]:
 
 def _cut(text: str, searched: str, language: str) -> list[str]:
     """Cut `text` where the library sees sentences start in `searched`, which is as long and gives the boundaries."""
-    starts = [boundary["start_index"] for boundary in sentencex.get_sentence_boundaries(language, searched)]
+    boundaries = sentencex.get_sentence_boundaries(language, searched)  # pyright: ignore[reportAttributeAccessIssue]
+    starts = [boundary["start_index"] for boundary in boundaries]
     edges = [0, *starts[1:], len(text)]
-    return [text[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+    return [text[first:last] for first, last in itertools.pairwise(edges)]

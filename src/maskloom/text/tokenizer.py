@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
@@ -116,8 +116,8 @@ class Tokenizer:
     ) -> Encoding:
         """Encode one text as [CLS] A [SEP], or two as [CLS] A [SEP] B [SEP] with segment 1 for B and its [SEP].
 
-        A pair without tokens counts as none. What does not fit goes from the end, token by token, from the strictly longer
-        text, from B at a tie. `parse_special_tokens` reads "[MASK]" and its like in the text as that token.
+        A pair without tokens counts as none. What does not fit goes from the end, token by token, from the strictly
+        longer text, from B at a tie. `parse_special_tokens` reads "[MASK]" and its like in the text as that token.
         Raises ConfigError when `max_length` is above the model's limit or too small for the special tokens.
         """
         limit = self._checked_limit(max_length, num_texts=2 if pair else 1)
@@ -241,7 +241,8 @@ class Tokenizer:
         for text, ok in zip(texts, is_fast, strict=True):
             if ok:
                 encoding = next(encodings)
-                found.append(_Pieces(encoding.ids, encoding.word_ids, encoding.offsets))
+                # nothing was added to the text, so every token has a word
+                found.append(_Pieces(encoding.ids, cast("list[int]", encoding.word_ids), encoding.offsets))
             else:
                 found.append(self._pieces_by_rules(text))
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -84,7 +85,7 @@ def write_tokenizer(
     write_text_atomically(folder / "special_tokens_map.json", _as_json(specials))
 
 
-def _as_json(values: dict[str, Any]) -> str:
+def _as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
