@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+
 from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 
 pytestmark = pytest.mark.parity

@@ -62,10 +62,10 @@ class Predictor:
         model, _report = load_model(path)
         tokenizer = Tokenizer.load(path)
         settings = read_settings(path)
-        limit = model.encoder.config.max_position_embeddings
+        limit = min(model.encoder.config.max_position_embeddings, tokenizer.max_length)
         if max_length is not None and not 3 <= max_length <= limit:
             raise ConfigError(f"max_length {max_length}: {path} takes 3 to {limit} tokens")
-        length = max_length or min(settings.get("max_length", tokenizer.max_length), limit)
+        length = max_length or min(settings.get("max_length", limit), limit)
         return cls(model, tokenizer, task=_task_of(path, model, settings), max_length=length, settings=settings)
 
     @property
@@ -73,9 +73,7 @@ class Predictor:
         """Width of the vectors that `encode` returns."""
         return self.model.encoder.config.hidden_size
 
-    def encode(
-        self, texts: Sequence[TextOrPair], *, pooling: Pooling = "mean", normalize: bool = False
-    ) -> np.ndarray:
+    def encode(self, texts: Sequence[TextOrPair], *, pooling: Pooling = "mean", normalize: bool = False) -> np.ndarray:
         """Return one vector a text, (texts, hidden) float32, in order.
 
         `mean` averages the last hidden states of all tokens of a text, [CLS] and [SEP] included; `cls` is the last

@@ -14,7 +14,7 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
-from maskloom.data.atomic_files import write_json
+from maskloom.files import write_json
 from maskloom.inference.model_folder import SETTINGS_FILE, resolve_model_folder
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
@@ -69,11 +69,13 @@ def finetune(
     `resume` an interrupted run goes on and ends as if it had not been. Raises ConfigError or DataError for wrong
     input before any training, Interrupted after a save when a signal asks to stop.
     """
-    progress, reading, out = progress or SilentProgress(), reading or ReadingOptions(), Path(out)
+    progress, out = progress or SilentProgress(), Path(out)
+    reading, metric = _reading_of_run(out, reading or ReadingOptions(), metric, resume=resume)
     source = resolve_model_folder(model)
     kind = _kind_of(recipe, reading)
+    recipe = recipe.model_copy(update={"task": kind})
     tokenizer = Tokenizer.load(source)
-    _check_length(recipe.data.max_length, source)
+    _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, kind, tokenizer, Path(train), Path(dev), reading, metric)
     inputs = {
         "model": _fingerprint(source / "config.json", source / "model.safetensors"),
@@ -133,10 +135,21 @@ def _kind_of(recipe: FinetuneRecipe, reading: ReadingOptions) -> Kind:
     return row.kind
 
 
-def _check_length(max_length: int, source: Path) -> None:
-    limit = read_config(source).get("max_position_embeddings", 512)
+def _reading_of_run(
+    out: Path, reading: ReadingOptions, metric: str | None, *, resume: bool
+) -> tuple[ReadingOptions, str | None]:
+    """Return how to read and what to compare by; a resumed run that is told nothing does as it was told at first."""
+    if not resume or not (out / "run.json").exists():
+        return reading, metric
+    inputs = json.loads((out / "run.json").read_text(encoding="utf-8"))["inputs"]
+    stored = ReadingOptions(**inputs["reading"]) if reading == ReadingOptions() else reading
+    return stored, metric or inputs["metric"]
+
+
+def _check_length(max_length: int, source: Path, tokenizer: Tokenizer) -> None:
+    limit = min(read_config(source).get("max_position_embeddings", 512), tokenizer.max_length)
     if max_length > limit:
-        raise ConfigError(f"data.max_length {max_length} exceeds the {limit} positions of {source}")
+        raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
 
 
 def _prepare(

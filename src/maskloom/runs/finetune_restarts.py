@@ -13,7 +13,7 @@ from typing import Any
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import TrainingSection
-from maskloom.data.atomic_files import write_json
+from maskloom.files import write_json
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.runs.progress import Progress
 from maskloom.tasks.encoding import EncodedExamples, ShuffledBatches
@@ -83,11 +83,12 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
 
     From scratch, the encoder has the same configuration and weights drawn from `seed` as well.
     """
-    encoder = load_model(plan.source, heads=(), seed=seed)[0].encoder
-    fresh = build_model(encoder.config, heads=("classifier",), num_labels=plan.task.num_outputs, seed=seed)
-    if not plan.from_scratch:
-        fresh.encoder.load_state_dict(encoder.state_dict())
-    return fresh
+    model, _report = load_model(
+        plan.source, heads=("classifier",), num_labels=plan.task.num_outputs, seed=seed, replace_heads=("classifier",)
+    )
+    if plan.from_scratch:
+        return build_model(model.config, heads=("classifier",), num_labels=plan.task.num_outputs, seed=seed)
+    return model
 
 
 def model_config(task: Task) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 
 

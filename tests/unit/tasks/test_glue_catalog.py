@@ -1,6 +1,7 @@
 """Crafted files in the form of GLUE's own, with the traps that the real ones set."""
 
 import pytest
+
 from maskloom.config import ConfigError, DataError
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.columns import ReadingOptions

@@ -3,6 +3,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from maskloom.config import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport

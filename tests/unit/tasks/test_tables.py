@@ -1,6 +1,7 @@
 import gzip
 
 import pytest
+
 from maskloom.config import DataError
 from maskloom.tasks.tables import layout_of, read_rows
 
@@ -110,7 +111,7 @@ def test_missing_files_and_folders(tmp_path):
 def test_layout_by_suffix(tmp_path):
     assert layout_of(tmp_path / "A.CSV") == "csv"
     assert layout_of(tmp_path / "a.jsonl.gz") == "jsonl"
-    with pytest.raises(DataError, match="'.xlsx' is not one of"):
+    with pytest.raises(DataError, match=r"'.xlsx' is not one of"):
         layout_of(tmp_path / "a.xlsx")
     with pytest.raises(DataError, match="suffix"):
         layout_of(tmp_path / "train")
