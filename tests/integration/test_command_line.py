@@ -1,0 +1,70 @@
+"""Exit codes and messages of the command line, in real processes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "maskloom", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_help_names_every_command_without_heavy_imports() -> None:
+    code = "import sys; from maskloom.cli import app; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    shown = run("--help").stdout
+    names = (
+        "vocab",
+        "corpus",
+        "pretrain",
+        "finetune",
+        "evaluate",
+        "predict",
+        "fill-mask",
+        "embed",
+        "info",
+        "quickstart",
+    )
+    assert all(name in shown for name in names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["nonsense"], 2, "nonsense"),
+        (["vocab", "train"], 2, "Missing"),
+        (["vocab", "train", "x.txt", "--size", "0", "--out", "v"], 2, "0"),
+        (["vocab", "train", "x.txt", "--size", "9", "--out", "v", "--score", "bpe"], 2, "frequency"),
+        (["vocab", "train", "absent.txt", "--size", "99", "--out", "v"], 3, "absent.txt"),
+        (["vocab", "inspect", "absent"], 3, "absent"),
+        (["corpus", "build", "absent.txt", "--vocab", "absent", "--out", "c"], 3, "absent"),
+        (["corpus", "stats", "absent"], 3, "absent"),
+        (["corpus", "lint", "absent"], 3, "absent"),
+        (["pretrain", "--corpus", "absent", "--out", "r"], 3, "absent"),
+        (["finetune", "--model", "absent", "--train", "t", "--dev", "d", "--out", "r"], 3, "absent"),
+        (["finetune", "--model", "m", "--train", "t", "--dev", "d", "--out", "r", "--task", "x"], 2, "multilabel"),
+        (["evaluate", "--model", "absent", "--data", "d.csv"], 3, "absent"),
+        (["predict", "--model", "absent", "--input", "i.csv", "--output", "o.csv"], 3, "absent"),
+        (["fill-mask", "--model", "absent", "a [MASK]"], 3, "absent"),
+        (["embed", "--model", "absent", "--input", "i.csv", "--output", "o.npy"], 3, "absent"),
+        (["info", "absent"], 3, "absent"),
+    ],
+)
+def test_wrong_use_is_answered_by_name(arguments: list[str], code: int, expected: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.returncode == code, result.stderr
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_is_one_object_on_standard_output(minilm_folder) -> None:
+    result = run("info", str(minilm_folder), "--json")
+    info = json.loads(result.stdout)
+    assert info["kind"] == "model"
+    assert info["parameters"]["encoder"] == 22_713_216
+    assert info["hidden_size"] == 384
