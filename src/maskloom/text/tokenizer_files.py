@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -12,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, processors
 
 from maskloom.config import DataError
-from maskloom.text.atomic_files import write_text_atomically
+from maskloom.files import write_json
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 _DEFAULT_MAX_LENGTH = 512
@@ -43,7 +42,7 @@ def read_settings(folder: str | Path) -> TokenizerSettings:
     normalizer = _read_json(folder / "tokenizer.json").get("normalizer") or {}
     lowercase = config.get("do_lower_case", normalizer.get("lowercase"))
     if lowercase is None:
-        lowercase = not _has_capitals(Vocabulary.load(folder))
+        lowercase = not holds_capitals(Vocabulary.load(folder))
     if not isinstance(lowercase, bool):
         raise DataError(f"{folder}: do_lower_case is {lowercase!r}, it must be true or false")
     _refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
@@ -69,7 +68,7 @@ def write_tokenizer(
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
         special_tokens=[("[CLS]", vocabulary.cls_id), ("[SEP]", vocabulary.sep_id)],
     )
-    specials = dict(zip(_ROLES, SPECIAL_TOKENS, strict=True))
+    specials: dict[str, str] = dict(zip(_ROLES, SPECIAL_TOKENS, strict=True))
     config = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": settings.lowercase,
@@ -80,13 +79,9 @@ def write_tokenizer(
         "maskloom_compatibility": settings.compatibility,
     }
     vocabulary.save(folder / "vocab.txt")
-    write_text_atomically(folder / "tokenizer.json", _as_json(json.loads(library.to_str())))
-    write_text_atomically(folder / "tokenizer_config.json", _as_json(config))
-    write_text_atomically(folder / "special_tokens_map.json", _as_json(specials))
-
-
-def _as_json(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    write_json(folder / "tokenizer.json", json.loads(library.to_str()))
+    write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "special_tokens_map.json", specials)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -103,7 +98,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _has_capitals(vocabulary: Vocabulary) -> bool:
+def holds_capitals(vocabulary: Vocabulary) -> bool:
+    """Return whether a token other than the bracketed ones has a capital letter, so that the vocabulary is cased."""
     return any(token != token.lower() for token in vocabulary.tokens if not token.startswith("["))
 
 

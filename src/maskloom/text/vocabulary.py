@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from maskloom.config import DataError
-from maskloom.text.atomic_files import write_text_atomically
+from maskloom.files import write_text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION_PREFIX = "##"
@@ -117,7 +117,7 @@ class Vocabulary:
         for index, token in enumerate(self.tokens):
             if token != token.strip() or "\n" in token:
                 raise DataError(f"{path}, line {index + 1}: token {token!r} cannot be written as one line of text")
-        write_text_atomically(path, "".join(f"{token}\n" for token in self.tokens))
+        write_text(path, "".join(f"{token}\n" for token in self.tokens))
 
 
 def _read_text(path: Path) -> str:

@@ -1,0 +1,135 @@
+"""Training a vocabulary from files, and looking at one."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from maskloom.config import ConfigError
+from maskloom.files import sync, write_json
+
+REPORT = "vocabulary_report.json"
+_TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
+_MAX_DISTINCT_WORDS = 2_000_000
+
+
+def train_vocabulary_from_files(
+    paths: Iterable[str | Path],
+    *,
+    size: int,
+    out: str | Path,
+    cased: bool = False,
+    score: Literal["frequency", "likelihood"] = "frequency",
+    min_frequency: int = 2,
+    alphabet_limit: int = 1000,
+    max_distinct_words: int = _MAX_DISTINCT_WORDS,
+    num_workers: int = 1,
+    max_length: int = 512,
+    on_bad_text: Literal["error", "skip"] = "error",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Train a WordPiece vocabulary on text files and write its tokenizer folder; return the report.
+
+    The folder holds the tokenizer in Hugging Face layout and `vocabulary_report.json`, and appears whole or not at all.
+    An earlier vocabulary at `out` is replaced; anything else there is left alone. Settings: see `train_vocabulary`.
+    Raises ConfigError for impossible settings and an `out` that holds something else, DataError for bad text.
+    """
+    from maskloom.data.documents import ReadingReport, read_documents
+    from maskloom.text.tokenizer import Tokenizer
+    from maskloom.text.vocabulary_training import train_vocabulary
+
+    out = Path(out)
+    _check_is_free(out)
+    reading = ReadingReport()
+    documents = read_documents(paths, on_bad_text=on_bad_text, report=reading)
+    trained = train_vocabulary(
+        (document.text for document in documents),
+        size=size,
+        lowercase=not cased,
+        score=score,
+        min_frequency=min_frequency,
+        alphabet_limit=alphabet_limit,
+        max_distinct_words=max_distinct_words,
+        num_workers=num_workers,
+        progress=progress,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as staging:
+        folder = Path(staging) / "new"
+        Tokenizer(trained.vocabulary, lowercase=not cased, max_length=max_length).save(folder)
+        digest = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
+        report = {**trained.report.as_dict(), "sha256": digest, "reading": reading.as_dict()}
+        write_json(folder / REPORT, report)
+        if out.exists():
+            # a folder that holds files cannot be renamed over; the old one goes when the staging folder goes
+            out.rename(Path(staging) / "old")
+        folder.rename(out)
+        sync(out.parent)
+    return {"folder": str(out), **report}
+
+
+def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
+    """Return what a vocabulary holds and, given text files, how well it covers them.
+
+    `folder` is a tokenizer folder or a single vocab.txt. Rates are shares of words; an unknown word is one piece.
+    Raises DataError for a damaged vocabulary or bad text.
+    """
+    from maskloom.text.tokenizer import Tokenizer
+    from maskloom.text.tokenizer_files import holds_capitals
+    from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+    from maskloom.text.vocabulary_training import longest_token
+
+    folder = Path(folder)
+    if folder.is_dir():
+        tokenizer = Tokenizer.load(folder)
+    else:
+        vocabulary = Vocabulary.load(folder)
+        tokenizer = Tokenizer(vocabulary, lowercase=not holds_capitals(vocabulary))
+    vocabulary = tokenizer.vocabulary
+    ordinary = [token.removeprefix("##") for token in vocabulary.tokens if token not in SPECIAL_TOKENS]
+    alphabet = sorted({token for token in ordinary if len(token) == 1})
+    found: dict[str, Any] = {
+        "folder": str(folder),
+        "size": len(vocabulary),
+        "lowercase": tokenizer.lowercase,
+        "max_length": tokenizer.max_length,
+        "special_ids": {token: vocabulary.ids[token] for token in SPECIAL_TOKENS},
+        "num_unused": sum(token.startswith("[unused") for token in vocabulary.tokens),
+        "num_continuations": int(vocabulary.is_continuation.sum()),
+        "longest_token": longest_token(vocabulary),
+        "alphabet_size": len(alphabet),
+        "alphabet": "".join(alphabet),
+    }
+    if texts_paths:
+        found["coverage"] = _coverage_of_files(texts_paths, vocabulary, lowercase=tokenizer.lowercase)
+    return found
+
+
+def _coverage_of_files(paths: Iterable[str | Path], vocabulary: Any, *, lowercase: bool) -> dict[str, Any]:
+    from maskloom.data.documents import read_documents
+    from maskloom.text.vocabulary_training import measure_coverage
+    from maskloom.text.word_counting import count_words
+
+    texts = (document.text for document in read_documents(paths))
+    counted = count_words(texts, lowercase=lowercase, max_distinct_words=_MAX_DISTINCT_WORDS)
+    return {
+        "num_documents": counted.num_texts,
+        "num_words": counted.num_words,
+        "num_distinct_words": counted.num_distinct_words,
+        **measure_coverage(vocabulary, counted.counts),
+    }
+
+
+def _check_is_free(out: Path) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ConfigError(f"{out} is a file; --out names a folder")
+    names = {path.name for path in out.iterdir()}
+    foreign = sorted(names - _TOKENIZER_FILES - {REPORT})
+    if foreign or (names and REPORT not in names):
+        held = ", ".join((foreign or sorted(names))[:3])
+        raise ConfigError(f"{out} holds {held}, which is no vocabulary trained here; choose another --out")
