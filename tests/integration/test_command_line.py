@@ -36,7 +36,7 @@ def test_help_names_every_command_without_heavy_imports() -> None:
     [
         (["nonsense"], 2, "nonsense"),
         (["vocab", "train"], 2, "Missing"),
-        (["vocab", "train", "x.txt", "--size", "0", "--out", "v"], 2, "0"),
+        (["vocab", "train", "x.txt", "--size", "0", "--out", "v"], 2, "--size"),
         (["vocab", "train", "x.txt", "--size", "9", "--out", "v", "--score", "bpe"], 2, "frequency"),
         (["vocab", "train", "absent.txt", "--size", "99", "--out", "v"], 3, "absent.txt"),
         (["vocab", "inspect", "absent"], 3, "absent"),
