@@ -1,0 +1,93 @@
+"""Reading plain, gzip and Zstandard files as one kind of byte stream."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zstandard
+
+from maskloom.config import DataError
+
+COMPRESSIONS = (".gz", ".zst")
+_BLOCK = 1 << 20
+
+
+@contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Turn what reading or decompressing `path` may raise into a DataError that names the file."""
+    try:
+        yield
+    except EOFError:
+        raise DataError(f"{path}: the compressed file ends too early: it was cut short") from None
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+        raise DataError(f"{path}: not a whole {path.suffix} file: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+class ByteStream:
+    """A buffered stream of the decompressed bytes of a file; `position` counts bytes on disk, for progress."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file; the suffix says how it is compressed."""
+        self._raw = io.FileIO(path)
+        suffix = path.suffix.lower()
+        if suffix in COMPRESSIONS and not path.stat().st_size:
+            self._raw.close()
+            raise EOFError
+        self._decompressing = None
+        if suffix == ".gz":
+            self._decompressing = gzip.GzipFile(fileobj=self._raw, mode="rb")
+            self.lines = io.BufferedReader(self._decompressing, _BLOCK)  # pyright: ignore[reportArgumentType]
+        elif suffix == ".zst":
+            self._decompressing = _ZstandardReader(self._raw)
+            self.lines = io.BufferedReader(self._decompressing, _BLOCK)
+        else:
+            self.lines = io.BufferedReader(self._raw, _BLOCK)
+
+    @property
+    def position(self) -> int:
+        """Number of bytes of the file on disk that were taken so far."""
+        return self._raw.tell()
+
+    def close(self) -> None:
+        """Close the stream and the file."""
+        self.lines.close()
+        self._raw.close()
+
+
+class _ZstandardReader(io.RawIOBase):
+    """Frames one after another; unlike the library's own reader it notices a frame that is cut short."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self._raw = raw
+        self._frame = None
+        self._compressed = b""
+        self._plain = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        while not self._plain:
+            if not self._compressed:
+                self._compressed = self._raw.read(_BLOCK // 8)
+                if not self._compressed:
+                    if self._frame is not None:
+                        raise EOFError
+                    return 0
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._plain = memoryview(self._frame.decompress(self._compressed))
+            self._compressed = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._plain))
+        buffer[:size] = self._plain[:size]
+        self._plain = self._plain[size:]
+        return size

@@ -1,0 +1,290 @@
+"""Text files into a corpus folder: parallel, resumable, and the same bytes for any number of processes."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from maskloom.config import ConfigError, DataError
+from maskloom.data.corpus_manifest import (
+    DOCUMENT_OFFSETS,
+    MANIFEST,
+    SENTENCE_LENGTHS,
+    SENTENCE_OFFSETS,
+    SHARD_FOLDER,
+    check_files,
+    describe_file,
+    read_manifest,
+    shard_name,
+    write_manifest,
+)
+from maskloom.data.deduplication import DigestSet, document_digest
+from maskloom.data.documents import ReadingReport, SourceFile, read_documents, source_files
+from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token_type
+from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
+from maskloom.data.worker_processes import results_of_processes
+from maskloom.files import sync
+from maskloom.text.tokenizer import Tokenizer
+
+SHARD_TOKENS = 1 << 22
+_CHARACTERS_PER_TOKEN = 4
+_SMALLEST_SHARD = 1 << 17
+_SHARE_OF_TEXT = 16
+_NUM_NAMED = 20
+_TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class _ShardTask:
+    """Documents that make one shard, and a digest of them and of the settings."""
+
+    number: int
+    texts: list[str]
+    input_digest: str
+
+
+@dataclass
+class _Counts:
+    reading: ReadingReport = field(default_factory=ReadingReport)
+    num_duplicates: int = 0
+
+
+def build_corpus(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    tokenizer: Tokenizer,
+    out: str | Path,
+    num_workers: int = 1,
+    sentences: SentenceRule = "split",
+    on_bad_text: Literal["error", "skip"] = "error",
+    shard_tokens: int = SHARD_TOKENS,
+    language: str = "en",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Build a corpus folder from text files and return its manifest (BERT paper 3.3.2: document-level text).
+
+    With one worker everything happens in this process; with more, this process reads and `num_workers` others encode.
+    The folder has the same bytes for any number of workers and after any interruption: run again with the same
+    settings, it keeps the shards that are finished. Exact duplicates of documents are dropped, at 27 to 53 bytes of
+    memory for each document; other memory is bounded by the shards in work (about `shard_tokens` tokens each, by
+    their characters) and by the cache of words. `progress` receives ("reading and encoding", bytes done, all bytes).
+
+    A folder that holds the finished corpus already is left as it is; its manifest comes back with
+    `already_built` set. Raises ConfigError when the folder holds a corpus made from other text or settings or when
+    another process builds there, DataError when the text holds no document and as `read_documents` does.
+    """
+    out = Path(out)
+    _check_settings(out, num_workers, sentences, shard_tokens)
+    counts = _Counts()
+    files = source_files(paths, counts.reading)
+    settings = _settings(tokenizer, sentences, on_bad_text, shard_tokens, language)
+    recipe = {"settings": settings, "sources": [_describe_source(source) for source in files]}
+    if (out / MANIFEST).exists():
+        return _finished_corpus(out, recipe)
+    with _building(out):
+        tokenizer.save(out)
+        documents = read_documents([source.path for source in files], on_bad_text=on_bad_text, report=counts.reading)
+        texts = _unique_texts(documents, counts)
+        tasks = _shard_tasks(texts, json.dumps(settings, sort_keys=True), shard_tokens * _CHARACTERS_PER_TOKEN)
+        total = sum(source["num_bytes"] for source in recipe["sources"])
+        records: list[ShardRecord] = []
+        encoder = (str(out), tokenizer, sentences, language)
+        for record in _records(out, tasks, records, encoder, num_workers):
+            records.append(record)
+            if progress:
+                progress("reading and encoding", counts.reading.num_bytes_read, total)
+        records.sort(key=lambda record: record.number)
+        if not any(record.num_documents for record in records):
+            raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
+        return _finish(out, records, recipe, counts, token_type(len(tokenizer.vocabulary)))
+
+
+def _check_settings(out: Path, num_workers: int, sentences: str, shard_tokens: int) -> None:
+    if num_workers < 1:
+        raise ConfigError(f"num_workers is {num_workers}; at least 1 process must work")
+    if sentences not in ("split", "lines"):
+        raise ConfigError(f"sentences is {sentences!r}; it must be 'split' or 'lines'")
+    if shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be positive")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: the corpus needs a folder, and this is a file")
+
+
+def _settings(
+    tokenizer: Tokenizer, sentences: str, on_bad_text: str, shard_tokens: int, language: str
+) -> dict[str, Any]:
+    """Return everything beside the text that decides what is written."""
+    return {
+        "vocabulary_sha256": hashlib.sha256("\n".join(tokenizer.vocabulary.tokens).encode()).hexdigest(),
+        "vocabulary_size": len(tokenizer.vocabulary),
+        "lowercase": tokenizer.lowercase,
+        "compatibility": tokenizer.compatibility,
+        "max_length": tokenizer.max_length,
+        "sentences": sentences,
+        "language": language,
+        "on_bad_text": on_bad_text,
+        "shard_tokens": shard_tokens,
+    }
+
+
+def _describe_source(source: SourceFile) -> dict[str, Any]:
+    return {"name": source.name, **describe_file(source.path)}
+
+
+def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
+    manifest = read_manifest(out)
+    changed = [name for name, value in recipe["settings"].items() if manifest["settings"].get(name) != value]
+    changed += [] if manifest["sources"] == recipe["sources"] else ["the text files"]
+    if changed:
+        raise ConfigError(
+            f"{out}: already holds a corpus that was made otherwise ({', '.join(changed)} differ); "
+            "choose another folder or remove this one"
+        )
+    check_files(out, manifest, sums=True)
+    shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
+    return {"already_built": True, **manifest}
+
+
+@contextmanager
+def _building(out: Path) -> Iterator[None]:
+    """Make the folders and hold the lock of one build."""
+    (out / SHARD_FOLDER).mkdir(parents=True, exist_ok=True)
+    (out / BUILDING_FOLDER).mkdir(exist_ok=True)
+    with (out / BUILDING_FOLDER / "lock").open("w") as lock:
+        try:
+            # the system drops this lock when the process ends, however it ends
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{out}: another process is building a corpus there") from None
+        yield
+
+
+def _unique_texts(documents: Iterator[Any], counts: _Counts) -> Iterator[tuple[str, bytes]]:
+    seen = DigestSet()
+    for document in documents:
+        digest = document_digest(document.text)
+        if seen.add(digest):
+            yield document.text, digest
+        else:
+            counts.num_duplicates += 1
+
+
+def _shard_tasks(texts: Iterator[tuple[str, bytes]], settings: str, max_characters: int) -> Iterator[_ShardTask]:
+    """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
+
+    Where a shard ends depends on the text alone.
+    """
+    number, size, total = 0, 0, 0
+    batch: list[str] = []
+    digest = hashlib.blake2b(settings.encode())
+    for text, own_digest in texts:
+        batch.append(text)
+        digest.update(own_digest)
+        size += len(text)
+        total += len(text)
+        if size >= min(max_characters, max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, total // _SHARE_OF_TEXT)):
+            yield _ShardTask(number, batch, digest.hexdigest())
+            number, size, batch = number + 1, 0, []
+            digest = hashlib.blake2b(settings.encode())
+    if batch:
+        yield _ShardTask(number, batch, digest.hexdigest())
+
+
+def _records(
+    out: Path, tasks: Iterator[_ShardTask], reused: list[ShardRecord], encoder: tuple[Any, ...], num_workers: int
+) -> Iterator[ShardRecord]:
+    """Yield the records of shards as they are made; those of an earlier build go to `reused` without any work."""
+
+    def unfinished() -> Iterator[_ShardTask]:
+        for task in tasks:
+            record = finished_shard(out, task.number, task.input_digest)
+            if record is None:
+                yield task
+            else:
+                reused.append(record)
+
+    if num_workers > 1:
+        yield from results_of_processes(_start_encoding, encoder, unfinished(), num_workers)
+    else:
+        yield from map(_start_encoding(*encoder), unfinished())
+
+
+def _start_encoding(
+    out: str, tokenizer: Tokenizer, sentences: SentenceRule, language: str
+) -> Callable[[_ShardTask], ShardRecord]:
+    """Return the function that encodes a task and writes its shard; runs in the worker process."""
+    encoder = SentenceEncoder(tokenizer, sentences=sentences, language=language)
+
+    def encode(task: _ShardTask) -> ShardRecord:
+        return write_shard(Path(out), task.number, task.input_digest, encoder.encode(task.texts))
+
+    return encode
+
+
+def _finish(
+    out: Path, records: list[ShardRecord], recipe: dict[str, Any], counts: _Counts, dtype: np.dtype
+) -> dict[str, Any]:
+    """Join the lengths of all shards, force everything to disk, and write the manifest last."""
+    kept = [record for record in records if record.num_tokens]
+    _join_lengths(out, kept)
+    files = {shard_name(r.number): {"num_bytes": r.num_bytes, "sha256": r.sha256} for r in kept}
+    small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *_TOKENIZER_FILES)
+    files |= {name: describe_file(out / name) for name in small}
+    for path in (out / SHARD_FOLDER).iterdir():
+        if f"{SHARD_FOLDER}/{path.name}" not in files:
+            path.unlink()
+    for name in [*files, SHARD_FOLDER]:
+        sync(out / name)
+    reading = counts.reading
+    manifest = write_manifest(
+        out,
+        {
+            "num_documents": sum(record.num_documents for record in kept),
+            "num_sentences": sum(record.num_sentences for record in kept),
+            "num_tokens": sum(record.num_tokens for record in kept),
+            "num_duplicate_documents": counts.num_duplicates,
+            "num_empty_documents": reading.num_empty_documents + sum(r.num_empty_documents for r in records),
+            "num_empty_sentences": sum(record.num_empty_sentences for record in records),
+            "num_skipped_documents": reading.num_skipped_documents,
+            "skipped_documents": reading.skipped,
+            "empty_files": reading.empty_files[:_NUM_NAMED],
+            "num_ignored_files": len(reading.ignored_files),
+            "ignored_files": reading.ignored_files[:_NUM_NAMED],
+            "token_type": dtype.str,
+            **recipe,
+            "shards": [{"file": shard_name(r.number), "num_tokens": r.num_tokens} for r in kept],
+            "files": files,
+        },
+    )
+    shutil.rmtree(out / BUILDING_FOLDER)
+    return manifest
+
+
+def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
+    """Write the three index files of the corpus from the lengths of its shards, one shard in memory at a time."""
+    first_sentence, first_token = 0, 0
+    with (
+        (out / DOCUMENT_OFFSETS).open("wb") as documents,
+        (out / SENTENCE_OFFSETS).open("wb") as offsets,
+        (out / SENTENCE_LENGTHS).open("wb") as lengths,
+    ):
+        documents.write(np.zeros(1, "<i8").tobytes())
+        offsets.write(np.zeros(1, "<i8").tobytes())
+        for record in records:
+            document_lengths, sentence_lengths = read_lengths(out, record)
+            lengths.write(sentence_lengths.tobytes())
+            offsets.write((first_token + np.cumsum(sentence_lengths, dtype="<i8")).tobytes())
+            documents.write((first_sentence + np.cumsum(document_lengths, dtype="<i8")).tobytes())
+            first_sentence += record.num_sentences
+            first_token += record.num_tokens

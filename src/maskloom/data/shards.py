@@ -1,0 +1,145 @@
+"""Token shards on disk: flat little-endian ids, written by the process that encoded them, read through memory maps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from maskloom.data.corpus_manifest import file_sum, shard_name
+from maskloom.data.sentence_encoding import EncodedDocuments
+
+BUILDING_FOLDER = "building"
+_MAX_OPEN_SHARDS = 256
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A finished shard: what it was made from, how much it holds, and the sums of its two files."""
+
+    number: int
+    input_digest: str
+    num_documents: int
+    num_sentences: int
+    num_tokens: int
+    num_empty_sentences: int
+    num_empty_documents: int
+    num_bytes: int
+    sha256: str
+    index_sha256: str
+
+
+def write_shard(folder: Path, number: int, input_digest: str, encoded: EncodedDocuments) -> ShardRecord:
+    """Write a shard's tokens, its lengths, and last the record that makes it count; each appears whole or not at all.
+
+    Nothing is forced to disk here: what a loss of power takes is found by its sum, and the shard is made again.
+    """
+    index = encoded.document_lengths.tobytes() + encoded.sentence_lengths.tobytes()
+    record = ShardRecord(
+        number=number,
+        input_digest=input_digest,
+        num_documents=len(encoded.document_lengths),
+        num_sentences=len(encoded.sentence_lengths),
+        num_tokens=int(encoded.sentence_lengths.sum(dtype=np.int64)),
+        num_empty_sentences=encoded.num_empty_sentences,
+        num_empty_documents=encoded.num_empty_documents,
+        num_bytes=len(encoded.tokens),
+        sha256=hashlib.sha256(encoded.tokens).hexdigest(),
+        index_sha256=hashlib.sha256(index).hexdigest(),
+    )
+    _replace(folder / shard_name(number), encoded.tokens)
+    _replace(_index_path(folder, number), index)
+    _replace(_record_path(folder, number), json.dumps(asdict(record), indent=1).encode())
+    return record
+
+
+def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord | None:
+    """Return the record of a shard that an earlier build finished from the same input, if its files are whole."""
+    try:
+        record = ShardRecord(**json.loads(_record_path(folder, number).read_bytes()))
+        is_whole = (
+            record.number == number
+            and record.input_digest == input_digest
+            and file_sum(folder / shard_name(number)) == record.sha256
+            and file_sum(_index_path(folder, number)) == record.index_sha256
+        )
+    except (OSError, ValueError, TypeError):
+        return None
+    return record if is_whole else None
+
+
+def read_lengths(folder: Path, record: ShardRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Return (sentences of each document, tokens of each sentence) of a shard that is being built."""
+    flat = np.fromfile(_index_path(folder, record.number), dtype="<i4")
+    return flat[: record.num_documents], flat[record.num_documents :]
+
+
+def _index_path(folder: Path, number: int) -> Path:
+    return folder / BUILDING_FOLDER / f"{number:05d}.lengths"
+
+
+def _record_path(folder: Path, number: int) -> Path:
+    return folder / BUILDING_FOLDER / f"{number:05d}.json"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+class TokenShards:
+    """The token ids of a corpus as if they were one array, read through memory maps of which a few stay open."""
+
+    def __init__(self, folder: Path, num_tokens: list[int], dtype: np.dtype) -> None:
+        """Take the number of tokens of each shard, in order."""
+        self._folder = folder
+        self._dtype = dtype
+        self._starts = [0, *accumulate(num_tokens)]
+        self._open: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self._starts[-1]
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return len(self._starts) - 1
+
+    def shard(self, number: int) -> np.ndarray:
+        """Return (tokens,) of one shard, memory-mapped and read-only."""
+        tokens = self._open.get(number)
+        if tokens is None:
+            path = self._folder / shard_name(number)
+            # a plain array over the map: slices of np.memmap are several times slower to make
+            tokens = np.memmap(path, dtype=self._dtype, mode="r").view(np.ndarray)
+            self._open[number] = tokens
+            # each map holds a file descriptor, of which a process may have about a thousand
+            while len(self._open) > _MAX_OPEN_SHARDS:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(number)
+        return tokens
+
+    def slice(self, first: int, last: int) -> np.ndarray:
+        """Return tokens `first` to `last` (exclusive) of the corpus; a copy only where they cross shards."""
+        number = bisect_right(self._starts, first) - 1
+        if first >= last:
+            return np.empty(0, dtype=self._dtype)
+        base = self._starts[number]
+        if last <= self._starts[number + 1]:
+            return self.shard(number)[first - base : last - base]
+        parts = []
+        while first < last:
+            end = min(last, self._starts[number + 1])
+            parts.append(self.shard(number)[first - self._starts[number] : end - self._starts[number]])
+            first, number = end, number + 1
+        return np.concatenate(parts)
