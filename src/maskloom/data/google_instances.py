@@ -1,0 +1,222 @@
+"""The static pre-training instances of Google's released generator, from the same stream of random numbers.
+
+This is the parity mode: tokens are strings, one `random.Random` serves every draw, and the order of draws is part of
+the contract. Instances equal those of the PyPI package bert-tensorflow 1.0.4 one for one; whole-word masking follows
+the later release of the generator. Training normally uses `maskloom.data.pretraining_loader` instead.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maskloom.config import ConfigError, DataError
+from maskloom.data.batch import PretrainingBatch
+
+if TYPE_CHECKING:
+    from maskloom.text.vocabulary import Vocabulary
+
+Sentence = Sequence[str]
+
+_NUM_DOCUMENT_DRAWS = 10
+_MASK_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class GoogleInstance:
+    """One masked instance: tokens with segments, where they were masked, and what stood there, by position."""
+
+    tokens: list[str]
+    segment_ids: list[int]
+    is_random_next: bool
+    masked_positions: list[int]
+    masked_labels: list[str]
+
+
+@dataclass(frozen=True)
+class _Generator:
+    """Settings and the stream of random numbers, shared by all steps."""
+
+    documents: list[list[Sentence]]
+    vocabulary_tokens: Sequence[str]
+    rng: random.Random
+    num_text_tokens: int
+    short_sequence_rate: float
+    masking_rate: float
+    max_predictions: int
+    whole_word: bool
+
+    def document_instances(self, place: int) -> Iterator[GoogleInstance]:
+        """Walk one document once; the target length is drawn once for the whole walk."""
+        document = self.documents[place]
+        target = self.num_text_tokens
+        if self.rng.random() < self.short_sequence_rate:
+            target = self.rng.randint(2, self.num_text_tokens)
+        first = 0
+        while first < len(document):
+            last, num_tokens = first, 0
+            while last < len(document) and num_tokens < target:
+                num_tokens += len(document[last])
+                last += 1
+            num_sentences = last - first
+            middle = first + (self.rng.randint(1, num_sentences - 1) if num_sentences > 1 else 1)
+            text_a = [token for sentence in document[first:middle] for token in sentence]
+            # A chunk of one sentence has no next text of its own, and draws nothing to find that out.
+            is_random_next = num_sentences == 1 or self.rng.random() < 0.5
+            if is_random_next:
+                text_b = self._text_of_another(place, target - len(text_a))
+                # The sentences after A were not used: the next chunk begins with them.
+                first = middle
+            else:
+                text_b = [token for sentence in document[middle:last] for token in sentence]
+                first = last
+            self._truncate(text_a, text_b)
+            yield self._masked(text_a, text_b, is_random_next)
+
+    def _text_of_another(self, place: int, goal: int) -> list[str]:
+        """Return sentences of another document up to `goal` tokens, at least one sentence.
+
+        After 10 draws of the same document that document serves.
+        """
+        other = place
+        for _ in range(_NUM_DOCUMENT_DRAWS):
+            other = self.rng.randint(0, len(self.documents) - 1)
+            if other != place:
+                break
+        document = self.documents[other]
+        text: list[str] = []
+        for sentence in document[self.rng.randint(0, len(document) - 1) :]:
+            text += sentence
+            if len(text) >= goal:
+                break
+        return text
+
+    def _truncate(self, text_a: list[str], text_b: list[str]) -> None:
+        """Take tokens off the longer text (B at a tie), at its front or back by a coin toss each, until both fit."""
+        while len(text_a) + len(text_b) > self.num_text_tokens:
+            longer = text_a if len(text_a) > len(text_b) else text_b
+            longer.pop(0 if self.rng.random() < 0.5 else -1)
+
+    def _masked(self, text_a: list[str], text_b: list[str], is_random_next: bool) -> GoogleInstance:
+        original = ["[CLS]", *text_a, "[SEP]", *text_b, "[SEP]"]
+        tokens = list(original)
+        num_to_predict = min(self.max_predictions, max(1, round(len(original) * self.masking_rate)))
+        groups = self._maskable(original)
+        self.rng.shuffle(groups)
+        masked: list[int] = []
+        for group in groups:
+            if len(masked) >= num_to_predict:
+                break
+            if len(masked) + len(group) > num_to_predict:
+                continue
+            for position in group:
+                tokens[position] = self._replacement(original[position])
+            masked += group
+        masked.sort()
+        return GoogleInstance(
+            tokens=tokens,
+            segment_ids=[0] * (len(text_a) + 2) + [1] * (len(text_b) + 1),
+            is_random_next=is_random_next,
+            masked_positions=masked,
+            masked_labels=[original[position] for position in masked],
+        )
+
+    def _maskable(self, tokens: list[str]) -> list[list[int]]:
+        """Return groups of positions that are masked together.
+
+        As in the released generator a `##` piece right after [SEP] joins the word before the [SEP].
+        """
+        groups: list[list[int]] = []
+        for position, token in enumerate(tokens):
+            if token in ("[CLS]", "[SEP]"):
+                continue
+            if self.whole_word and groups and token.startswith("##"):
+                groups[-1].append(position)
+            else:
+                groups.append([position])
+        return groups
+
+    def _replacement(self, token: str) -> str:
+        if self.rng.random() < _MASK_SHARE:
+            return "[MASK]"
+        if self.rng.random() < 0.5:
+            return token
+        return self.vocabulary_tokens[self.rng.randint(0, len(self.vocabulary_tokens) - 1)]
+
+
+def google_instances(
+    documents: Sequence[Sequence[Sentence]],
+    vocabulary_tokens: Sequence[str],
+    *,
+    rng: random.Random,
+    max_length: int,
+    dupe_factor: int,
+    short_sequence_rate: float,
+    masking_rate: float,
+    max_predictions: int,
+    whole_word: bool = False,
+) -> list[GoogleInstance]:
+    """Return all instances of `dupe_factor` passes over tokenised documents, in the generator's final order.
+
+    Documents are lists of sentences of tokens, in the order of the files; empty ones are dropped. Random replacements
+    are drawn by place in `vocabulary_tokens`, so that its order matters. Raises ConfigError for a
+    length below 5 or no pass at all.
+    """
+    if max_length < 5 or dupe_factor < 1:
+        raise ConfigError(f"max_length is {max_length} and dupe_factor {dupe_factor}; they must be at least 5 and 1")
+    filled = [[sentence for sentence in document if sentence] for document in documents]
+    generator = _Generator(
+        documents=[document for document in filled if document],
+        vocabulary_tokens=vocabulary_tokens,
+        rng=rng,
+        num_text_tokens=max_length - 3,
+        short_sequence_rate=short_sequence_rate,
+        masking_rate=masking_rate,
+        max_predictions=max_predictions,
+        whole_word=whole_word,
+    )
+    rng.shuffle(generator.documents)
+    instances: list[GoogleInstance] = []
+    for _ in range(dupe_factor):
+        for place in range(len(generator.documents)):
+            instances += generator.document_instances(place)
+    rng.shuffle(instances)
+    return instances
+
+
+def google_batches(
+    instances: Sequence[GoogleInstance], vocabulary: Vocabulary, *, batch_size: int
+) -> Iterator[PretrainingBatch]:
+    """Yield static instances as packed batches, in order; the last may be smaller.
+
+    Raises DataError for a token that the vocabulary lacks, ValueError for a batch size below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}, a batch needs at least 1 sequence")
+    for first in range(0, len(instances), batch_size):
+        group = instances[first : first + batch_size]
+        lengths = np.array([len(instance.tokens) for instance in group], dtype=np.int64)
+        starts = np.cumsum(lengths) - lengths
+        positions = [
+            np.array(instance.masked_positions, dtype=np.int64) + start
+            for instance, start in zip(group, starts.tolist(), strict=True)
+        ]
+        yield PretrainingBatch(
+            token_ids=_ids([token for instance in group for token in instance.tokens], vocabulary),
+            segment_ids=np.array([side for instance in group for side in instance.segment_ids], dtype=np.int64),
+            lengths=lengths,
+            mlm_positions=np.concatenate(positions),
+            mlm_labels=_ids([label for instance in group for label in instance.masked_labels], vocabulary),
+            nsp_labels=np.array([instance.is_random_next for instance in group], dtype=np.int64),
+        )
+
+
+def _ids(tokens: list[str], vocabulary: Vocabulary) -> np.ndarray:
+    try:
+        return np.array([vocabulary.ids[token] for token in tokens], dtype=np.int64)
+    except KeyError as error:
+        raise DataError(f"token {error.args[0]!r} is not in the vocabulary of {len(vocabulary)} tokens") from None
