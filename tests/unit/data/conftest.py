@@ -1,0 +1,61 @@
+"""A corpus in memory, for tests of what reads corpora."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from maskloom.text.vocabulary import Vocabulary
+
+
+class MemoryCorpus:
+    """Documents of sentences of token ids behind the part of the corpus interface that sampling uses."""
+
+    def __init__(self, documents: Sequence[Sequence[Sequence[int]]], vocabulary: Vocabulary) -> None:
+        sentences = [np.asarray(sentence, dtype=np.uint16) for document in documents for sentence in document]
+        self.vocabulary = vocabulary
+        self.document_offsets = np.cumsum([0, *map(len, documents)]).astype(np.int64)
+        self.sentence_lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int32)
+        self.num_documents, self.num_sentences = len(documents), len(sentences)
+        self.num_tokens = int(self.sentence_lengths.sum())
+        self._ends = np.concatenate([[0], np.cumsum(self.sentence_lengths)])
+        self._ids = np.concatenate([*sentences, np.array([], dtype=np.uint16)])
+
+    def sentences(self, first: int, last: int) -> np.ndarray:
+        return self._ids[self._ends[first] : self._ends[last]]
+
+    def sentence(self, index: int) -> np.ndarray:
+        return self.sentences(index, index + 1)
+
+
+@pytest.fixture(scope="session")
+def toy_vocabulary() -> Vocabulary:
+    """2,000 tokens; specials at odd places, and every third token continues a word."""
+    plain = [f"##t{i}" if i % 3 == 0 else f"t{i}" for i in range(1995)]
+    return Vocabulary(["[UNK]", *plain[:500], "[SEP]", "[MASK]", *plain[500:1200], "[CLS]", *plain[1200:], "[PAD]"])
+
+
+@pytest.fixture(scope="session")
+def memory_corpus(toy_vocabulary: Vocabulary) -> Callable[..., MemoryCorpus]:
+    """A function from documents, given as lists of sentences of ids, to a corpus in memory."""
+
+    def make(documents: Sequence[Sequence[Sequence[int]]]) -> MemoryCorpus:
+        return MemoryCorpus(documents, toy_vocabulary)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_corpus(toy_vocabulary: Vocabulary) -> Callable[..., MemoryCorpus]:
+    """A function from sizes and a seed to a corpus of random ordinary tokens."""
+
+    def make(num_documents: int, *, most_sentences: int = 30, most_tokens: int = 40, seed: int = 0) -> MemoryCorpus:
+        rng = np.random.default_rng(seed)
+        ordinary = np.setdiff1d(np.arange(len(toy_vocabulary)), list(toy_vocabulary.special_ids))
+        documents = [
+            [rng.choice(ordinary, rng.integers(1, most_tokens + 1)) for _ in range(rng.integers(1, most_sentences + 1))]
+            for _ in range(num_documents)
+        ]
+        return MemoryCorpus(documents, toy_vocabulary)
+
+    return make

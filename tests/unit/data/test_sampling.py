@@ -1,0 +1,269 @@
+import numpy as np
+import pytest
+
+from maskloom.config import ConfigError, DataError
+from maskloom.data.sampling import (
+    DataPosition,
+    Instances,
+    InstanceStream,
+    SamplingSettings,
+    _num_heads,
+    truncated_lengths,
+)
+
+
+def _epoch(stream: InstanceStream, epoch: int = 0) -> Instances:
+    return Instances.join([stream.block(epoch, block) for block in range(stream.num_blocks)])
+
+
+def _rows(instances: Instances) -> list[tuple]:
+    return list(zip(*(column.tolist() for column in vars(instances).values()), strict=True))
+
+
+def _documents(corpus, sentences: np.ndarray) -> np.ndarray:
+    return np.searchsorted(corpus.document_offsets, sentences, side="right") - 1
+
+
+@pytest.mark.parametrize("max_length", [5, 16, 64, 512])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
+def test_pairs_fit_and_use_every_sentence(random_corpus, max_length: int, rate: float) -> None:
+    corpus = random_corpus(60)
+    stream = InstanceStream(corpus, None, SamplingSettings(max_length, rate), seed=1, block_sentences=200)
+    assert stream.num_blocks > 3
+    instances = _epoch(stream)
+    assert (instances.a_length >= 1).all()
+    assert (instances.b_length >= 1).all()
+    assert (instances.a_length + instances.b_length <= max_length - 3).all()
+    used = np.zeros(corpus.num_sentences, dtype=np.int64)
+    for first, middle, end, is_random in zip(
+        instances.a_first, instances.a_last, instances.b_last, instances.is_random, strict=True
+    ):
+        used[first:middle] += 1
+        if not is_random:
+            used[middle:end] += 1
+    assert (used == 1).all(), "random B aside, every sentence is used exactly once in an epoch"
+
+
+def test_sides_stay_inside_a_document_and_random_ones_are_of_another(random_corpus) -> None:
+    corpus = random_corpus(40)
+    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(64), seed=2))
+    a_document, b_document = _documents(corpus, instances.a_first), _documents(corpus, instances.b_first)
+    assert (a_document == _documents(corpus, instances.a_last - 1)).all()
+    assert (b_document == _documents(corpus, instances.b_last - 1)).all()
+    is_random = instances.is_random == 1
+    assert (a_document[is_random] != b_document[is_random]).all()
+    assert (a_document[~is_random] == b_document[~is_random]).all()
+    assert (instances.b_first[~is_random] == instances.a_last[~is_random]).all()
+    assert 0.5 <= is_random.mean() < 0.75
+    assert len(np.unique(instances.keys)) == len(instances)
+
+
+def test_kept_tokens_lie_inside_the_sentences(random_corpus) -> None:
+    corpus = random_corpus(40, most_tokens=90)
+    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(32), seed=2))
+    for side in "ab":
+        first, last, skip, length = (
+            getattr(instances, f"{side}_{name}") for name in ("first", "last", "skip", "length")
+        )
+        whole = np.array([len(corpus.sentences(f, e)) for f, e in zip(first, last, strict=True)])
+        assert (skip >= 0).all()
+        assert (skip + length <= whole).all()
+        cut = whole - length > 20
+        assert 0.4 < (skip[cut] / (whole - length)[cut]).mean() < 0.6
+
+
+def test_random_texts_reach_what_is_left_of_the_target(random_corpus) -> None:
+    corpus = random_corpus(40, most_tokens=9)
+    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(64, 0.0), seed=3))
+    ends = corpus.document_offsets[1:]
+    for row in np.nonzero(instances.is_random)[0]:
+        a_whole = len(corpus.sentences(instances.a_first[row], instances.a_last[row]))
+        first, last = instances.b_first[row], instances.b_last[row]
+        assert last - first == 1 or len(corpus.sentences(first, last - 1)) < 61 - a_whole
+        assert last in ends or len(corpus.sentences(first, last)) >= 61 - a_whole
+
+
+def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> None:
+    corpus = random_corpus(40, most_tokens=9)
+    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(64, 0.0), seed=3))
+    for row in np.nonzero(instances.is_random == 0)[0]:
+        first, last = instances.a_first[row], instances.b_last[row]
+        assert len(corpus.sentences(first, last - 1)) < 61
+        assert last in corpus.document_offsets or len(corpus.sentences(first, last)) >= 61
+
+
+def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
+    """With sentences of one token the lengths of a document's instances give its target away."""
+    corpus = memory_corpus([[[7]] * 300 for _ in range(400)])
+    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(35, 0.5), seed=4))
+    actual = instances.is_random == 0
+    documents = _documents(corpus, instances.a_first)
+    full = instances.b_last - instances.a_first
+    is_last = np.isin(instances.b_last, corpus.document_offsets)
+    targets = {}
+    for document, length in zip(documents[actual & ~is_last], full[actual & ~is_last], strict=True):
+        assert targets.setdefault(document, length) == length
+    drawn = np.array(list(targets.values()))
+    assert drawn.min() >= 2
+    assert drawn.max() == 32
+    assert 0.4 < (drawn < 32).mean() < 0.6
+    assert len(set(drawn.tolist())) > 25
+
+
+def test_documents_of_one_sentence_are_all_random(memory_corpus) -> None:
+    corpus = memory_corpus([[[9] * 5] for _ in range(30)])
+    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(16), seed=0))
+    assert len(instances) == 30
+    assert instances.is_random.all()
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+@pytest.mark.parametrize("sentences", [[[5]], [[5], [6, 7]], [[5] * 400] * 3])
+def test_a_single_document_works(memory_corpus, sentences, next_sentence: bool) -> None:
+    corpus = memory_corpus([sentences])
+    stream = InstanceStream(corpus, None, SamplingSettings(24, next_sentence=next_sentence), seed=0)
+    read, after = stream.read(DataPosition(), 60)
+    assert len(read) == 60
+    assert after.epoch > 0
+    assert set(_documents(corpus, read.b_first).tolist()) == {0}
+
+
+def test_single_segments_use_every_token_once(random_corpus) -> None:
+    corpus = random_corpus(50, most_tokens=120)
+    settings = SamplingSettings(50, 0.3, next_sentence=False)
+    instances = _epoch(InstanceStream(corpus, None, settings, seed=5, block_sentences=100))
+    assert (instances.a_length >= 1).all()
+    assert (instances.a_length <= 48).all()
+    assert (instances.b_length == 0).all()
+    starts = np.concatenate([[0], np.cumsum(corpus.sentence_lengths)])
+    used = np.zeros(corpus.num_tokens, dtype=np.int64)
+    for first, skip, length in zip(instances.a_first, instances.a_skip, instances.a_length, strict=True):
+        used[starts[first] + skip : starts[first] + skip + length] += 1
+    assert (used == 1).all()
+    assert len(np.unique(instances.keys)) == len(instances)
+    several = instances.a_last - instances.a_first > 1
+    assert (instances.a_skip[several] == 0).all(), "only a lone sentence is ever cut"
+
+
+def test_only_the_documents_asked_for_are_read(random_corpus) -> None:
+    corpus = random_corpus(30)
+    chosen = np.array([3, 17, 4, 29])
+    instances = _epoch(InstanceStream(corpus, chosen, SamplingSettings(64), seed=1))
+    read = np.concatenate([_documents(corpus, instances.a_first), _documents(corpus, instances.b_first)])
+    assert set(read.tolist()) == set(chosen.tolist())
+
+
+def test_epochs_differ_and_come_again(random_corpus) -> None:
+    corpus = random_corpus(50)
+    stream = InstanceStream(corpus, None, SamplingSettings(64), seed=6)
+    first, second = _rows(_epoch(stream, 0)), _rows(_epoch(stream, 1))
+    assert _rows(_epoch(InstanceStream(corpus, None, SamplingSettings(64), seed=6), 0)) == first
+    assert first != second
+    assert len(set(first) & set(second)) == 0
+    other = InstanceStream(corpus, None, SamplingSettings(64), seed=7)
+    assert _rows(_epoch(other, 0)) != first
+
+
+def test_repeated_instances_come_in_another_order(random_corpus) -> None:
+    corpus = random_corpus(50)
+    stream = InstanceStream(corpus, None, SamplingSettings(64), seed=6, repeat_instances=True, block_sentences=150)
+    first, second = _rows(_epoch(stream, 0)), _rows(_epoch(stream, 3))
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+def test_instances_of_a_document_do_not_depend_on_the_block(random_corpus) -> None:
+    corpus = random_corpus(50)
+    a, b = (
+        InstanceStream(corpus, None, SamplingSettings(64), seed=6, block_sentences=size) for size in (100, 10_000_000)
+    )
+    assert a.num_blocks > 1
+    assert b.num_blocks == 1
+    assert sorted(_rows(_epoch(a))) == sorted(_rows(_epoch(b)))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_reading_is_seamless_from_any_position(random_corpus, size: int) -> None:
+    corpus = random_corpus(25)
+    stream = InstanceStream(corpus, None, SamplingSettings(64), seed=8, block_sentences=80)
+    total = 3 * len(_epoch(stream)) // size + 1
+    whole, end = stream.read(DataPosition(), total * size)
+    position, pieces = DataPosition(), []
+    for _ in range(total):
+        fresh = InstanceStream(corpus, None, SamplingSettings(64), seed=8, block_sentences=80)
+        part, position = (fresh if size > 1 else stream).read(position, size)
+        pieces += _rows(part)
+    assert pieces == _rows(whole)
+    assert position == end
+    assert end.epoch >= 2
+
+
+def test_positions_after_the_last_instance_are_the_next_start(random_corpus) -> None:
+    corpus = random_corpus(25)
+    stream = InstanceStream(corpus, None, SamplingSettings(64), seed=8, block_sentences=80)
+    size = len(stream.block(0, 0))
+    assert stream.read(DataPosition(), size)[1] == DataPosition(0, 1, 0)
+    last = stream.num_blocks - 1
+    assert stream.read(DataPosition(4, last, 0), len(stream.block(4, last)))[1] == DataPosition(5, 0, 0)
+    assert _rows(stream.read(DataPosition(0, 0, size), 3)[0]) == _rows(stream.read(DataPosition(0, 1, 0), 3)[0])
+
+
+def test_positions_that_do_not_exist_are_refused(random_corpus) -> None:
+    stream = InstanceStream(random_corpus(5), None, SamplingSettings(64), seed=8)
+    with pytest.raises(DataError, match="the block has"):
+        stream.read(DataPosition(0, 0, 10**6), 1)
+    with pytest.raises(DataError, match="block 9 of epoch 0: these documents have 1 blocks"):
+        stream.read(DataPosition(0, 9, 0), 1)
+    with pytest.raises(ValueError, match="num_instances is 0"):
+        stream.read(DataPosition(), 0)
+
+
+def test_positions_become_dicts_and_back() -> None:
+    position = DataPosition(2, 3, 4)
+    assert DataPosition.from_dict(position.as_dict()) == position
+    for wrong in ({}, {"epoch": 0, "block": 0}, {"epoch": 0, "block": 0, "instance": -1}, {"epoch": "0"}):
+        with pytest.raises(DataError, match="data position"):
+            DataPosition.from_dict(wrong)
+
+
+def test_corpora_that_cannot_be_sampled_are_refused(memory_corpus) -> None:
+    with pytest.raises(DataError, match="at least one sentence"):
+        InstanceStream(memory_corpus([[]]), None, SamplingSettings(), seed=0)
+    with pytest.raises(DataError, match="at least one sentence"):
+        InstanceStream(memory_corpus([[[5]]]), np.array([], dtype=np.int64), SamplingSettings(), seed=0)
+    with pytest.raises(DataError, match="sentence 1 of the corpus has 0 tokens"):
+        InstanceStream(memory_corpus([[[5], [], [6]]]), None, SamplingSettings(), seed=0).read(DataPosition(), 1)
+    skipping = InstanceStream(memory_corpus([[], [[5], [6]], []]), None, SamplingSettings(), seed=0)
+    assert len(skipping.read(DataPosition(), 4)[0]) == 4
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="max_length is 4"):
+        SamplingSettings(max_length=4)
+    with pytest.raises(ConfigError, match=r"short_sequence_rate is 1\.5"):
+        SamplingSettings(short_sequence_rate=1.5)
+
+
+def test_truncation_equals_one_token_at_a_time() -> None:
+    a, b = (side.ravel() for side in np.meshgrid(np.arange(1, 25), np.arange(1, 25)))
+    for most in (2, 3, 7, 16, 17):
+        expected = []
+        for length_a, length_b in zip(a.tolist(), b.tolist(), strict=True):
+            while length_a + length_b > most:
+                if length_a > length_b:
+                    length_a -= 1
+                else:
+                    length_b -= 1
+            expected.append((length_a, length_b))
+        assert list(zip(*(kept.tolist() for kept in truncated_lengths(a, b, most)), strict=True)) == expected
+
+
+def test_cuts_at_the_front_are_binomial() -> None:
+    tosses = np.repeat([0, 1, 10, 64, 65, 200], 4000)
+    heads = _num_heads(tosses, 1, 2, 3, np.arange(len(tosses)))
+    for number in np.unique(tosses):
+        drawn = heads[tosses == number]
+        assert drawn.min() >= 0
+        assert drawn.max() <= number
+        assert drawn.mean() == pytest.approx(number / 2, abs=4 * np.sqrt(number / 4 / 4000) + 1e-9)
+        assert drawn.var() == pytest.approx(number / 4, rel=0.12)
