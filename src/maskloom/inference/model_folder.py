@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import DataError
+from maskloom.text.tokenizer import Tokenizer
 
 SETTINGS_FILE = "maskloom.json"
 
@@ -28,6 +30,18 @@ def resolve_model_folder(path: str | Path) -> Path:
         raise DataError(f"{path}: this run has no model/ yet; finish it with --resume")
     held = sorted(entry.name for entry in path.iterdir())[:8]
     raise DataError(f"{path}: no config.json in it or in {path / 'model'}; it holds: {', '.join(held) or 'nothing'}")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Open the tokenizer of a model folder; raises DataError when it has more tokens than the model has embeddings."""
+    tokenizer = Tokenizer.load(folder)
+    vocab_size = read_config(folder).get("vocab_size", 30_522)
+    if len(tokenizer.vocabulary) > vocab_size:
+        raise DataError(
+            f"{folder}: the vocabulary has {len(tokenizer.vocabulary)} tokens, the model embeds {vocab_size}; "
+            "these files do not belong together"
+        )
+    return tokenizer
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

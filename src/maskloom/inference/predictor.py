@@ -13,7 +13,7 @@ from torch import Tensor
 from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import ClassificationBatch
-from maskloom.inference.model_folder import read_settings, resolve_model_folder
+from maskloom.inference.model_folder import load_tokenizer, read_settings, resolve_model_folder
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.classification import classifier_logits
@@ -60,7 +60,7 @@ class Predictor:
         """
         path = resolve_model_folder(folder)
         model, _report = load_model(path)
-        tokenizer = Tokenizer.load(path)
+        tokenizer = load_tokenizer(path)
         settings = read_settings(path)
         limit = min(model.encoder.config.max_position_embeddings, tokenizer.max_length)
         if max_length is not None and not 3 <= max_length <= limit:

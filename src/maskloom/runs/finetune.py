@@ -15,7 +15,7 @@ import maskloom
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
-from maskloom.inference.model_folder import SETTINGS_FILE, resolve_model_folder
+from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, resolve_model_folder
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
     best_restart,
@@ -74,7 +74,7 @@ def finetune(
     source = resolve_model_folder(model)
     kind = _kind_of(recipe, reading)
     recipe = recipe.model_copy(update={"task": kind})
-    tokenizer = Tokenizer.load(source)
+    tokenizer = load_tokenizer(source)
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, kind, tokenizer, Path(train), Path(dev), reading, metric)
     inputs = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskloom.data.batch import ClassificationBatch
+from maskloom.data.bucketing import sorted_batches
 from maskloom.data.counter_random import Permutation
 from maskloom.tasks.examples import Example
 from maskloom.text.tokenizer import Tokenizer
@@ -129,21 +130,5 @@ class ShuffledBatches:
 
 
 def batches_by_length(data: EncodedExamples, *, max_tokens: int = 8192) -> Iterator[ClassificationBatch]:
-    """Yield every example once, shortest first, in batches of at most `max_tokens` tokens (at least one example)."""
-    yield from (data.batch(indices) for indices in token_budget_batches(data.lengths, max_tokens))
-
-
-def token_budget_batches(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
-    """Yield indices in order of length, cut so that each group holds at most `max_tokens` tokens or one sequence."""
-    order = np.argsort(lengths, kind="stable")
-    group: list[int] = []
-    num_tokens = 0
-    for index in order:
-        length = int(lengths[index])
-        if group and num_tokens + length > max_tokens:
-            yield np.array(group)
-            group, num_tokens = [], 0
-        group.append(int(index))
-        num_tokens += length
-    if group:
-        yield np.array(group)
+    """Yield every example once, longest first, in batches of at most `max_tokens` tokens (at least one example)."""
+    yield from (data.batch(indices) for indices in sorted_batches(data.lengths, max_tokens))

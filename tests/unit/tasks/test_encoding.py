@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from maskloom.tasks.encoding import ShuffledBatches, batches_by_length, encode_examples
+from maskloom.tasks.examples import Example
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]), max_length=64)
+
+
+def encoded(num_examples=101, max_length=20):
+    rng = np.random.default_rng(1)
+    texts = [" ".join("abcdefgh"[number] for number in rng.integers(0, 8, rng.integers(1, 30))) for _ in range(101)]
+    examples = [Example(text, None, None, number) for number, text in enumerate(texts[:num_examples], 1)]
+    return encode_examples(examples, TOKENIZER, max_length=max_length, labels=np.arange(num_examples))
+
+
+def test_batches_are_slices_of_the_encodings():
+    data = encode_examples(
+        [Example("a b", "c", None, 1), Example("d", None, None, 2)], TOKENIZER, max_length=9, labels=np.array([1, 0])
+    )
+    batch = data.batch(np.array([1, 0]))
+    assert batch.token_ids.tolist() == [2, 8, 3, 2, 5, 6, 3, 7, 3]
+    assert batch.segment_ids.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1]
+    assert batch.lengths.tolist() == [3, 6]
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [0, 1]
+    assert batch.indices.tolist() == [1, 0]
+
+
+def test_truncation_is_counted():
+    examples = [Example("a b c d e", None, None, 1), Example("a", None, None, 2), Example("a b c", "d e f g", None, 3)]
+    data = encode_examples(examples, TOKENIZER, max_length=6)
+    assert data.lengths.tolist() == [6, 3, 6]
+    assert (data.num_truncated_examples, data.num_truncated_tokens) == (2, 1 + 4)
+    assert data.truncation()["truncated_share"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 32, 101])
+def test_each_epoch_holds_every_example_once(batch_size):
+    data = encoded()
+    batches = ShuffledBatches(data, batch_size, seed=5)
+    # Windows of 16 batches are sorted inside; whole windows that end where an epoch ends hold whole epochs.
+    num_batches = 16 * 101
+    seen = np.concatenate([batches.indices(number) for number in range(num_batches)])
+    assert len(seen) == num_batches * batch_size
+    assert (np.bincount(seen, minlength=101) == 16 * batch_size).all()
+
+
+def test_batches_hold_similar_lengths_and_change_with_seed_and_window():
+    data = encoded()
+    batches = ShuffledBatches(data, 6, seed=5)
+    spreads = [np.ptp(data.lengths[batches.indices(number)]) for number in range(16)]
+    assert np.mean(spreads) < 4 < np.ptp(data.lengths)
+    firsts = {tuple(ShuffledBatches(data, 6, seed).indices(0)) for seed in range(5)}
+    assert len(firsts) == 5
+    assert not np.array_equal(batches.indices(0), batches.indices(16))
+
+
+def test_a_position_is_all_that_is_needed():
+    batches = ShuffledBatches(encoded(), 8, seed=2)
+    position: dict[str, int] = {}
+    walked = []
+    for _ in range(20):
+        batch, position = batches.next_batch(position)
+        walked.append(batch.indices)
+    for number in (0, 7, 19):
+        jumped, after = batches.next_batch({"batch": number})
+        assert np.array_equal(jumped.indices, walked[number])
+        assert after == {"batch": number + 1}
+
+
+def test_evaluation_covers_each_example_once():
+    data = encoded()
+    batches = list(batches_by_length(data, max_tokens=64))
+    assert sorted(np.concatenate([batch.indices for batch in batches])) == list(range(101))
+    assert all(batch.num_tokens <= 64 or batch.num_sequences == 1 for batch in batches)
