@@ -1,0 +1,217 @@
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from maskloom.data.batch import PretrainingBatch
+from maskloom.data.google_instances import google_batches, google_instances
+from maskloom.data.masking import MaskingSettings
+from maskloom.data.pretraining_loader import PretrainingLoader
+from maskloom.data.sampling import DataPosition, SamplingSettings
+
+
+def _loader(corpus, documents=None, *, batch_size=16, seed=1, static_masks=False, max_length=64, **settings):
+    return PretrainingLoader(
+        corpus,
+        documents,
+        batch_size=batch_size,
+        seed=seed,
+        sampling=SamplingSettings(max_length=max_length, **settings),
+        masking=MaskingSettings(max_predictions=10),
+        static_masks=static_masks,
+    )
+
+
+def _restored(batch: PretrainingBatch) -> np.ndarray:
+    """The token ids before masking."""
+    ids = batch.token_ids.copy()
+    ids[batch.mlm_positions] = batch.mlm_labels
+    return ids
+
+
+def _texts(batch: PretrainingBatch, vocabulary) -> list[tuple[list[int], ...]]:
+    """The unmasked texts of every sequence, with the frame of special tokens and segments checked."""
+    texts, start = [], 0
+    ids = _restored(batch)
+    for length in batch.lengths.tolist():
+        own, segments = ids[start : start + length], batch.segment_ids[start : start + length]
+        start += length
+        assert own[0] == vocabulary.cls_id
+        (separators,) = np.nonzero(own == vocabulary.sep_id)
+        assert separators[-1] == length - 1
+        assert not (own[1:] == vocabulary.cls_id).any()
+        assert segments.tolist() == [0] * (separators[0] + 1) + [1] * (length - separators[0] - 1)
+        cuts = [0, *separators.tolist()]
+        texts.append(tuple(own[a + 1 : b].tolist() for a, b in pairwise(cuts)))
+    return texts
+
+
+def _same(a: PretrainingBatch, b: PretrainingBatch) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+
+
+def _epoch(loader: PretrainingLoader, epoch: int = 0) -> list[PretrainingBatch]:
+    return [part for batch in loader.epoch_batches(epoch) for part in batch.split(1)]
+
+
+def test_batches_hold_framed_pairs_of_the_right_documents(memory_corpus) -> None:
+    """Every token of document d is d + 5 within the ordinary tokens, so that it tells its document."""
+    corpus = memory_corpus([[[d + 5] * (1 + (d + s) % 9) for s in range(1 + d % 12)] for d in range(60)])
+    loader = _loader(corpus, batch_size=8)
+    num_random = num_pairs = 0
+    for batch in loader.epoch_batches(0):
+        assert batch.nsp_labels is not None
+        assert (batch.lengths <= 64).all()
+        assert all(array.dtype == np.int64 for array in vars(batch).values())
+        for texts, label in zip(_texts(batch, corpus.vocabulary), batch.nsp_labels.tolist(), strict=True):
+            a, b = (set(text) for text in texts)
+            assert len(a) == len(b) == 1
+            assert (a != b) == bool(label)
+            num_random, num_pairs = num_random + label, num_pairs + 1
+    assert num_random / num_pairs >= 0.5
+
+
+def test_segments_have_no_second_side(random_corpus) -> None:
+    corpus = random_corpus(30)
+    tokens: list[int] = []
+    for batch in _loader(corpus, next_sentence=False).epoch_batches(0):
+        assert batch.nsp_labels is None
+        for texts in _texts(batch, corpus.vocabulary):
+            assert len(texts) == 1
+            tokens += texts[0]
+    assert sorted(tokens) == sorted(corpus.sentences(0, corpus.num_sentences).tolist())
+
+
+def test_texts_are_runs_of_the_corpus(random_corpus) -> None:
+    corpus = random_corpus(20, most_tokens=60)
+    whole = " ".join(map(str, corpus.sentences(0, corpus.num_sentences).tolist()))
+    for batch in _loader(corpus, max_length=32).epoch_batches(0):
+        for texts in _texts(batch, corpus.vocabulary):
+            assert all(" ".join(map(str, text)) in whole for text in texts)
+
+
+def test_a_batch_is_a_function_of_its_position(random_corpus) -> None:
+    corpus = random_corpus(20)
+    loader = _loader(corpus)
+    position, stream = DataPosition(), []
+    for _ in range(60):
+        batch, after = loader.batch(position)
+        stream.append((position, batch))
+        position = after
+    assert position.epoch >= 2
+    assert {batch.num_sequences for _, batch in stream} == {16}
+    for start in (37, 5, 59, 0):
+        fresh = _loader(corpus)
+        for place, batch in stream[start : start + 4]:
+            again, _ = fresh.batch(DataPosition.from_dict(place.as_dict()))
+            assert _same(again, batch)
+
+
+def test_batches_run_over_the_ends_of_epochs(random_corpus) -> None:
+    corpus = random_corpus(20)
+    loader = _loader(corpus, batch_size=7)
+    singles = [*_epoch(loader, 0), *_epoch(loader, 1)]
+    position, streamed = DataPosition(), []
+    while len(streamed) < len(singles) - 7:
+        batch, position = loader.batch(position)
+        streamed += batch.split(1)
+    assert all(_same(a, b) for a, b in zip(streamed, singles, strict=False))
+
+
+def test_epoch_batches_hold_each_instance_once_and_stay_the_same(random_corpus) -> None:
+    corpus = random_corpus(20)
+    by_five, by_all = _epoch(_loader(corpus, batch_size=5)), _epoch(_loader(corpus, batch_size=10_000))
+    assert len(by_five) == len(by_all)
+    assert all(_same(a, b) for a, b in zip(by_five, by_all, strict=True))
+    sizes = [batch.num_sequences for batch in _loader(corpus, batch_size=5).epoch_batches(0)]
+    assert set(sizes[:-1]) == {5}
+    assert sum(sizes) == len(by_all)
+
+
+def test_masks_and_pairs_are_new_in_every_epoch(memory_corpus) -> None:
+    """With one sentence a document A is the same in both epochs, and only its mask can change."""
+    rng = np.random.default_rng(0)
+    corpus = memory_corpus([[rng.integers(5, 400, 20)] for _ in range(40)])
+    vocabulary = corpus.vocabulary
+    epochs = []
+    for epoch in (0, 1):
+        masked = {}
+        for batch in _epoch(_loader(corpus), epoch):
+            ((a, _),) = _texts(batch, vocabulary)
+            masked[tuple(a)] = batch.mlm_positions[batch.mlm_positions <= 20].tolist()
+        epochs.append(masked)
+    assert epochs[0].keys() == epochs[1].keys()
+    assert sum(epochs[0][text] == epochs[1][text] for text in epochs[0]) < 6
+
+
+def test_static_masks_repeat_in_another_order(random_corpus) -> None:
+    corpus = random_corpus(20)
+
+    def rows(static_masks: bool, epoch: int) -> list[tuple]:
+        singles = _epoch(_loader(corpus, static_masks=static_masks), epoch)
+        return [(*batch.token_ids.tolist(), -1, *batch.mlm_positions.tolist()) for batch in singles]
+
+    first, second = rows(True, 0), rows(True, 1)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert first == rows(False, 0)
+    assert len(set(second) & set(rows(False, 1))) == 0
+
+
+def test_seeds_and_held_out_documents_matter(random_corpus) -> None:
+    corpus = random_corpus(20)
+    base, _ = _loader(corpus).batch(DataPosition())
+    other, _ = _loader(corpus, seed=2).batch(DataPosition())
+    assert not _same(base, other)
+    held_out = np.array([4, 9])
+    allowed = {
+        token
+        for document in held_out
+        for token in corpus.sentences(*corpus.document_offsets[document : document + 2]).tolist()
+    }
+    for batch in _loader(corpus, held_out).epoch_batches(0):
+        for texts in _texts(batch, corpus.vocabulary):
+            assert allowed.issuperset(token for text in texts for token in text)
+
+
+def test_instances_are_distributed_as_those_of_the_static_generator(random_corpus) -> None:
+    corpus = random_corpus(300)
+    vocabulary = corpus.vocabulary
+    offsets = corpus.document_offsets.tolist()
+    documents = [
+        [[vocabulary.tokens[i] for i in corpus.sentence(s)] for s in range(first, last)]
+        for first, last in pairwise(offsets)
+    ]
+    instances = google_instances(
+        documents,
+        vocabulary.tokens,
+        rng=random.Random(0),
+        max_length=64,
+        dupe_factor=4,
+        short_sequence_rate=0.1,
+        masking_rate=0.15,
+        max_predictions=10,
+    )
+    static = list(google_batches(instances, vocabulary, batch_size=500))
+    loader = _loader(corpus, batch_size=500)
+    dynamic = [batch for epoch in range(4) for batch in loader.epoch_batches(epoch)]
+
+    def summary(batches: list[PretrainingBatch]) -> list[float]:
+        lengths = np.concatenate([batch.lengths for batch in batches])
+        return [
+            len(lengths),
+            float(np.concatenate([batch.nsp_labels for batch in batches if batch.nsp_labels is not None]).mean()),
+            float(lengths.mean()),
+            float((lengths == 64).mean()),
+            float(np.quantile(lengths, 0.1)),
+            sum(float(batch.segment_ids.sum()) for batch in batches) / lengths.sum(),
+            sum(len(batch.mlm_labels) for batch in batches) / lengths.sum(),
+        ]
+
+    np.testing.assert_allclose(summary(dynamic), summary(static), rtol=0.06)
+
+
+def test_an_empty_batch_is_refused(random_corpus) -> None:
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        _loader(random_corpus(3), batch_size=0)
