@@ -25,7 +25,8 @@ class Corpus:
     """An opened corpus folder; arrays are memory-mapped, so its size on disk is not its size in memory.
 
     `document_offsets` (documents + 1,) int64 holds the index of each document's first sentence, `sentence_lengths`
-    (sentences,) int32 the tokens of each sentence. The folder is also a tokenizer folder.
+    (sentences,) int32 the tokens of each sentence, `sentence_offsets` (sentences + 1,) int64 where each starts in the
+    row of all tokens. The folder is also a tokenizer folder.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
@@ -38,7 +39,7 @@ class Corpus:
         self.lowercase: bool = manifest["settings"]["lowercase"]
         self.document_offsets = self._map(DOCUMENT_OFFSETS, "<i8", self.num_documents + 1)
         self.sentence_lengths = self._map(SENTENCE_LENGTHS, "<i4", self.num_sentences)
-        self._sentence_offsets = self._map(SENTENCE_OFFSETS, "<i8", self.num_sentences + 1)
+        self.sentence_offsets = self._map(SENTENCE_OFFSETS, "<i8", self.num_sentences + 1)
         num_tokens = [shard["num_tokens"] for shard in manifest["shards"]]
         self.shards = TokenShards(folder, num_tokens, np.dtype(manifest["token_type"]))
 
@@ -84,7 +85,7 @@ class Corpus:
         """Return the ids (tokens,) of sentences `first` to `last` (exclusive), joined; raises IndexError outside."""
         if not 0 <= first <= last <= self.num_sentences:
             raise IndexError(f"sentences {first} to {last} of a corpus with {self.num_sentences}")
-        return self.shards.slice(int(self._sentence_offsets[first]), int(self._sentence_offsets[last]))
+        return self.shards.slice(int(self.sentence_offsets[first]), int(self.sentence_offsets[last]))
 
     def document(self, index: int) -> np.ndarray:
         """Return the ids (tokens,) of all sentences of one document, joined."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from maskloom.text.normalization import split_chunks
+from maskloom.text.normalization import split_chunks, words
 from maskloom.text.sentences import split_sentences
 from maskloom.text.tokenizer import Tokenizer
 
@@ -55,6 +55,7 @@ class SentenceEncoder:
         self._finds_sentences = sentences == "split"
         self._language = language
         self._known: dict[str, bytes] = {}
+        self._too_long: list[str] = []
 
     def encode(self, texts: list[str]) -> EncodedDocuments:
         """Encode documents in their order."""
@@ -77,9 +78,11 @@ class SentenceEncoder:
 
     def _encode_block(self, texts: list[str]) -> EncodedDocuments:
         documents = [self._sentences_as_words(text) for text in texts]
-        known = self._ids_of_words(documents)
+        self._learn_words(documents)
         # joining bytes looks each word up in C; nothing in Python happens per token
-        encoded = [b"".join(map(known.__getitem__, words)) for document in documents for words in document]
+        encoded = [b"".join(map(self._known.__getitem__, sentence)) for document in documents for sentence in document]
+        for word in self._too_long:
+            del self._known[word]
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)) // self._type.itemsize
         owners = np.repeat(np.arange(len(documents)), np.fromiter(map(len, documents), np.int64, len(documents)))
         counts = np.bincount(owners[lengths > 0], minlength=len(documents))
@@ -96,20 +99,30 @@ class SentenceEncoder:
             return [sentence.split() for sentence in split_sentences(text, language=self._language)]
         return [split_chunks(line) for line in text.split("\n")]
 
-    def _ids_of_words(self, documents: list[list[list[str]]]) -> dict[str, bytes]:
-        """Return the ids of all words of the documents, as bytes; new words are encoded in one batch."""
+    def _learn_words(self, documents: list[list[list[str]]]) -> None:
+        """Put the ids of all words of the documents into the cache; what is new is encoded in one batch."""
         missing = set().union(*chain.from_iterable(documents)).difference(self._known)
+        self._too_long = []
         if not missing:
-            return self._known
-        words = list(missing)
-        ids = self._tokenizer.word_ids(words)
+            return
+        if len(self._known) + len(missing) > MAX_CACHED_WORDS:
+            # the words of this block are all encoded again, which a full cache makes rare
+            self._known = {}
+            missing = set().union(*chain.from_iterable(documents))
+        # "(the" and "the," need only their parts, which are few; other rules than these go the whole way
+        has_parts = self._tokenizer.compatibility == "google"
+        lowercase = self._tokenizer.lowercase
+        parts = {word: words(word, lowercase=lowercase) for word in missing if has_parts and word.isascii()}
+        simple = missing.difference(parts).union(*parts.values()).difference(self._known)
+        self._known.update(self._encode_words(list(simple)))
+        for word, own_parts in parts.items():
+            self._known[word] = b"".join([self._known[part] for part in own_parts])
+        # there is no end of long words, such as addresses and encoded pictures, and they hardly ever come again
+        self._too_long = [word for word in simple.union(missing) if len(word) > _LONGEST_CACHED]
+
+    def _encode_words(self, new: list[str]) -> dict[str, bytes]:
+        ids = self._tokenizer.word_ids(new)
         ends = np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids))) * self._type.itemsize
         flat = np.fromiter(chain.from_iterable(ids), dtype=self._type).tobytes()
         edges = [0, *ends.tolist()]
-        found = {word: flat[first:last] for word, first, last in zip(words, edges, edges[1:], strict=False)}
-        if len(self._known) + len(found) > MAX_CACHED_WORDS:
-            known, self._known = self._known | found, {}
-            return known
-        self._known |= {word: value for word, value in found.items() if len(word) <= _LONGEST_CACHED}
-        # words too long to keep are needed for this block alone
-        return self._known if all(len(word) <= _LONGEST_CACHED for word in words) else self._known | found
+        return {word: flat[first:last] for word, first, last in zip(new, edges, edges[1:], strict=False)}

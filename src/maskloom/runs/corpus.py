@@ -1,0 +1,71 @@
+"""Building, measuring and checking a corpus folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+_SHOWN = (
+    "num_documents",
+    "num_sentences",
+    "num_tokens",
+    "num_duplicate_documents",
+    "num_empty_documents",
+    "num_empty_sentences",
+    "num_skipped_documents",
+    "skipped_documents",
+    "empty_files",
+    "num_ignored_files",
+    "ignored_files",
+)
+
+
+def build_corpus_from_files(
+    texts: str | Path | Iterable[str | Path],
+    *,
+    vocab: str | Path,
+    out: str | Path,
+    num_workers: int = 1,
+    sentences: Literal["split", "lines"] = "split",
+    on_bad_text: Literal["error", "skip"] = "error",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Build a corpus folder with the tokenizer of folder `vocab`; return its folder, counts and what was left out.
+
+    `already_built` says that the finished corpus was there. Raises as `build_corpus` and `Tokenizer.load` do.
+    """
+    from maskloom.data.corpus_building import build_corpus
+    from maskloom.text.tokenizer import Tokenizer
+
+    manifest = build_corpus(
+        texts,
+        tokenizer=Tokenizer.load(vocab),
+        out=out,
+        num_workers=num_workers,
+        sentences=sentences,
+        on_bad_text=on_bad_text,
+        progress=progress,
+    )
+    return {
+        "folder": str(out),
+        "already_built": manifest.get("already_built", False),
+        **{name: manifest[name] for name in _SHOWN},
+        "num_shards": len(manifest["shards"]),
+    }
+
+
+def stats(folder: str | Path) -> dict[str, Any]:
+    """Return a corpus in figures; raises DataError for a damaged or missing corpus."""
+    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus_statistics import corpus_statistics
+
+    return corpus_statistics(Corpus.open(folder))
+
+
+def lint(folder: str | Path) -> list[dict[str, str]]:
+    """Return what would ruin a run on a corpus, as plain values; raises DataError for a damaged or missing corpus."""
+    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus_lint import lint_corpus
+
+    return [finding.as_dict() for finding in lint_corpus(Corpus.open(folder))]
