@@ -97,8 +97,8 @@ def load_model(
     _copy(model, rows, contents)
     copied = {row.huggingface for row in rows}
     new = [row.huggingface for row in model_names(config.num_hidden_layers, wanted) if row.huggingface not in copied]
-    unused = [stored.name for name, stored in contents.tensors.items() if name not in copied]
-    report = LoadReport(tuple(new), (*unused, *contents.foreign), tuple(contents.ignored))
+    unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied] + contents.foreign
+    report = LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)))
     return model, report
 
 

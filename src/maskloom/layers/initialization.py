@@ -16,6 +16,8 @@ def initialize(module: nn.Module, *, std: float, seed: int | None = None, prefix
     modules changes nothing. Without a seed one is drawn from torch's global generator. A tied parameter is filled once,
     under its first name. Parameters on the meta device are left alone.
     """
+    if all(parameter.is_meta for parameter in module.parameters()):
+        return
     if seed is None:
         seed = int(torch.randint(2**62, (), device="cpu"))
     norms = {id(m.weight) for m in module.modules() if isinstance(m, nn.LayerNorm)}

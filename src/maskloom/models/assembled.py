@@ -41,7 +41,12 @@ class EncoderWithHeads(nn.Module):
 
         Raises ConfigError when the size leaves no room for the padding token.
         """
-        config = BertConfig.model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
+        try:
+            config = BertConfig.model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
+        except ValueError:
+            raise ConfigError(
+                f"vocab_size {vocab_size}: a whole number above pad_token_id {self.config.pad_token_id} is needed"
+            ) from None
         old = self.encoder.embeddings.word.weight
         word = nn.Embedding(vocab_size, config.hidden_size, device=old.device, dtype=old.dtype)
         initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.")

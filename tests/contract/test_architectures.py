@@ -1,0 +1,167 @@
+"""What every architecture of the table must do."""
+
+import copy
+
+import pytest
+import torch
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.architectures import ARCHITECTURES
+from maskloom.models.assembled import build_model
+
+NUM_LABELS = 3
+
+SMALL = {
+    "bert": {
+        "vocab_size": 99,
+        "hidden_size": 39,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 13,
+        "intermediate_size": 37,
+        "max_position_embeddings": 41,
+    }
+}
+
+
+@pytest.fixture(params=ARCHITECTURES.values(), ids=list(ARCHITECTURES))
+def architecture(request):
+    return request.param
+
+
+@pytest.fixture
+def config(architecture):
+    return architecture.config_type(**SMALL[architecture.name])
+
+
+@pytest.fixture
+def model(architecture, config):
+    return build_model(config, architecture.heads, num_labels=NUM_LABELS, seed=1)
+
+
+def batch(lengths=(41, 1, 17, 16, 2)):
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
+    ids = torch.randint(0, 99, mask.shape, generator=generator)
+    return ids, torch.randint(0, 2, mask.shape, generator=generator), mask
+
+
+def logits(model, output):
+    return {
+        name: head(output.last_hidden_state if name == "mlm" else output.pooled) for name, head in model.heads.items()
+    }
+
+
+def test_names_its_paper_and_fits_its_key(architecture):
+    assert ARCHITECTURES[architecture.name] is architecture
+    assert architecture.paper
+
+
+def test_shapes(model, config):
+    ids, segments, mask = batch()
+    output = model.encoder(ids, segments, mask, keep_hidden_states=True)
+    assert output.last_hidden_state.shape == (5, 41, 39)
+    assert output.pooled.shape == (5, 39)
+    assert [tuple(state.shape) for state in output.hidden_states] == [(5, 41, 39)] * (config.num_hidden_layers + 1)
+    shapes = {name: tuple(values.shape) for name, values in logits(model, output).items()}
+    assert shapes == {"mlm": (5, 41, 99), "nsp": (5, 2), "classifier": (5, NUM_LABELS)}
+
+
+def test_blocks_are_the_repeated_parts(architecture, model, config):
+    assert len(architecture.blocks(model.encoder)) == config.num_hidden_layers
+
+
+@torch.no_grad()
+def test_padding_and_neighbours_change_nothing(model):
+    model.eval()
+    ids, segments, mask = batch()
+    together = model.encoder(ids, segments, mask)
+    refilled = [torch.where(mask, part, fill) for part, fill in ((ids, 7), (segments, 1))]
+    assert torch.equal(together.last_hidden_state, model.encoder(*refilled, mask).last_hidden_state)
+    for row, length in enumerate(mask.sum(1).tolist()):
+        alone = model.encoder(ids[row : row + 1, :length], segments[row : row + 1, :length])
+        assert (together.last_hidden_state[row, :length] - alone.last_hidden_state[0]).abs().max() < 1e-6
+        assert (together.pooled[row] - alone.pooled[0]).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_order_of_sequences_changes_nothing(model):
+    model.eval()
+    ids, segments, mask = batch()
+    order = torch.tensor([3, 0, 4, 2, 1])
+    output, shuffled = model.encoder(ids, segments, mask), model.encoder(ids[order], segments[order], mask[order])
+    assert (output.pooled[order] - shuffled.pooled).abs().max() < 1e-6
+
+
+def test_same_seed_same_draws(model):
+    ids, segments, mask = batch()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        model.zero_grad()
+        output = model.train().encoder(ids, segments, mask)
+        sum(values.logsumexp(-1).sum() for values in logits(model, output).values()).backward()
+        results.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+def test_dropout_differs_between_calls_in_training_only(model):
+    ids, segments, mask = batch()
+    model.train()
+    assert not torch.equal(model.encoder(ids, segments, mask).pooled, model.encoder(ids, segments, mask).pooled)
+    model.eval()
+    assert torch.equal(model.encoder(ids, segments, mask).pooled, model.encoder(ids, segments, mask).pooled)
+
+
+def test_gradient_reaches_every_parameter(model):
+    ids, segments, mask = batch()
+    output = model.encoder(ids, segments, mask)
+    sum((values**2).sum() for values in logits(model, output).values()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+def test_save_and_load_keep_every_bit(model, tmp_path):
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    save_model(model, tmp_path)
+    back, report = load_model(tmp_path)
+    assert not report.new_parameters
+    assert not report.unused_tensors
+    assert list(back.heads) == list(model.heads)
+    assert back.config == model.config
+    for name, value in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+    ids, segments, mask = batch()
+    assert torch.equal(
+        model.eval().encoder(ids, segments, mask).pooled, back.eval().encoder(ids, segments, mask).pooled
+    )
+
+
+def test_gathered_head_equals_head_on_all_positions(model):
+    model.eval()
+    ids, segments, mask = batch()
+    layout = SequenceLayout.from_lengths(mask.sum(1))
+    output = model.encoder.encode_packed(ids[mask], segments[mask], layout)
+    positions, labels = torch.tensor([0, 3, 40, 41, 60]), torch.tensor([5, 1, 98, 0, 7])
+    gathered = model.heads["mlm"](output.last_hidden_state[positions])
+    every = torch.full((layout.num_tokens,), -100)
+    every[positions] = labels
+    loss = torch.nn.functional.cross_entropy(gathered, labels)
+    full = torch.nn.functional.cross_entropy(model.heads["mlm"](output.last_hidden_state), every)
+    torch.testing.assert_close(loss, full, rtol=1e-6, atol=0)
+
+
+def test_a_copy_is_independent_and_tied(model):
+    other = copy.deepcopy(model)
+    other.encoder.word_embeddings.data.zero_()
+    assert model.encoder.word_embeddings.any()
+    assert other.heads["mlm"].decoder is other.encoder.word_embeddings
+
+
+def test_meta_device_costs_nothing(architecture, config):
+    with torch.device("meta"):
+        model = build_model(config, architecture.heads, num_labels=NUM_LABELS)
+    assert all(parameter.is_meta for parameter in model.parameters())

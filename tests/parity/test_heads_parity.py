@@ -1,0 +1,156 @@
+"""Heads, losses and gradients against transformers' models, which score every position of a padded batch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import BertConfig as PeerConfig
+from transformers import BertForPreTraining, BertForSequenceClassification
+
+from maskloom.checkpoints.bert_names import WORD_EMBEDDINGS, model_names
+from maskloom.checkpoints.huggingface import load_model
+from maskloom.layers.sequence_layout import SequenceLayout
+
+pytestmark = pytest.mark.parity
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 39,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 13,
+    "intermediate_size": 37,
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.1,
+}
+
+
+def pair_of_models(peer_type, folder, **overrides):
+    torch.manual_seed(0)
+    peer = peer_type(PeerConfig(**SIZES, **overrides))
+    for parameter in peer.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, mean=0.1, std=0.3)
+    peer.save_pretrained(folder)
+    ours, report = load_model(folder)
+    assert report.new_parameters == report.unused_tensors == ()
+    return ours.train(), peer.train()
+
+
+def padded_batch(lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    length = max(lengths)
+    mask = torch.arange(length)[None, :] < torch.tensor(lengths)[:, None]
+    ids = torch.randint(5, 99, mask.shape, generator=generator) * mask
+    segments = torch.randint(0, 2, mask.shape, generator=generator) * mask
+    is_predicted = (torch.rand(mask.shape, generator=generator) < 0.15) & mask
+    is_predicted[0, 1] = True
+    labels = torch.where(is_predicted, torch.randint(0, 99, mask.shape, generator=generator), -100)
+    next_labels = torch.randint(0, 2, (len(lengths),), generator=generator)
+    return ids, segments, mask, labels, next_labels
+
+
+def our_losses(model, ids, segments, mask, labels, next_labels):
+    """Packed, with the vocabulary head on the predicted positions only."""
+    layout = SequenceLayout.from_lengths(mask.sum(1))
+    output = model.encoder.encode_packed(ids[mask], segments[mask], layout)
+    packed_labels = labels[mask]
+    positions = (packed_labels != -100).nonzero()[:, 0]
+    logits = model.heads["mlm"](output.last_hidden_state.index_select(0, positions))
+    mlm = F.cross_entropy(logits, packed_labels[positions])
+    return mlm, F.cross_entropy(model.heads["nsp"](output.pooled), next_labels)
+
+
+@torch.no_grad()
+def test_pretraining_logits(tmp_path):
+    ours, peer = pair_of_models(BertForPreTraining, tmp_path)
+    ids, segments, mask, _, _ = padded_batch([37, 13, 2, 99])
+    expected = peer(ids, mask.long(), segments)
+    output = ours.encoder(ids, segments, mask)
+    logits = ours.heads["mlm"](output.last_hidden_state)
+    assert (logits - expected.prediction_logits)[mask].abs().max() <= 1e-4
+    assert (ours.heads["nsp"](output.pooled) - expected.seq_relationship_logits).abs().max() <= 1e-5
+
+
+LENGTHS = [[37, 13, 2, 99], [2, 512, 128], [64, 64, 64], [2], [7, 7, 8, 6, 30, 31]]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_losses_and_gradients_equal_the_padded_model_that_scores_all_positions(tmp_path, lengths, seed):
+    # In double precision, where each parameter's own gradient stands far above rounding.
+    ours, theirs = gradients_of_both(tmp_path, padded_batch(lengths, seed), torch.float64)
+    for name, expected in theirs.items():
+        error = (ours[name] - expected).norm() / expected.norm().clamp_min(1e-6)
+        assert error <= 1e-8, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_gradients_in_single_precision(tmp_path, lengths):
+    ours, theirs = gradients_of_both(tmp_path, padded_batch(lengths), torch.float32)
+    total = torch.cat([gradient.flatten() for gradient in theirs.values()]).norm()
+    error = torch.cat([(ours[name] - gradient).flatten() for name, gradient in theirs.items()]).norm()
+    assert error <= 1e-5 * total
+
+
+def gradients_of_both(folder, batch, dtype):
+    ours, peer = pair_of_models(BertForPreTraining, folder)
+    ours, peer = ours.to(dtype), peer.to(dtype)
+    ids, segments, mask, labels, next_labels = batch
+    mlm, nsp = our_losses(ours, *batch)
+    expected = peer(ids, mask.long(), segments, labels=labels, next_sentence_label=next_labels)
+    torch.testing.assert_close(mlm + nsp, expected.loss, rtol=1e-5, atol=0)
+    (mlm + nsp).backward()
+    expected.loss.backward()
+    found = published_gradients(ours)
+    wanted = {name: parameter.grad for name, parameter in peer.named_parameters()}
+    # transformers blocks the input gradient of the padding token; ours trains it like any other.
+    for gradients in (found, wanted):
+        gradients[WORD_EMBEDDINGS] = gradients[WORD_EMBEDDINGS][1:]
+    return found, wanted
+
+
+def published_gradients(model):
+    parameters = dict(model.named_parameters())
+    gradients = {}
+    for row in model_names(model.config.num_hidden_layers, tuple(model.heads)):
+        gradient = parameters[row.ours].grad
+        gradients[row.huggingface] = gradient if row.part is None else gradient.chunk(3)[row.part]
+    return gradients
+
+
+def test_one_step_leaves_equal_weights_and_the_tie(tmp_path):
+    ours, peer = pair_of_models(BertForPreTraining, tmp_path)
+    batch = padded_batch([37, 13, 22, 99])
+    ids, segments, mask, labels, next_labels = batch
+    for model, loss in (
+        (ours, sum(our_losses(ours, *batch))),
+        (peer, peer(ids, mask.long(), segments, labels=labels, next_sentence_label=next_labels).loss),
+    ):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss.backward()
+        optimizer.step()
+    assert ours.heads["mlm"].decoder is ours.encoder.word_embeddings
+    theirs = peer.bert.embeddings.word_embeddings.weight
+    torch.testing.assert_close(ours.encoder.word_embeddings[1:], theirs[1:], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+@torch.no_grad()
+def test_classifier_logits(tmp_path, num_labels):
+    ours, peer = pair_of_models(BertForSequenceClassification, tmp_path, num_labels=num_labels)
+    ids, segments, mask, _, _ = padded_batch([37, 13, 2, 99])
+    logits = ours.heads["classifier"](ours.encoder(ids, segments, mask).pooled)
+    assert (logits - peer(ids, mask.long(), segments).logits).abs().max() <= 1e-5
+
+
+def test_next_sentence_class_zero_means_next(tmp_path):
+    # transformers documents label 0 as "B continues A"; an imported head must keep that order.
+    ours, peer = pair_of_models(BertForPreTraining, tmp_path)
+    with torch.no_grad():
+        peer.cls.seq_relationship.bias.copy_(torch.tensor([5.0, -5.0]))
+    peer.save_pretrained(tmp_path)
+    ours = load_model(tmp_path)[0].eval()
+    logits = ours.heads["nsp"](ours.encoder(torch.randint(5, 99, (2, 9))).pooled)
+    assert logits.argmax(-1).tolist() == [0, 0]
+    assert F.cross_entropy(logits, torch.zeros(2, dtype=torch.long)) < 0.1

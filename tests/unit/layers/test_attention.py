@@ -1,0 +1,78 @@
+import math
+
+import pytest
+import torch
+
+from maskloom.layers.attention import SelfAttention, attend
+from maskloom.layers.sequence_layout import SequenceLayout
+
+LENGTHS = [5, 1, 13, 12, 0, 5, 2]
+
+
+def naive(qkv, lengths, num_heads):
+    contexts = []
+    for rows in qkv.split(lengths):
+        size = qkv.shape[1] // (3 * num_heads)
+        query, key, value = (part.view(len(rows), num_heads, size).transpose(0, 1) for part in rows.chunk(3, dim=1))
+        scores = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
+        contexts.append((scores.softmax(-1) @ value).transpose(0, 1).flatten(1))
+    return torch.cat(contexts)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [6, 6, 6], [1], [40, 3]])
+def test_equals_attention_of_each_sequence_alone(lengths):
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3 * 21, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(sum(lengths), 21, dtype=torch.float64)
+    context = attend(qkv, SequenceLayout.from_lengths(lengths), 7, 0.0)
+    (gradient,) = torch.autograd.grad((context * weights).sum(), qkv)
+    expected = naive(qkv, lengths, 7)
+    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), qkv)
+    torch.testing.assert_close(context, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [[64, 64], [64, 63, 9]])
+def test_dropout_falls_on_probabilities(lengths):
+    # With values of one, a context is the sum of the kept probabilities over 1 - p: 1 on average, but not each.
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3 * 64)
+    qkv[:, 128:] = 1.0
+    layout = SequenceLayout.from_lengths(lengths)
+    context = attend(qkv, layout, 4, 0.1)
+    assert context.std() > 0.01
+    assert context.mean() == pytest.approx(1.0, abs=0.01)
+    # All dimensions of a head share the draw of a query.
+    heads = context.view(len(context), 4, 16)
+    torch.testing.assert_close(heads.std(dim=2), torch.zeros(len(context), 4), rtol=0, atol=1e-5)
+
+
+def test_dropout_is_on_in_training_only():
+    torch.manual_seed(0)
+    block = SelfAttention(12, 3, 0.5)
+    hidden, layout = torch.randn(7, 12), SequenceLayout.from_lengths([4, 3])
+    assert not torch.equal(block(hidden, layout), block(hidden, layout))
+    block.eval()
+    assert torch.equal(block(hidden, layout), block(hidden, layout))
+
+
+def test_dropout_has_the_gradient_of_its_own_mask():
+    # The same draw twice: a finite difference along a direction equals the gradient's projection.
+    lengths = [9, 8, 3]
+    layout = SequenceLayout.from_lengths(lengths)
+    qkv = torch.randn(20, 3 * 12, dtype=torch.float64, requires_grad=True)
+    weights, direction = torch.randn(20, 12, dtype=torch.float64), torch.randn(20, 36, dtype=torch.float64)
+
+    def loss(values):
+        torch.manual_seed(5)
+        return (attend(values, layout, 3, 0.3) * weights).sum()
+
+    (gradient,) = torch.autograd.grad(loss(qkv), qkv)
+    with torch.no_grad():
+        slope = (loss(qkv + 1e-6 * direction) - loss(qkv - 1e-6 * direction)) / 2e-6
+    assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=1e-6)
+
+
+def test_heads_must_divide_the_hidden_size():
+    with pytest.raises(ValueError, match="hidden size 10 is not divisible by 3 heads"):
+        SelfAttention(10, 3, 0.1)

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch import nn
+
+from maskloom.layers.activations import activation
+from maskloom.layers.initialization import initialize
+
+
+def test_matrices_are_normal_cut_at_two_sigma():
+    dense = nn.Linear(400, 400)
+    initialize(dense, std=0.02, seed=3)
+    assert dense.weight.abs().max() <= 0.04
+    assert float(dense.weight.detach().std()) == pytest.approx(0.0176, abs=0.0002)
+    assert not dense.bias.any()
+
+
+def test_norms_start_at_one_and_zero():
+    norm = nn.LayerNorm(5)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    initialize(norm, std=0.02, seed=3)
+    assert norm.weight.tolist() == [1.0] * 5
+    assert norm.bias.tolist() == [0.0] * 5
+
+
+def test_values_depend_on_seed_and_name_only():
+    alone = nn.ModuleDict({"b": nn.Linear(3, 4)})
+    among = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(3, 4)})
+    initialize(alone, std=0.02, seed=3)
+    torch.rand(5)
+    initialize(among, std=0.02, seed=3)
+    assert torch.equal(alone["b"].weight, among["b"].weight)
+    assert not torch.equal(among["a"].weight, among["b"].weight)
+    initialize(alone, std=0.02, seed=4)
+    assert not torch.equal(alone["b"].weight, among["b"].weight)
+
+
+def test_without_a_seed_torch_draws_one():
+    first, second = nn.Linear(3, 4), nn.Linear(3, 4)
+    for dense in (first, second):
+        torch.manual_seed(8)
+        initialize(dense, std=0.02)
+    assert torch.equal(first.weight, second.weight)
+    initialize(second, std=0.02)
+    assert not torch.equal(first.weight, second.weight)
+
+
+def test_activations_by_published_name():
+    values = torch.linspace(-4, 4, 101)
+    exact = values * 0.5 * (1 + torch.erf(values / 2**0.5))
+    assert torch.allclose(activation("gelu")(values), exact, atol=1e-6)
+    difference = (activation("gelu_new")(values) - exact).abs().max()
+    assert 4e-4 < difference < 5e-4
+    with pytest.raises(ValueError, match="unknown activation 'gleu'; known: gelu"):
+        activation("gleu")

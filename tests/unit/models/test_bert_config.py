@@ -1,0 +1,122 @@
+import pytest
+from pydantic import ValidationError
+
+from maskloom.config import ConfigError, DataError
+from maskloom.models.bert import BertConfig
+
+GOOGLE = {
+    "attention_probs_dropout_prob": 0.1,
+    "directionality": "bidi",
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pooler_fc_size": 768,
+    "pooler_num_attention_heads": 12,
+    "pooler_num_fc_layers": 3,
+    "pooler_size_per_head": 128,
+    "pooler_type": "first_token_transform",
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+
+
+def test_googles_file_is_read_with_its_epsilon():
+    config = BertConfig.from_published(GOOGLE, "bert_config.json")
+    assert config == BertConfig()
+    assert config.layer_norm_eps == 1e-12
+
+
+def test_bookkeeping_of_other_programs_is_passed_over():
+    extra = {
+        "architectures": ["BertModel"],
+        "torch_dtype": "float32",
+        "use_cache": True,
+        "gradient_checkpointing": False,
+    }
+    extra |= {"model_type": "bert", "position_embedding_type": "absolute"}
+    extra |= {"id2label": {"0": "a"}, "is_decoder": False}
+    assert BertConfig.from_published(GOOGLE | extra, "x") == BertConfig()
+
+
+def test_what_is_written_reads_back():
+    config = BertConfig(hidden_size=26, num_attention_heads=13, classifier_dropout=0.25, pad_token_id=None)
+    assert BertConfig.from_published(config.as_published(), "x") == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "roberta"),
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("add_cross_attention", True),
+        ("tie_word_embeddings", False),
+        ("hidden_size", "768"),
+        ("hidden_size", 768.5),
+        ("hidden_size", 770),
+        ("hidden_size", 10**9),
+        ("vocab_size", 0),
+        ("vocab_size", -5),
+        ("vocab_size", True),
+        ("vocab_size", None),
+        ("num_hidden_layers", 10**6),
+        ("max_position_embeddings", [512]),
+        ("hidden_dropout_prob", 1.5),
+        ("hidden_dropout_prob", float("nan")),
+        ("layer_norm_eps", 0.0),
+        ("hidden_act", "gleu"),
+        ("hidden_act", 3),
+        ("pad_token_id", 30522),
+    ],
+)
+def test_a_wrong_value_names_file_and_key(key, value):
+    with pytest.raises(DataError, match=f"(?s)model/config.json.*{key}"):
+        BertConfig.from_published({"model_type": "bert", **GOOGLE, key: value}, "model/config.json")
+
+
+def test_all_wrong_values_are_reported_at_once():
+    with pytest.raises(DataError) as caught:
+        BertConfig.from_published({"model_type": "gpt2", "vocab_size": "many", "hidden_act": "step"}, "c.json")
+    assert [line.split()[1] for line in str(caught.value).splitlines()] == ["model_type", "vocab_size", "hidden_act"]
+
+
+@pytest.mark.parametrize("values", [[], "bert", None])
+def test_a_configuration_is_an_object(values):
+    with pytest.raises(DataError, match="a model configuration is a JSON object"):
+        BertConfig.from_published(values, "c.json")
+
+
+def test_sizes_take_overrides():
+    config = BertConfig.of_size("tiny", vocab_size=77, hidden_size=64, max_position_embeddings=32)
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (77, 64, 256)
+    assert BertConfig.of_size("tiny", intermediate_size=99).intermediate_size == 99
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "huge"}, "unknown model size 'huge'; known: tiny"),
+        ({"name": "tiny", "num_layers": 3}, "unknown model key 'num_layers'; known: .*num_hidden_layers"),
+        ({"name": "tiny", "num_attention_heads": 3}, "hidden_size 128 is not divisible by num_attention_heads 3"),
+        ({"name": "tiny", "hidden_act": 3}, "hidden_act = 3"),
+        ({"name": "tiny", "hidden_size": "128"}, "hidden_size = '128'"),
+    ],
+)
+def test_wrong_size_or_override(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        BertConfig.of_size(**arguments)
+
+
+def test_is_frozen():
+    with pytest.raises(ValidationError):
+        BertConfig().hidden_size = 3
+
+
+def test_classifier_dropout_falls_back_on_hidden_dropout():
+    assert BertConfig(hidden_dropout_prob=0.2).head_dropout == 0.2
+    assert BertConfig(hidden_dropout_prob=0.2, classifier_dropout=0.0).head_dropout == 0.0
