@@ -209,7 +209,7 @@ def _examples(texts: Sequence[TextOrPair]) -> list[Example]:
         raise DataError("a list of texts is expected, this is one string; put it in a list")
     examples = []
     for number, text in enumerate(texts):
-        parts = (text,) if isinstance(text, str) else tuple(text)
+        parts = tuple(text) if isinstance(text, tuple | list) else (text,)
         if len(parts) not in (1, 2):
             raise DataError(f"input {number}: a text or a pair of texts is expected, this has {len(parts)} parts")
         for part in parts:

@@ -1,0 +1,362 @@
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, validate_recipe
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs.evaluate import evaluate
+from maskloom.runs.finetune import finetune
+from maskloom.runs.progress import SilentProgress
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+from maskloom.training.events import read_events
+
+GOOD, BAD, OTHER = ["fine", "great", "lovely"], ["awful", "poor", "dull"], ["film", "book", "song", "very", "and", "so"]
+TRAINING = {"epochs": 6.0, "batch_size": 8, "learning_rate": 3e-3, "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *GOOD, *BAD, *OTHER])
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=32, initializer_range=0.2,
+    )  # fmt: skip
+    save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
+    Tokenizer(vocabulary, max_length=32).save(folder)
+    return folder
+
+
+def sentence(draw, words):
+    return " ".join(draw.sample(OTHER, draw.randint(1, 5)) + [draw.choice(words)] + draw.sample(OTHER, 1))
+
+
+def write_rows(path, kind, num_rows, seed):
+    draw, lines = random.Random(seed), []
+    for number in range(num_rows):
+        good, also = draw.random() < 0.5, draw.random() < 0.5
+        words, more = (GOOD if good else BAD), (GOOD if also else BAD)
+        row: dict[str, object] = {"text": sentence(draw, words), "label": "good" if good else "bad"}
+        if kind == "pair":
+            row = {"premise": sentence(draw, words), "hypothesis": sentence(draw, more), "label": str(good == also)}
+        elif kind == "regression":
+            row["label"] = 4.5 if good else 1.5
+        elif kind == "multilabel":
+            row["label"] = [name for name, words in (("kind", GOOD), ("song", ["song"])) if _holds(row["text"], words)]
+        lines.append(json.dumps({"id": number, **row}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _holds(text, words):
+    return any(word in text.split() for word in words)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return lambda kind, num_rows=64: (
+        write_rows(tmp_path / f"{kind}-train.jsonl", kind, num_rows, 1),
+        write_rows(tmp_path / f"{kind}-dev.jsonl", kind, 40, 2),
+    )
+
+
+def recipe(**values):
+    training = {**TRAINING, **values.pop("training", {})}
+    return validate_recipe(FinetuneRecipe, {"data": {"max_length": 16}, "training": training, **values}, source="test")
+
+
+@pytest.mark.parametrize(
+    ("kind", "primary", "least"),
+    [("single", "accuracy", 0.9), ("regression", "pearson", 0.9), ("multilabel", "f1_micro", 0.8)],
+)
+def test_every_kind_learns_and_can_be_used(model_folder, data, tmp_path, kind, primary, least):
+    train, dev = data(kind, 200)
+    result = finetune(
+        recipe(task=kind, training={"learning_rate": 1e-2}),
+        model=model_folder,
+        train=train,
+        dev=dev,
+        out=tmp_path / "run",
+    )
+    assert result["metric"] == primary
+    assert result["best"]["scores"][primary] > least
+    again = evaluate(tmp_path / "run", dev)
+    assert {name: again[name] for name in result["best"]["scores"]} == pytest.approx(result["best"]["scores"])
+    assert again["num_examples"] == 40
+    prediction = Predictor.load(tmp_path / "run").predict(["so great film", "very dull song"])
+    if kind == "single":
+        assert [row["label"] for row in prediction] == ["good", "bad"]
+    elif kind == "regression":
+        assert prediction[0]["score"] > 3 > prediction[1]["score"]
+    else:
+        assert [row["labels"] for row in prediction] == [["kind"], ["song"]]
+
+
+def test_pairs_and_restarts(model_folder, data, tmp_path):
+    train, dev = data("pair")
+    out = tmp_path / "run"
+    settings = recipe(task="pair", restarts=3, seed=5, training={"epochs": 2.0, "learning_rate": 1e-4})
+    result = finetune(settings, model=model_folder, train=train, dev=dev, out=out)
+    restarts = result["restarts"]
+    scores = [restarts["scores"][str(seed)] for seed in (5, 6, 7)]
+    assert restarts["mean"] == pytest.approx(np.mean(scores))
+    assert restarts["standard_deviation"] == pytest.approx(np.std(scores, ddof=1))
+    assert result["best"]["scores"]["accuracy"] == max(scores)
+    assert result["best_seed"] == 5 + int(np.argmax(scores))
+    for seed, reason in restarts["degenerate"].items():
+        assert seed in restarts["scores"]
+        assert "same class" in reason or "not above" in reason
+    settings = json.loads((out / "model" / "maskloom.json").read_text())
+    assert (settings["kind"], settings["takes_pairs"], settings["max_length"]) == ("pair", True, 16)
+    with pytest.raises(ConfigError, match="fine-tuned on a pair of texts"):
+        Predictor.load(out).predict(["one text"])
+
+
+def test_a_run_that_cannot_learn_is_called_degenerate(model_folder, data, tmp_path):
+    train, dev = data("single")
+    settings = recipe(training={"learning_rate": 1e-9, "epochs": 1.0})
+    result = finetune(settings, model=model_folder, train=train, dev=dev, out=tmp_path / "run")
+    assert "0" in result["restarts"]["degenerate"]
+    assert result["restarts"]["mean_of_sound"] is None
+    assert result["restarts"]["standard_deviation"] is None
+
+
+def test_best_is_kept_and_last_is_told(model_folder, data, tmp_path):
+    train, dev = data("single")
+    out = tmp_path / "run"
+    result = finetune(recipe(), model=model_folder, train=train, dev=dev, out=out)
+    events = read_events(out / "events.jsonl")
+    evaluations = [event for event in events if event["event"] == "evaluation"]
+    assert [event["step"] for event in evaluations] == [8, 16, 24, 32, 40, 48]
+    scores = [event["metrics"]["accuracy"] for event in evaluations]
+    assert result["best"]["scores"]["accuracy"] == max(scores)
+    assert result["best"]["step"] == evaluations[int(np.argmax(scores))]["step"]
+    assert result["last"]["step"] == 48
+    assert "best on dev by accuracy" in (out / "model" / "README.md").read_text()
+    assert json.loads((out / "metrics.json").read_text()) == result
+
+
+@pytest.mark.parity
+def test_the_folder_opens_in_transformers(model_folder, data, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    train, dev = data("pair")
+    settings = recipe(task="pair", training={"epochs": 1.0})
+    finetune(settings, model=model_folder, train=train, dev=dev, out=tmp_path / "run")
+    folder = tmp_path / "run" / "model"
+    oracle = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert oracle.config.id2label == {0: "False", 1: "True"}
+    pairs = [("so great film", "very dull song"), ("fine", "lovely and so poor book")]
+    ids = tokenizer([first for first, _ in pairs], [second for _, second in pairs], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = oracle(**ids).logits.softmax(-1).numpy()
+    found = [list(row["probabilities"].values()) for row in Predictor.load(folder).predict(pairs)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+class _Stop(SilentProgress):
+    """Breaks off a run at one step, as a crash would."""
+
+    def __init__(self, stage, step):
+        self._stage, self._step, self._current = stage, step, ""
+
+    def begin(self, what, total, done=0):
+        self._current = what
+
+    def advance(self, done, **figures):
+        if self._stage in self._current and done == self._step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("stage", "step"), [("seed 0", 1), ("seed 0", 13), ("seed 0", 24), ("seed 1", 9)])
+def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage, step):
+    train, dev = data("single")
+    settings = recipe(restarts=2, training={"epochs": 3.0})
+    inputs = {"model": model_folder, "train": train, "dev": dev}
+    whole = finetune(settings, **inputs, out=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        finetune(settings, **inputs, out=tmp_path / "cut", progress=_Stop(stage, step))
+    assert not (tmp_path / "cut" / "model").exists()
+    resumed = finetune(settings, **inputs, out=tmp_path / "cut", resume=True)
+    assert {**resumed, "model": ""} == {**whole, "model": ""}
+    for name in ("model.safetensors", "config.json", "maskloom.json", "vocab.txt"):
+        assert _sum(tmp_path / "cut" / "model" / name) == _sum(tmp_path / "whole" / "model" / name)
+    steps = [(event["stage"], event["step"]) for event in read_events(tmp_path / "cut" / "events.jsonl")
+             if event["event"] == "evaluation"]  # fmt: skip
+    assert steps == [(f"seed-{seed}", step) for seed in (0, 1) for step in (8, 16, 24)]
+    assert finetune(settings, **inputs, out=tmp_path / "cut", resume=True) == resumed
+
+
+_KILLED = """
+import sys
+from maskloom.config import FinetuneRecipe, load_recipe
+from maskloom.runs.finetune import finetune
+recipe, model, train, dev, out = sys.argv[1:]
+finetune(load_recipe(FinetuneRecipe, recipe), model=model, train=train, dev=dev, out=out, resume=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_continues_to_the_bit(model_folder, data, tmp_path):
+    train, dev = data("single")
+    settings = recipe(training={"epochs": 30.0, "save_every": 5})
+    inputs = {"model": model_folder, "train": train, "dev": dev}
+    finetune(settings, **inputs, out=tmp_path / "whole")
+    recipe_file = tmp_path / "whole" / "recipe.toml"
+    arguments = [recipe_file, model_folder, train, dev, tmp_path / "cut"]
+    process = subprocess.Popen([sys.executable, "-c", _KILLED, *map(str, arguments)], env={**os.environ})
+    checkpoints = tmp_path / "cut" / "restarts" / "seed-0" / "checkpoints"
+    deadline = time.monotonic() + 120
+    while process.poll() is None and not list(checkpoints.glob("step-*[0-9]")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut" / "metrics.json").exists()
+    finetune(settings, **inputs, out=tmp_path / "cut", resume=True)
+    name = Path("model") / "model.safetensors"
+    assert _sum(tmp_path / "cut" / name) == _sum(tmp_path / "whole" / name)
+
+
+def _sum(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_used_folder_is_left_alone(model_folder, data, tmp_path):
+    train, dev = data("single")
+    settings = recipe(training={"epochs": 1.0})
+    inputs = {"model": model_folder, "train": train, "dev": dev, "out": tmp_path / "run"}
+    finetune(settings, **inputs)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        finetune(settings, **inputs)
+    with pytest.raises(ConfigError, match=r"training\.epochs was 1\.0, is 2\.0"):
+        finetune(recipe(training={"epochs": 2.0}), **inputs, resume=True)
+    train.write_text(train.read_text() + '{"id": 1, "text": "so", "label": "bad"}\n')
+    with pytest.raises(ConfigError, match="started with train"):
+        finetune(settings, **inputs, resume=True)
+
+
+def test_a_resumed_run_remembers_how_to_read(model_folder, tmp_path):
+    for name in ("train", "dev"):
+        rows = "".join(f"{'great' if number % 2 else 'dull'} film\t{number % 2}\n" for number in range(16))
+        (tmp_path / f"{name}.tsv").write_text(rows)
+    settings = recipe(training={"epochs": 1.0})
+    inputs = {"model": model_folder, "train": tmp_path / "train.tsv", "dev": tmp_path / "dev.tsv"}
+    reading = ReadingOptions(text_column="1", label_column="2")
+    first = finetune(settings, **inputs, out=tmp_path / "run", reading=reading, metric="matthews")
+    assert first["metric"] == "matthews"
+    assert finetune(settings, **inputs, out=tmp_path / "run", resume=True) == first
+    assert evaluate(tmp_path / "run", tmp_path / "dev.tsv")["matthews"] == first["best"]["scores"]["matthews"]
+
+
+@pytest.mark.parametrize("weights", ["balanced", {"bad": 3.0}])
+def test_class_weights_change_training(model_folder, data, tmp_path, weights):
+    train, dev = data("single", 29)
+    plain = finetune(recipe(training={"epochs": 1.0}), model=model_folder, train=train, dev=dev, out=tmp_path / "a")
+    settings = recipe(class_weights=weights, training={"epochs": 1.0})
+    weighted = finetune(settings, model=model_folder, train=train, dev=dev, out=tmp_path / "b")
+    assert plain["data"]["class_weights"] is None
+    used = dict(zip(weighted["data"]["labels"], weighted["data"]["class_weights"], strict=True))
+    num_good = sum('"good"' in line for line in train.read_text().splitlines())
+    balanced = {"bad": 29 / (2 * (29 - num_good)), "good": 29 / (2 * num_good)}
+    assert used == pytest.approx(balanced if weights == "balanced" else {"bad": 3.0, "good": 1.0})
+    assert weighted["last"]["scores"]["loss"] != plain["last"]["scores"]["loss"]
+
+
+def test_what_is_read_cut_and_shared_is_told(model_folder, data, tmp_path):
+    train, dev = data("single", 20)
+    shared = json.loads(train.read_text().splitlines()[0])
+    dev.write_text(dev.read_text() + json.dumps(shared) + '\n{"id": 3}\n\n')
+    long = {"id": 9, "text": "film " * 40, "label": "bad"}
+    train.write_text(train.read_text() + json.dumps(long) + "\n")
+    reading = ReadingOptions(on_bad_rows="skip")
+    settings = recipe(training={"epochs": 1.0, "batch_size": 32})
+    out = tmp_path / "run"
+    result = finetune(settings, model=model_folder, train=train, dev=dev, out=out, reading=reading)
+    account = result["data"]
+    assert (account["train"]["num_truncated_examples"], account["train"]["num_truncated_tokens"]) == (1, 26)
+    assert account["dev"]["num_rows"] == 43 == account["dev"]["num_kept"] + sum(account["dev"]["dropped"].values())
+    assert account["dev"]["num_also_in_train"] >= 1
+    notes = "\n".join(account["notes"])
+    for part in ("dropped 1 of 43 rows: missing key", "dropped 1 of 43 rows: blank line", "lose 26 tokens",
+                 "also stand in train", "batch_size 32 lowered to 21"):  # fmt: skip
+        assert part in notes
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "options", "error", "message"),
+    [
+        ("text,label\na,x\nb,y\n", "text,label\na,z\n", {}, DataError, r"dev\.csv: line 2: the label 'z'"),
+        ("text,label\na,x\nb,x\n", "text,label\na,x\n", {}, DataError, r"train\.csv: every one of 2 rows"),
+        ("text,label\na,x\nb,y\n", "", {}, DataError, r"dev\.csv: the file is empty"),
+        ("text,label\na,x\nb,y\n", "text,label\na,x\n", {"task": "pair"}, DataError, "no second text"),
+        ("text,label\na,x\nb,y\n", "text,label\na,x\n", {"data": {"max_length": 64}}, ConfigError, "exceeds the 32"),
+        ("text,label\na,x\nb,y\n", "text,label\na,x\n", {"class_weights": {"w": 2.0}}, ConfigError, "no label 'w'"),
+        (
+            "text,label\na,1\nb,2\n", "text,label\na,1\n", {"task": "regression", "class_weights": "balanced"},
+            ConfigError, "class_weights",
+        ),
+        (
+            "sentence1,sentence2,score\na,b,1\nb,c,2\n", "text,score\na,1\n", {"task": "regression"},
+            DataError, r"dev\.csv: has no second text",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_before_anything_is_written(model_folder, tmp_path, train, dev, options, error, message):
+    (tmp_path / "train.csv").write_text(train)
+    (tmp_path / "dev.csv").write_text(dev)
+    with pytest.raises(error, match=message):
+        finetune(
+            recipe(**options), model=model_folder, train=tmp_path / "train.csv", dev=tmp_path / "dev.csv",
+            out=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_format_decides_the_task(model_folder, tmp_path):
+    for name in ("train", "dev"):
+        rows = [f"x\t{number % 2}\t\t{'great' if number % 2 else 'dull'} film\n" for number in range(12)]
+        (tmp_path / f"{name}.tsv").write_text("".join(rows))
+    inputs = {"model": model_folder, "train": tmp_path / "train.tsv", "dev": tmp_path / "dev.tsv"}
+    reading = ReadingOptions(format="cola")
+    result = finetune(recipe(training={"epochs": 1.0}), **inputs, out=tmp_path / "run", reading=reading)
+    assert (result["task"], result["metric"]) == ("single", "matthews")
+    with pytest.raises(ConfigError, match="format cola is a single task"):
+        finetune(recipe(task="pair"), **inputs, out=tmp_path / "other", reading=reading)
+
+
+def test_scratch_starts_from_other_weights_of_the_same_shape(model_folder, data, tmp_path):
+    train, dev = data("single", 24)
+    scores = []
+    for from_scratch in (False, True):
+        settings = recipe(from_scratch=from_scratch, training={"epochs": 1.0})
+        out = tmp_path / f"run-{from_scratch}"
+        finetune(settings, model=model_folder, train=train, dev=dev, out=out)
+        scores.append(Predictor.load(out).encode(["so great film"]))
+    assert scores[0].shape == scores[1].shape
+    assert np.abs(scores[0] - scores[1]).max() > 0.1
+
+
+def test_a_fine_tuned_model_can_be_fine_tuned_again_with_other_labels(model_folder, data, tmp_path):
+    train, dev = data("single", 24)
+    settings = recipe(training={"epochs": 1.0})
+    finetune(settings, model=model_folder, train=train, dev=dev, out=tmp_path / "first")
+    train, dev = data("multilabel", 24)
+    settings = recipe(task="multilabel", training={"epochs": 1.0})
+    result = finetune(settings, model=tmp_path / "first", train=train, dev=dev, out=tmp_path / "second")
+    assert result["data"]["labels"] == ["kind", "song"]

@@ -1,0 +1,168 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.config import ConfigError, DataError
+from maskloom.files import write_json
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs import predict as predict_run
+from maskloom.runs.embed import embed
+from maskloom.runs.evaluate import evaluate
+from maskloom.runs.fill_mask import fill_mask
+from maskloom.runs.predict import predict
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+
+
+def model_folder(folder, heads=("classifier",), num_labels=3, settings=None, **extra):
+    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=24, initializer_range=0.5,
+    )  # fmt: skip
+    save_model(build_model(config, heads, num_labels, seed=3), folder, extra_config=extra)
+    Tokenizer(vocabulary, max_length=24).save(folder)
+    if settings:
+        write_json(folder / "maskloom.json", settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    names = {"0": "red", "1": "grün", "2": "blue, dark"}
+    ids = {name: int(number) for number, name in names.items()}
+    folder = tmp_path_factory.mktemp("classifier")
+    return model_folder(folder, id2label=names, label2id=ids, problem_type="single_label_classification")
+
+
+@pytest.fixture
+def texts(tmp_path):
+    rng = np.random.default_rng(4)
+    texts = [" ".join(rng.choice(WORDS, rng.integers(1, 40))) for _ in range(23)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return texts
+
+
+@pytest.mark.parametrize("window", [1, 7, 4096])
+def test_order_is_kept_whatever_the_window(classifier, texts, tmp_path, monkeypatch, window):
+    monkeypatch.setattr(predict_run, "_WINDOW", window)
+    result = predict(classifier, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == texts
+    assert [row["index"] for row in rows] == list(range(23))
+    assert [row["line"] for row in rows] == list(range(1, 24))
+    assert result["num_predictions"] == 23
+    assert result["num_truncated_examples"] == sum(len(text.split()) > 22 for text in texts) > 0
+    alone = Predictor.load(classifier)
+    for text, row in zip(texts, rows, strict=True):
+        (expected,) = alone.predict([text])
+        assert row["label"] == expected["label"]
+        assert row["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+        assert sum(row["probabilities"].values()) == pytest.approx(1.0)
+    assert len({row["label"] for row in rows}) > 1
+
+
+def test_csv_holds_the_same(classifier, texts, tmp_path):
+    predict(classifier, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    predict(classifier, tmp_path / "in.jsonl", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:4] == ["index", "line", "text", "label"]
+    expected = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, other in zip(rows, expected, strict=True):
+        assert (row["text"], row["label"]) == (other["text"], other["label"])
+        assert float(row["probability_grün"]) == other["probabilities"]["grün"]
+
+
+def test_plain_text_in(classifier, tmp_path):
+    (tmp_path / "in.txt").write_text("alpha beta\ngamma, delta\n")
+    assert predict(classifier, tmp_path / "in.txt", tmp_path / "out.jsonl")["num_predictions"] == 2
+
+
+def test_several_labels_and_scores(tmp_path):
+    (tmp_path / "in.txt").write_text("alpha beta\ngamma\ndelta zeta eta\n")
+    many = model_folder(tmp_path / "many", problem_type="multi_label_classification")
+    predict(many, tmp_path / "in.txt", tmp_path / "many.csv")
+    with (tmp_path / "many.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            chosen = [name for name in ("LABEL_0", "LABEL_1", "LABEL_2") if float(row[f"probability_{name}"]) >= 0.5]
+            assert row["labels"] == ",".join(chosen)
+    score = model_folder(tmp_path / "score", num_labels=1, problem_type="regression")
+    predict(score, tmp_path / "in.txt", tmp_path / "score.jsonl")
+    assert all("score" in json.loads(line) for line in (tmp_path / "score.jsonl").read_text().splitlines())
+
+
+def test_bad_rows_stop_or_are_counted_and_leave_no_half_file(classifier, tmp_path):
+    (tmp_path / "in.csv").write_text("text\nalpha\n  \nbeta\n")
+    with pytest.raises(DataError, match=r"in\.csv: line 3: empty text"):
+        predict(classifier, tmp_path / "in.csv", tmp_path / "out.jsonl")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv"]
+    reading = ReadingOptions(on_bad_rows="skip")
+    result = predict(classifier, tmp_path / "in.csv", tmp_path / "out.jsonl", reading=reading)
+    assert result["data"]["dropped"] == {"empty text": 1}
+    lines = [json.loads(line)["line"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert lines == [2, 4]
+
+
+def test_wrong_outputs(classifier, texts, tmp_path):
+    with pytest.raises(ConfigError, match="suffix"):
+        predict(classifier, tmp_path / "in.jsonl", tmp_path / "out.xls")
+    with pytest.raises(ConfigError, match="replace the input"):
+        predict(classifier, tmp_path / "in.jsonl", tmp_path / "in.jsonl")
+    with pytest.raises(ConfigError, match="does not exist"):
+        predict(classifier, tmp_path / "in.jsonl", tmp_path / "no" / "out.jsonl")
+
+
+def test_evaluation_in_pieces_equals_the_whole(classifier, tmp_path, monkeypatch):
+    from maskloom.runs import evaluate as evaluate_run
+
+    rng = np.random.default_rng(1)
+    rows = [f"{' '.join(rng.choice(WORDS, 5))}\t{rng.choice(['red', 'grün'])}\n" for _ in range(30)]
+    (tmp_path / "data.tsv").write_text("text\tlabel\n" + "".join(rows))
+    whole = evaluate(classifier, tmp_path / "data.tsv")
+    assert whole["metric"] == "accuracy"
+    monkeypatch.setattr(evaluate_run, "_PIECE", 4)
+    pieces = evaluate(classifier, tmp_path / "data.tsv")
+    assert pieces["loss"] == pytest.approx(whole.pop("loss"))
+    assert {**whole, "loss": pieces["loss"]} == pieces
+    (tmp_path / "data.tsv").write_text("text\tlabel\nalpha\tpurple\n")
+    with pytest.raises(DataError, match="line 2: the label 'purple'"):
+        evaluate(classifier, tmp_path / "data.tsv")
+
+
+def test_a_model_without_classifier_says_so(tmp_path):
+    folder = model_folder(tmp_path / "plain", heads=("mlm",), num_labels=None)
+    (tmp_path / "in.txt").write_text("alpha\n")
+    with pytest.raises(ConfigError, match="no classifier"):
+        predict(folder, tmp_path / "in.txt", tmp_path / "out.jsonl")
+    with pytest.raises(ConfigError, match="no classifier"):
+        evaluate(folder, tmp_path / "in.txt")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_vectors_of_a_file(classifier, texts, tmp_path, pooling):
+    result = embed(classifier, tmp_path / "in.jsonl", tmp_path / "out.npy", pooling=pooling, normalize=True)
+    vectors = np.load(tmp_path / "out.npy")
+    assert vectors.shape == (23, 24) == (result["num_vectors"], result["hidden_size"])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
+    embed(classifier, tmp_path / "in.jsonl", tmp_path / "out.jsonl", pooling=pooling, normalize=True)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([row["vector"] for row in rows], vectors, atol=1e-7)
+    expected = Predictor.load(classifier).encode(texts, pooling=pooling, normalize=True)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+
+
+def test_masks_of_a_text(tmp_path):
+    folder = model_folder(tmp_path / "model", heads=("mlm",), num_labels=None)
+    result = fill_mask(folder, "alpha [MASK] beta [MASK]", top_k=3)
+    assert [len(mask) for mask in result["masks"]] == [3, 3]
+    with pytest.raises(DataError, match=r"0 \[MASK\] in the text"):
+        fill_mask(folder, "alpha beta")

@@ -1,0 +1,176 @@
+import numpy as np
+import pytest
+import torch
+
+import maskloom
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.config import ConfigError, DataError
+from maskloom.inference import Predictor, resolve_model_folder
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+TEXTS = ["alpha", "beta gamma delta epsilon zeta", "eta theta", "unknown alpha", "alpha beta " * 20]
+
+
+def write_model(folder, heads=("mlm", "nsp"), num_labels=None, extra_tokens=(), **extra):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    config = BertConfig(
+        vocab_size=len(tokens), hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=20, initializer_range=0.5,
+    )  # fmt: skip
+    save_model(build_model(config, heads, num_labels, seed=3), folder, extra_config=extra)
+    Tokenizer(Vocabulary([*tokens, *extra_tokens]), max_length=20).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_vectors_equal_those_of_transformers(folder, pooling):
+    transformers = pytest.importorskip("transformers")
+    oracle = transformers.BertModel.from_pretrained(folder).eval()
+    predictor = Predictor.load(folder)
+    vectors = predictor.encode(TEXTS, pooling=pooling)
+    assert predictor.num_truncated == 1
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        ids = torch.tensor([predictor.tokenizer.encode(text).ids])
+        with torch.no_grad():
+            hidden = oracle(ids).last_hidden_state[0]
+        expected = hidden.mean(0) if pooling == "mean" else hidden[0]
+        np.testing.assert_allclose(vector, expected, atol=2e-5)
+
+
+def test_company_does_not_change_a_vector(folder):
+    predictor = maskloom.load(str(folder))
+    together = predictor.encode(TEXTS)
+    alone = np.concatenate([predictor.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    predictor.max_tokens = 1
+    np.testing.assert_allclose(predictor.encode(TEXTS), together, atol=1e-5)
+    assert predictor.encode([]).shape == (0, 24)
+
+
+def test_dropout_is_off(folder):
+    predictor = Predictor.load(folder)
+    assert np.array_equal(predictor.encode(TEXTS), predictor.encode(TEXTS))
+    assert not predictor.model.training
+
+
+@pytest.mark.parity
+def test_masks_equal_those_of_transformers(folder):
+    transformers = pytest.importorskip("transformers")
+    oracle = transformers.BertForMaskedLM.from_pretrained(folder).eval()
+    masks = Predictor.load(folder).fill_mask("alpha [MASK] gamma [MASK]", top_k=4)
+    with torch.no_grad():
+        logits = oracle(torch.tensor([[2, 5, 4, 7, 4, 3]])).logits[0, [2, 4]]
+    expected = logits.softmax(-1).topk(4)
+    assert [[entry["token_id"] for entry in mask] for mask in masks] == expected.indices.tolist()
+    found = [[entry["probability"] for entry in mask] for mask in masks]
+    np.testing.assert_allclose(found, expected.values, atol=1e-6)
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    assert all(tokens[entry["token_id"]] == entry["token"] for mask in masks for entry in mask)
+
+
+@pytest.mark.parametrize(
+    ("text", "top_k", "error", "message"),
+    [
+        ("alpha", 5, DataError, r"0 \[MASK\]"),
+        ("alpha " * 30 + "[MASK]", 5, DataError, "within the first 20 tokens"),
+        ("[MASK]", 0, ConfigError, "at least 1"),
+        (b"[MASK]", 1, DataError, "a string is expected"),
+    ],
+)
+def test_wrong_masks(folder, text, top_k, error, message):
+    with pytest.raises(error, match=message):
+        Predictor.load(folder).fill_mask(text, top_k=top_k)
+
+
+def test_top_k_is_at_most_the_vocabulary(folder):
+    (mask,) = Predictor.load(folder).fill_mask("[MASK]", top_k=1000)
+    assert len(mask) == 13
+    assert sum(entry["probability"] for entry in mask) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_heads_that_are_not_there(folder, tmp_path):
+    with pytest.raises(ConfigError, match="no classifier"):
+        Predictor.load(folder).predict(["alpha"])
+    classifier = write_model(tmp_path, heads=("classifier",), num_labels=2)
+    with pytest.raises(ConfigError, match="no masked-LM head"):
+        Predictor.load(classifier).fill_mask("[MASK]")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("alpha", "put it in a list"),
+        ([3], "input 0"),
+        (["alpha", None], "input 1"),
+        ([("a", "b", "c")], "has 3 parts"),
+        (["\ud800"], "surrogate"),
+    ],
+)
+def test_wrong_texts(folder, texts, message):
+    with pytest.raises(DataError, match=message):
+        Predictor.load(folder).encode(texts)
+
+
+def test_pooling_and_length_are_checked(folder):
+    with pytest.raises(ConfigError, match="not mean or cls"):
+        Predictor.load(folder).encode(["alpha"], pooling="max")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="takes 3 to 20 tokens"):
+        Predictor.load(folder, max_length=21)
+    assert Predictor.load(folder, max_length=5).max_length == 5
+
+
+def test_foreign_classifier_folders(tmp_path):
+    names = {"0": "no", "1": "yes"}
+    folder = write_model(tmp_path, heads=("classifier",), num_labels=2, id2label=names, label2id={"no": 0, "yes": 1})
+    predictor = Predictor.load(folder)
+    first, second = predictor.predict(["alpha", ("beta", "gamma")])
+    assert set(first["probabilities"]) == {"no", "yes"}
+    assert first["probabilities"] != second["probabilities"]
+
+
+def test_broken_weights_are_noticed(folder):
+    predictor = Predictor.load(folder)
+    with torch.no_grad():
+        next(predictor.model.parameters()).fill_(float("nan"))
+    with pytest.raises(DataError, match="not finite"):
+        predictor.encode(["alpha"])
+
+
+def test_where_a_model_is(folder, tmp_path):
+    assert resolve_model_folder(folder) == folder
+    with pytest.raises(DataError, match="no such folder"):
+        resolve_model_folder(tmp_path / "absent")
+    with pytest.raises(DataError, match="it holds: nothing"):
+        resolve_model_folder(tmp_path)
+    (tmp_path / "recipe.toml").write_text("")
+    with pytest.raises(DataError, match="--resume"):
+        resolve_model_folder(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert resolve_model_folder(tmp_path) == tmp_path / "model"
+    with pytest.raises(DataError, match="this is a file"):
+        resolve_model_folder(tmp_path / "recipe.toml")
+
+
+def test_settings_that_do_not_fit(tmp_path):
+    folder = write_model(tmp_path, heads=("classifier",), num_labels=2)
+    for content, message in [("[]", "JSON object"), ("{", "cannot be read"), ('{"kind": "odd"}', "'odd' is not known")]:
+        (folder / "maskloom.json").write_text(content)
+        with pytest.raises(DataError, match=message):
+            Predictor.load(folder)
+
+
+def test_a_vocabulary_larger_than_the_model(tmp_path):
+    folder = write_model(tmp_path, extra_tokens=("iota",))
+    with pytest.raises(DataError, match="do not belong together"):
+        Predictor.load(folder)
