@@ -42,7 +42,7 @@ def model_folder(tmp_path_factory):
 
 
 def sentence(draw, words):
-    return " ".join(draw.sample(OTHER, draw.randint(1, 5)) + [draw.choice(words)] + draw.sample(OTHER, 1))
+    return " ".join([*draw.sample(OTHER, draw.randint(1, 5)), draw.choice(words), *draw.sample(OTHER, 1)])
 
 
 def write_rows(path, kind, num_rows, seed):

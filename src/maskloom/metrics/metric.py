@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,6 +37,13 @@ def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> 
             first = int(np.argwhere(~finite)[0][0])
             raise ValueError(f"{name}: {what} {first} is {values[first]}; a score needs finite numbers")
     return predictions, targets
+
+
+def f1(targets: np.ndarray, predictions: np.ndarray, **options: Any) -> float:
+    """Return scikit-learn's F1, with 0 where precision or recall divides by zero."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(targets, predictions, zero_division=0, **options))  # pyright: ignore[reportArgumentType]
 
 
 def gathered(parts: list[np.ndarray], *, name: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, gathered
+from maskloom.metrics.metric import checked_pair, f1, gathered
 
 
 class MultiLabelMetric:
@@ -36,16 +36,14 @@ class MultiLabelMetric:
 
     def compute(self) -> dict[str, float]:
         """Return shares in 0..1."""
-        from sklearn.metrics import f1_score
-
         predictions = gathered(self._predictions, name="multi-label F1")
         targets = gathered(self._targets, name="multi-label F1")
         # scikit-learn reads one column as a binary task and would then score class 0 as well; the flat form is equal.
         if self.num_labels == 1:
-            micro = macro = float(f1_score(targets[:, 0], predictions[:, 0], labels=[0, 1], zero_division=0))
+            micro = macro = f1(targets[:, 0], predictions[:, 0], labels=[0, 1])
         else:
-            micro = float(f1_score(targets, predictions, average="micro", zero_division=0))
-            macro = float(f1_score(targets, predictions, average="macro", zero_division=0))
+            micro = f1(targets, predictions, average="micro")
+            macro = f1(targets, predictions, average="macro")
         exact = float((predictions == targets).all(axis=1).mean())
         return {"f1_micro": micro, "f1_macro": macro, "exact_match": exact}
 

@@ -35,8 +35,8 @@ class RegressionMetric:
         targets = gathered(self._targets, name="correlation")
         scores = {"pearson": 0.0, "spearman": 0.0}
         if not (self.is_constant() or _is_nearly_constant(predictions) or _is_nearly_constant(targets)):
-            scores["pearson"] = float(pearsonr(predictions, targets)[0])
-            scores["spearman"] = float(spearmanr(predictions, targets)[0])
+            scores["pearson"] = float(np.asarray(pearsonr(predictions, targets)[0]))
+            scores["spearman"] = float(np.asarray(spearmanr(predictions, targets)[0]))
         scores["correlation"] = (scores["pearson"] + scores["spearman"]) / 2
         scores["mean_squared_error"] = float(np.mean((predictions - targets) ** 2))
         return scores

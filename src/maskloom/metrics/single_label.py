@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, gathered
+from maskloom.metrics.metric import checked_pair, f1, gathered
 
 
 class SingleLabelMetric:
@@ -34,16 +34,16 @@ class SingleLabelMetric:
 
     def compute(self) -> dict[str, float]:
         """Return shares in 0..1, and the Matthews correlation in -1..1."""
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+        from sklearn.metrics import accuracy_score, matthews_corrcoef
 
         predictions = gathered(self._predictions, name="accuracy")
         targets = gathered(self._targets, name="accuracy")
         scores = {"accuracy": float(accuracy_score(targets, predictions))}
         if self.num_labels == 2:
-            scores["f1"] = float(f1_score(targets, predictions, labels=[0, 1], zero_division=0))
+            scores["f1"] = f1(targets, predictions, labels=[0, 1])
         # Classes that occur nowhere are left out of the mean: a class that dev happens to lack is not a failure.
         present = np.union1d(targets, predictions)
-        scores["f1_macro"] = float(f1_score(targets, predictions, labels=present, average="macro", zero_division=0))
+        scores["f1_macro"] = f1(targets, predictions, labels=present, average="macro")
         is_constant = len(np.unique(predictions)) == 1 or len(np.unique(targets)) == 1
         scores["matthews"] = 0.0 if is_constant else float(matthews_corrcoef(targets, predictions))
         return scores

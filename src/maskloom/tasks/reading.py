@@ -94,7 +94,7 @@ def _plain_texts(
         raise DataError(f"{path}: a .txt file holds one text a line and no labels; use .csv, .tsv or .jsonl")
     for record in rows:
         report.num_rows += 1
-        line = record.fields[0]
+        line = str(_field(record, 0))
         parts = line.split("\t") if kind == "pair" else [line]
         problem = "empty text" if not all(part.strip() for part in parts) else None
         if kind == "pair" and len(parts) != 2:
