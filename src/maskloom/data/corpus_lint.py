@@ -102,8 +102,8 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
             "error" if share >= _SINGLE_ERROR else "warning",
             "single_sentence_documents",
             f"{share:.1%} of the documents are one sentence: these give wrong next sentences only, so next-sentence "
-            "prediction learns nothing from them; if a blank line follows every line, remove those inside documents, or "
-            "train with data.next_sentence=false",
+            "prediction learns nothing from them; if a blank line follows every line, remove those inside documents, "
+            "or train with data.next_sentence=false",
         )
 
 
@@ -119,7 +119,8 @@ def _repeated(examined: _Examined) -> Iterator[Finding]:
         "error" if repeated.share >= _REPEATED_ERROR else "warning",
         "repeated_sentences",
         f"{repeated.share:.1%} of the sentences repeat an earlier one, most often {example!r} "
-        f"({repeated.num_example:,} times): the model will learn them by heart; remove menus, headers and other boilerplate from the text",
+        f"({repeated.num_example:,} times): the model will learn them by heart; remove menus, headers and other "
+        "boilerplate from the text",
     )
 
 

@@ -195,7 +195,7 @@ def _documents_of_files(files: list[SourceFile], skips_bad_text: bool, report: R
 
             for row, content in parquet_texts(path, TEXT_FIELD):
                 yield from _document_of_row(reader, content, row)
-        elif size:
+        else:
             stream = _opened(path)
             try:
                 rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _paragraphs(stream, reader)

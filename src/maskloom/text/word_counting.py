@@ -190,6 +190,7 @@ class _CountingProcesses:
         context = multiprocessing.get_context("spawn")
         self._tasks: Any = context.Queue(maxsize=2 * num_workers)
         self._results: Any = context.Queue()
+        self._finished: list[list[str]] = []
         cap = max(1, max_distinct_words // num_workers)
         self._processes = [
             context.Process(
@@ -217,14 +218,16 @@ class _CountingProcesses:
             for _ in self._processes:
                 runs.extend(self._receive())
             return num_sent, sorted(runs)
+        except BaseException:
+            for process in self._processes:
+                if process.is_alive():
+                    process.terminate()
+            raise
         finally:
-            self._tasks.cancel_join_thread()
             for process in self._processes:
                 if process.pid is not None:
-                    process.join(timeout=0 if process.is_alive() and not self._results.empty() else 5)
-                    if process.is_alive():
-                        process.terminate()
-                        process.join()
+                    process.join()
+            self._tasks.cancel_join_thread()
             self._tasks.close()
             self._results.close()
 
@@ -234,31 +237,28 @@ class _CountingProcesses:
                 self._tasks.put(batch, timeout=1)
                 return
             except queue.Full:
-                self._raise_if_a_worker_is_gone()
+                self._take_result(timeout=0.01)
 
     def _receive(self) -> list[Path]:
-        while True:
-            try:
-                runs, failure = self._results.get(timeout=1)
-            except queue.Empty:
-                self._raise_if_a_worker_is_gone()
-                continue
-            if failure:
-                raise RuntimeError(f"a process that counts words failed:\n{failure}")
-            return [Path(run) for run in runs]
+        while not self._finished:
+            self._take_result(timeout=1)
+        return [Path(run) for run in self._finished.pop()]
 
-    def _raise_if_a_worker_is_gone(self) -> None:
-        for process in self._processes:
-            if process.exitcode:
-                raise RuntimeError(
-                    f"a process that counts words ended with code {process.exitcode}; if it was killed, memory may "
-                    "have run out: use fewer workers"
-                )
+    def _take_result(self, timeout: float) -> None:
+        """Wait for a worker's result; raise what went wrong in one, or that one is gone."""
         try:
-            _, failure = self._results.get_nowait()
+            runs, failure = self._results.get(timeout=timeout)
         except queue.Empty:
+            for process in self._processes:
+                if process.exitcode:
+                    raise RuntimeError(
+                        f"a process that counts words ended with code {process.exitcode}; if it was killed, memory may "
+                        "have run out: use fewer workers"
+                    ) from None
             return
-        raise RuntimeError(f"a process that counts words failed:\n{failure}")
+        if failure:
+            raise RuntimeError(f"a process that counts words failed:\n{failure}")
+        self._finished.append(runs)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

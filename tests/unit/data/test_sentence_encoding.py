@@ -1,0 +1,84 @@
+"""The cached encoder against the tokenizer, sentence by sentence."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maskloom.data import sentence_encoding
+from maskloom.data.sentence_encoding import EncodedDocuments, SentenceEncoder, token_type
+from maskloom.text.sentences import split_sentences
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LETTERS = "abcdefghijklmnoprstuvwyz"
+VOCABULARY = Vocabulary(
+    [*SPECIALS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "##ing", "é", ".", ",", "!", "[", "]", "中"]
+)
+TEXTS = [
+    "The cat sat, reading. The dog ran!\n\nThe end.",
+    "Été élan\u0301 e\u0301 Ünknown 中国 the\u00adthe a\x85b a\x1cb \x01 the",
+    "[MASK] the[MASK]the http://" + "long" * 40 + " the.",
+    "\x01\n\x02",
+    "one\ntwo\n\nthree",
+]
+
+
+def decoded(encoded: EncodedDocuments, dtype: str = "<u2") -> list[list[list[int]]]:
+    flat = iter(np.frombuffer(encoded.tokens, dtype).tolist())
+    lengths = iter(encoded.sentence_lengths.tolist())
+    found = [[[next(flat) for _ in range(next(lengths))] for _ in range(n)] for n in encoded.document_lengths.tolist()]
+    assert next(flat, None) is next(lengths, None) is None
+    return found
+
+
+def expected(tokenizer: Tokenizer, texts: list[str], sentences: str) -> list[list[list[int]]]:
+    split = split_sentences if sentences == "split" else lambda text: text.split("\n")
+    found = [[tokenizer.token_ids(sentence) for sentence in split(text)] for text in texts]
+    return [kept for document in found if (kept := [ids for ids in document if ids])]
+
+
+@pytest.mark.parametrize("sentences", ["split", "lines"])
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("compatibility", ["google", "hf"])
+def test_the_ids_are_those_of_the_tokenizer(sentences, lowercase: bool, compatibility) -> None:
+    tokenizer = Tokenizer(VOCABULARY, lowercase=lowercase, compatibility=compatibility)
+    encoder = SentenceEncoder(tokenizer, sentences=sentences)
+    for _ in range(2):  # from an empty and from a filled cache
+        encoded = encoder.encode(TEXTS)
+        assert decoded(encoded) == expected(tokenizer, TEXTS, sentences)
+        assert encoded.num_empty_documents == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=1, max_size=4), st.booleans())
+def test_any_text_gives_the_ids_of_the_tokenizer(texts: list[str], lowercase: bool) -> None:
+    tokenizer = Tokenizer(VOCABULARY, lowercase=lowercase)
+    encoded = SentenceEncoder(tokenizer, sentences="lines").encode(texts)
+    assert decoded(encoded) == expected(tokenizer, texts, "lines")
+    num_lines = sum(text.count("\n") + 1 for text in texts)
+    assert encoded.num_empty_sentences + len(encoded.sentence_lengths) == num_lines
+
+
+def test_a_full_cache_and_small_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(VOCABULARY)
+    monkeypatch.setattr(sentence_encoding, "MAX_CACHED_WORDS", 12)
+    monkeypatch.setattr(sentence_encoding, "_BLOCK_CHARACTERS", 10)
+    encoder = SentenceEncoder(tokenizer, sentences="split")
+    assert decoded(encoder.encode(TEXTS * 3)) == expected(tokenizer, TEXTS * 3, "split")
+    assert len(encoder._known) < 40
+
+
+def test_long_words_are_not_kept() -> None:
+    encoder = SentenceEncoder(Tokenizer(VOCABULARY), sentences="lines")
+    encoder.encode(["the " + "é" * 80 + " " + "x" * 300 + " a"])
+    assert set(encoder._known) == {"the", "a"}
+
+
+def test_ids_take_two_bytes_while_they_fit() -> None:
+    assert token_type(65_536) == np.dtype("<u2")
+    assert token_type(65_537) == np.dtype("<u4")
+    large = Tokenizer(Vocabulary([*SPECIALS, *(f"w{index}" for index in range(70_000))]))
+    encoded = SentenceEncoder(large, sentences="lines").encode(["w69999 w1"])
+    assert decoded(encoded, "<u4") == [[[70_004, 6]]]

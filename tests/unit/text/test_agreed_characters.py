@@ -1,0 +1,31 @@
+"""Every character that goes to the library is cut there as Google's rules cut it."""
+
+import pytest
+from tokenizers.normalizers import BertNormalizer  # pyright: ignore[reportAttributeAccessIssue]
+from tokenizers.pre_tokenizers import BertPreTokenizer  # pyright: ignore[reportAttributeAccessIssue]
+
+from maskloom.text.agreed_characters import agreed_ranges, is_agreed
+from maskloom.text.normalization import words
+
+
+def test_ranges_ascend_and_leave_out_the_known_differences() -> None:
+    ranges = agreed_ranges()
+    assert all(first <= last for first, last in ranges)
+    assert all(end < start for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+    for char in "Σ\ue000\U0002b820\u061d\u09fd\u0898\U0010ffff\ud800\U0003134a":
+        assert not is_agreed(f"a{char}b")
+    assert is_agreed("Grüße, “naïve” Ελλάδα, дом, 中文, 한국어, ひらがな, שלום, العربية, हिन्दी, ไทย 😀 €5 – 10²\n")
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_every_single_one_agrees_in_several_surroundings(lowercase: bool) -> None:
+    normalizer = BertNormalizer(True, True, None, lowercase)
+    splitter = BertPreTokenizer()
+    chars = [chr(code) for first, last in agreed_ranges() for code in range(first, last + 1)]
+    assert len(chars) > 90_000
+    for start in range(0, len(chars), 64):
+        # the blanks keep characters apart, so that a difference cannot hide behind another
+        text = " ".join(f"a{char}b A{char}{char}B 1{char} {char}" for char in chars[start : start + 64])
+        assert is_agreed(text)
+        cut = [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
+        assert cut == words(text, lowercase=lowercase), f"from U+{ord(chars[start]):04X}"

@@ -1,0 +1,89 @@
+"""A tokenizer folder: what is written, and what is understood of folders made elsewhere."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from maskloom.config import DataError
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+
+UNCASED = Vocabulary([*SPECIAL_TOKENS, "a", "##b"])
+CASED = Vocabulary([*SPECIAL_TOKENS, "A", "##b"])
+
+
+def write(folder: Path, name: str, values: object) -> None:
+    (folder / name).write_text(json.dumps(values), encoding="utf-8")
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("compatibility", ["google", "hf"])
+def test_a_saved_tokenizer_opens_as_it_was(tmp_path: Path, lowercase: bool, compatibility) -> None:
+    tokenizer = Tokenizer(UNCASED, lowercase=lowercase, max_length=99, compatibility=compatibility)
+    tokenizer.save(tmp_path / "t")
+    names = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+    assert {path.name for path in (tmp_path / "t").iterdir()} == names
+    assert Tokenizer.load(tmp_path / "t") == tokenizer
+    first = {name: (tmp_path / "t" / name).read_bytes() for name in names}
+    tokenizer.token_ids("use it")
+    tokenizer.save(tmp_path / "t")
+    assert first == {name: (tmp_path / "t" / name).read_bytes() for name in names}
+    (tmp_path / "t" / "vocab.txt").unlink()
+    assert Tokenizer.load(tmp_path / "t") == tokenizer
+    assert Tokenizer.load(tmp_path / "t", compatibility="hf", max_length=7).max_length == 7
+
+
+def test_saving_leaves_raw_text_without_special_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(UNCASED)
+    tokenizer.save(tmp_path)
+    assert tokenizer.tokens("[MASK]") == ["[UNK]"] * 3
+
+
+@pytest.mark.parametrize(("vocabulary", "lowercase"), [(UNCASED, True), (CASED, False)])
+def test_case_is_read_off_a_bare_vocabulary(tmp_path: Path, vocabulary: Vocabulary, lowercase: bool) -> None:
+    vocabulary.save(tmp_path)
+    found = Tokenizer.load(tmp_path)
+    assert (found.lowercase, found.max_length, found.compatibility) == (lowercase, 512, "google")
+
+
+def test_settings_come_from_the_first_file_that_has_them(tmp_path: Path) -> None:
+    UNCASED.save(tmp_path)
+    write(tmp_path, "config.json", {"max_position_embeddings": 77})
+    write(tmp_path, "tokenizer.json", {"normalizer": {"type": "BertNormalizer", "lowercase": False}})
+    assert not Tokenizer.load(tmp_path).lowercase
+    write(tmp_path, "tokenizer_config.json", {"do_lower_case": True, "model_max_length": 1e30})
+    found = Tokenizer.load(tmp_path)
+    assert (found.lowercase, found.max_length) == (True, 77)
+    write(tmp_path, "tokenizer_config.json", {"model_max_length": 64, "strip_accents": None})
+    assert Tokenizer.load(tmp_path).max_length == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("tokenizer_config.json", {"do_lower_case": "yes"}, "must be true or false"),
+        ("tokenizer_config.json", {"do_lower_case": True, "strip_accents": False}, "strip_accents is False"),
+        ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars is false"),
+        ("tokenizer_config.json", {"maskloom_compatibility": "x"}, "maskloom_compatibility is 'x'"),
+        ("tokenizer_config.json", [1], "a JSON object is expected"),
+        ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, "normalises by 'NFKC'"),
+    ],
+)
+def test_rules_that_are_not_those_of_bert_are_refused(tmp_path: Path, name: str, values: object, message: str) -> None:
+    UNCASED.save(tmp_path)
+    write(tmp_path, name, values)
+    with pytest.raises(DataError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
+    UNCASED.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower', encoding="utf-8")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: not valid JSON"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(DataError, match="not a folder"):
+        Tokenizer.load(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"neither vocab\.txt nor"):
+        Tokenizer.load(tmp_path / "empty")

@@ -1,0 +1,97 @@
+"""The vocabulary and its file."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maskloom.config import DataError
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+
+TOKENS = ["[MASK]", "a", "##b", "[UNK]", "[PAD]", "##", "[SEP]", "[CLS]", "文"]
+
+
+def test_ids_are_places_and_special_ids_are_looked_up() -> None:
+    vocabulary = Vocabulary(TOKENS)
+    assert len(vocabulary) == 9
+    assert vocabulary.ids["##b"] == 2
+    assert (vocabulary.pad_id, vocabulary.unk_id, vocabulary.cls_id) == (4, 3, 7)
+    assert (vocabulary.sep_id, vocabulary.mask_id) == (6, 0)
+    assert vocabulary.special_ids == {0, 3, 4, 6, 7}
+    assert "文" in vocabulary
+    assert "##文" not in vocabulary
+    # a bare "##" is punctuation of the text, not a continuation
+    assert np.flatnonzero(vocabulary.is_continuation).tolist() == [2]
+
+
+def test_it_is_immutable_equal_by_value_and_can_be_sent_to_another_process() -> None:
+    vocabulary = Vocabulary(TOKENS)
+    with pytest.raises(AttributeError):
+        vocabulary.tokens = ()  # pyright: ignore[reportAttributeAccessIssue]
+    assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary == Vocabulary(tuple(TOKENS))  # noqa: S301
+
+
+@pytest.mark.parametrize("lines", ["\n", "\r\n", "\n "])
+def test_load_takes_any_line_ends_and_a_missing_last_one(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(lines.join(TOKENS).encode())
+    assert Vocabulary.load(path).tokens == tuple(TOKENS)
+    path.write_bytes(lines.join([*TOKENS, ""]).encode())
+    assert Vocabulary.load(tmp_path).tokens == tuple(TOKENS)
+    path.write_bytes(b"\xef\xbb\xbf" + lines.join(TOKENS).encode())
+    assert Vocabulary.load(tmp_path).tokens == tuple(TOKENS)
+
+
+def test_only_line_feeds_end_a_token(tmp_path: Path) -> None:
+    tokens = [*TOKENS, "a\u2028b", "c\x85d"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens), encoding="utf-8", newline="")
+    assert Vocabulary.load(tmp_path).tokens == tuple(tokens)
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    Vocabulary(TOKENS).save(tmp_path / "deep" / "vocab.txt")
+    assert (tmp_path / "deep" / "vocab.txt").read_bytes() == "\n".join([*TOKENS, ""]).encode()
+    assert Vocabulary.load(tmp_path / "deep") == Vocabulary(TOKENS)
+    with pytest.raises(DataError, match=r"line 10: token 'x\\ny'"):
+        Vocabulary([*TOKENS, "x\ny"]).save(tmp_path)
+
+
+def test_load_reads_a_tokenizer_json_with_added_tokens(tmp_path: Path) -> None:
+    ids = {token: index for index, token in enumerate(TOKENS)}
+    added = [{"content": "[MASK]", "id": 0}, {"content": "<new>", "id": 9}]
+    values = {"model": {"vocab": dict(sorted(ids.items()))}, "added_tokens": added}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
+    assert Vocabulary.load(tmp_path).tokens == (*TOKENS, "<new>")
+    added[1]["id"] = 11
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(DataError, match="without gaps"):
+        Vocabulary.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(DataError, match="not a WordPiece"):
+        Vocabulary.load(tmp_path)
+
+
+def test_errors_name_file_line_and_rule(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*SPECIAL_TOKENS, "a", "b", "a"]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"vocab\.txt, line 8: token 'a' already stands on line 6"):
+        Vocabulary.load(path)
+    path.write_text("\n".join([*SPECIAL_TOKENS, "a", "  ", "b"]), encoding="utf-8")
+    with pytest.raises(DataError, match="line 7: the token is empty"):
+        Vocabulary.load(path)
+    path.write_text("[PAD]\n[UNK]\na\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"not \[CLS\], \[SEP\], \[MASK\]"):
+        Vocabulary.load(path)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match="0 tokens"):
+        Vocabulary.load(path)
+    path.write_bytes(b"[PAD]\n\xff\n")
+    with pytest.raises(DataError, match="byte 6 is not UTF-8"):
+        Vocabulary.load(path)
+    with pytest.raises(DataError, match="No such file"):
+        Vocabulary.load(tmp_path / "absent.txt")
+    path.unlink()
+    with pytest.raises(DataError, match=r"neither vocab\.txt nor"):
+        Vocabulary.load(tmp_path)

@@ -1,0 +1,170 @@
+"""Training: layout, determinism, sizes, errors, and the report."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from maskloom.config import ConfigError, DataError
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary_training import TrainedVocabulary, longest_token, measure_coverage, train_vocabulary
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog; the dog sleeps, the fox runs quickly.",
+    "Running, runner, runs: “walking” and walked – the Walker walks. Ünïcode, naïve café!",
+    "Sphinx of black quartz, judge my vow. The five boxing wizards jump quickly. 1234 24 2400",
+    "她 说 中文 and ΟΔΟΣ, ΟΔΟΣ εν οδω.",
+] * 3
+
+
+def train(texts: list[str] = TEXTS, **options: Any) -> TrainedVocabulary:
+    return train_vocabulary(texts, **{"size": 160, **options})
+
+
+def test_layout_of_the_vocabulary() -> None:
+    tokens = train().vocabulary.tokens
+    assert tokens[:5] == SPECIAL_TOKENS == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    assert len(tokens) == len(set(tokens)) == 160
+    starts = [t for t in tokens[5:] if len(t) == 1]
+    inside = [t for t in tokens[5:] if t.startswith("##") and len(t) == 3]
+    # characters come first, in the order of code points, and only where they were seen
+    assert list(tokens[5 : 5 + len(starts) + len(inside)]) == [*sorted(starts), *sorted(inside)]
+    assert "中" in starts
+    assert "##中" not in inside
+    assert "“" in starts
+    assert "##z" in inside
+    assert "the" in tokens
+    assert all(token == token.lower() for token in tokens[5:])
+
+
+def test_cased_training_keeps_case_and_accents() -> None:
+    tokens = train(lowercase=False, size=230).vocabulary.tokens
+    assert {"T", "Ü", "##ï", "The"} <= set(tokens)
+    assert "Ü" not in train().vocabulary.tokens
+
+
+@pytest.mark.parametrize("score", ["frequency", "likelihood"])
+def test_the_same_text_gives_the_same_vocabulary(score: Any) -> None:
+    expected = train(score=score).vocabulary
+    assert train(TEXTS[::-1], score=score).vocabulary == expected
+    assert train([" ".join(TEXTS)], score=score).vocabulary == expected
+    assert train(score=score, num_workers=2).vocabulary == expected
+    assert train([*TEXTS[3:], *TEXTS[:3]], score=score, num_workers=3, max_distinct_words=100).vocabulary == expected
+    # the cap is reached and runs go to disk, but no word is lost
+    distinct = train().report.num_distinct_words
+    spilled = train(score=score, max_distinct_words=distinct)
+    assert spilled.vocabulary == expected
+    tight = train(score=score, max_distinct_words=distinct - 20)
+    assert tight.report.num_spilled_runs > 0
+    assert tight.report.num_pruned_distinct_words == 20
+    again = train(TEXTS[::-1], score=score, max_distinct_words=distinct - 20, num_workers=2)
+    assert again.vocabulary == tight.vocabulary
+
+
+def test_the_seed_of_hashes_does_not_matter() -> None:
+    program = (
+        "from maskloom.text.vocabulary_training import train_vocabulary as t\n"
+        "texts = ['the cat sat on the mat', 'a dog and the cats', 'mats and dogs sat'] * 2\n"
+        "print([t(texts, size=60, score=s).vocabulary.tokens for s in ('frequency', 'likelihood')])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(outputs) == 1
+
+
+def test_sizes_are_exact_or_explained() -> None:
+    for size in (130, 131, 165):
+        trained = train(size=size)
+        assert len(trained.vocabulary) == trained.report.size == size
+        assert trained.report.why_smaller is None
+    trained = train(size=5000)
+    assert len(trained.vocabulary) == trained.report.size < 5000
+    assert trained.report.why_smaller == "no pair of symbols that occurs 2 times or more is left to merge"
+    assert len(train(size=5000, min_frequency=6).vocabulary) < len(trained.vocabulary)
+
+
+def test_a_size_below_the_alphabet_is_an_error_with_figures() -> None:
+    with pytest.raises(ConfigError, match="size = 8: 5 special tokens and 4 symbols for 3 characters need 9"):
+        train_vocabulary(["ab ca"], size=8)
+    assert len(train_vocabulary(["ab ca"], size=9).vocabulary) == 9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 5},
+        {"score": "bpe"},
+        {"min_frequency": 0},
+        {"alphabet_limit": 0},
+        {"max_distinct_words": 0},
+        {"num_workers": 0},
+    ],
+)
+def test_impossible_settings_are_named(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=f"^{name} = "):
+        train(**options)
+
+
+def test_text_without_words_is_an_error() -> None:
+    with pytest.raises(DataError, match="2 texts hold no words"):
+        train(["", " \x00 "])
+
+
+def test_rare_characters_over_the_limit_make_their_words_unknown() -> None:
+    trained = train_vocabulary(["aaa aab bba abz zz"] * 2, size=20, alphabet_limit=2)
+    assert trained.report.alphabet_size == 2
+    assert trained.report.dropped_characters == "z"
+    assert not any("z" in token for token in trained.vocabulary.tokens)
+    assert trained.report.unknown_rate == pytest.approx(2 / 5)
+    assert Tokenizer(trained.vocabulary).tokens("abz aab") == ["[UNK]", "aab"]
+
+
+def test_too_long_words_and_lone_surrogates_take_no_part() -> None:
+    trained = train_vocabulary(["ab" * 101 + " ab ab \ud800b"], size=40)
+    assert longest_token(trained.vocabulary) == "ab"
+    assert trained.report.num_too_long_words == 1
+    assert trained.report.unknown_rate == pytest.approx(0.5)
+
+
+def test_the_report_counts_what_encoding_does() -> None:
+    trained = train(size=120)
+    report = trained.report
+    tokenizer = Tokenizer(trained.vocabulary)
+    encodings = [tokenizer.encode(text) for text in TEXTS]
+    num_words = sum(len({w for w in e.words if w is not None}) for e in encodings)
+    num_pieces = sum(len(e.ids) - 2 for e in encodings)
+    assert report.num_words == num_words
+    assert report.num_texts == len(TEXTS)
+    assert report.pieces_per_word == pytest.approx(num_pieces / num_words)
+    assert report.unknown_rate == 0
+    assert report.num_word_starts + report.num_continuations == 115
+    assert report.as_dict()["size"] == 120
+    assert report.as_dict()["longest_token"] == longest_token(trained.vocabulary)
+
+
+def test_coverage_weighs_words_by_their_counts() -> None:
+    vocabulary = Vocabulary([*SPECIAL_TOKENS, "ab", "a", "##c"])
+    coverage = measure_coverage(vocabulary, {"ab": 5, "acc": 2, "x": 3, "\ud800": 1})
+    assert coverage["unknown_rate"] == pytest.approx(4 / 11)
+    assert coverage["single_piece_rate"] == pytest.approx(5 / 11)
+    assert coverage["pieces_per_word"] == pytest.approx((5 + 6 + 3 + 1) / 11)
+    assert coverage["characters_per_piece"] == pytest.approx((10 + 6 + 3 + 1) / 15)
+    assert measure_coverage(vocabulary, {})["pieces_per_word"] == 0
+
+
+def test_progress_is_told_in_stages() -> None:
+    seen: list[tuple[str, int, int]] = []
+    train(size=160, progress=lambda *stage: seen.append(stage))
+    assert seen[-1] == ("merge pairs", 160, 160)
