@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,6 @@ from maskloom.cli.options import (
     Out,
     Texts,
     Workers,
-    check_choice,
     print_json,
     show,
     stage_display,
@@ -29,15 +28,15 @@ def vocab_train(
     size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, special ones included.")],
     out: Out,
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
-    score: Annotated[str, typer.Option("--score", help="Pair score: frequency or likelihood.")] = "frequency",
+    score: Annotated[
+        Literal["frequency", "likelihood"], typer.Option("--score", help="What decides which pair is merged.")
+    ] = "frequency",
     min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Rarest pair that is merged.")] = 2,
     workers: Workers = 1,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
     """Train a WordPiece vocabulary: the same text gives the same file, byte for byte."""
-    check_choice("--score", score, ("frequency", "likelihood"))
-    check_choice("--on-bad-text", on_bad_text, ("error", "skip"))
     from maskloom.runs.vocabulary import train_vocabulary_from_files
 
     report = train_vocabulary_from_files(
@@ -73,14 +72,12 @@ def corpus_build(
     out: Out,
     workers: Workers = 1,
     sentences: Annotated[
-        str, typer.Option("--sentences", help="split: find sentences; lines: each line is one.")
+        Literal["split", "lines"], typer.Option("--sentences", help="split: find sentences; lines: each line is one.")
     ] = "split",
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
-    check_choice("--sentences", sentences, ("split", "lines"))
-    check_choice("--on-bad-text", on_bad_text, ("error", "skip"))
     from maskloom.runs.corpus import build_corpus_from_files
 
     manifest = build_corpus_from_files(

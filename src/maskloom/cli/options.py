@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,7 +19,9 @@ Overrides = Annotated[
 ]
 Recipe = Annotated[Path | None, typer.Option("--recipe", help="A TOML recipe.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Number of processes.")]
-BadText = Annotated[str, typer.Option("--on-bad-text", help="What to do with bytes that are not UTF-8: error or skip.")]
+BadText = Annotated[
+    Literal["error", "skip"], typer.Option("--on-bad-text", help="What to do with bytes that are not UTF-8.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest whole checkpoint.")]
 MaxLength = Annotated[
     int | None, typer.Option("--max-length", min=3, help="Longest sequence in tokens; longer ones are cut and counted.")
@@ -31,7 +33,9 @@ Format = Annotated[
     str | None,
     typer.Option("--format", help="A GLUE file as distributed: cola, sst-2, mrpc …"),
 ]
-BadRows = Annotated[str, typer.Option("--on-bad-rows", help="What to do with a row that breaks a rule: error or skip.")]
+BadRows = Annotated[
+    Literal["error", "skip"], typer.Option("--on-bad-rows", help="What to do with a row that breaks a rule.")
+]
 
 
 def chosen_recipe(kind: Any, path: Path | None, changes: list[str], out: Path, resume: bool) -> Any:
@@ -50,7 +54,7 @@ def reading_options(
     label_column: str | None,
     format_name: str | None,
     labels: Path | None,
-    on_bad_rows: str,
+    on_bad_rows: Literal["error", "skip"],
 ) -> Any:
     """Return how a person said that a file is to be read."""
     from maskloom.tasks.columns import ReadingOptions
@@ -61,14 +65,8 @@ def reading_options(
         label_column=label_column,
         format=format_name,
         labels=str(labels) if labels else None,
-        on_bad_rows="skip" if on_bad_rows == "skip" else "error",
+        on_bad_rows=on_bad_rows,
     )
-
-
-def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise a usage error when a value is not one of those allowed."""
-    if value not in allowed:
-        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
 
 
 def progress_display() -> Any:

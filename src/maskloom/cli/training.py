@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,7 +19,6 @@ from maskloom.cli.options import (
     Recipe,
     Resume,
     TextColumn,
-    check_choice,
     chosen_recipe,
     progress_display,
     reading_options,
@@ -51,7 +50,9 @@ def finetune(
     train: Annotated[Path, typer.Option("--train", help="Labelled examples: .csv, .tsv or .jsonl.")],
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples that decide which weights are kept.")],
     out: Out,
-    task: Annotated[str | None, typer.Option("--task", help="single, pair, regression or multilabel.")] = None,
+    task: Annotated[
+        Literal["single", "pair", "regression", "multilabel"] | None, typer.Option("--task", help="Kind of the task.")
+    ] = None,
     format_name: Format = None,
     recipe: Recipe = None,
     restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs from different seeds.")] = None,
@@ -66,9 +67,6 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on labelled text; the weights that score best on dev are kept."""
-    check_choice("--on-bad-rows", on_bad_rows, ("error", "skip"))
-    if task is not None:
-        check_choice("--task", task, ("single", "pair", "regression", "multilabel"))
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.finetune import finetune as run
 

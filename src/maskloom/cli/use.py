@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,7 +16,6 @@ from maskloom.cli.options import (
     Model,
     PairColumn,
     TextColumn,
-    check_choice,
     print_json,
     progress_display,
     reading_options,
@@ -38,7 +37,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a fine-tuned model on labelled examples."""
-    check_choice("--on-bad-rows", on_bad_rows, ("error", "skip"))
     from maskloom.runs.evaluate import evaluate as run
 
     reading = reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows)
@@ -57,7 +55,6 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Write a prediction with probabilities for every row, in the order of the input."""
-    check_choice("--on-bad-rows", on_bad_rows, ("error", "skip"))
     from maskloom.runs.predict import predict as run
 
     reading = reading_options(text_column, pair_column, None, format_name, None, on_bad_rows)
@@ -86,7 +83,9 @@ def embed(
     model: Model,
     input_file: Input,
     output: Annotated[Path, typer.Option("--output", help="File to write: .npy or .jsonl.")],
-    pooling: Annotated[str, typer.Option("--pooling", help="mean over tokens, or cls.")] = "mean",
+    pooling: Annotated[
+        Literal["mean", "cls"], typer.Option("--pooling", help="The mean of the tokens, or the first one's vector.")
+    ] = "mean",
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1.")] = False,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
@@ -95,15 +94,13 @@ def embed(
     as_json: AsJson = False,
 ) -> None:
     """Write one vector for every text."""
-    check_choice("--pooling", pooling, ("mean", "cls"))
-    check_choice("--on-bad-rows", on_bad_rows, ("error", "skip"))
     from maskloom.runs.embed import embed as run
 
     result = run(
         model,
         input_file,
         output,
-        pooling="cls" if pooling == "cls" else "mean",
+        pooling=pooling,
         normalize=normalize,
         reading=reading_options(text_column, pair_column, None, None, None, on_bad_rows),
         max_length=max_length,

@@ -106,7 +106,9 @@ class BarProgress:
     def advance(self, done: int, **figures: float) -> None:
         """Move the bar."""
         if self._task is not None:
-            self._bar.update(self._task, completed=done, **({"figures": _format(figures)} if figures else {}))
+            self._bar.update(self._task, completed=done)
+            if figures:
+                self._bar.update(self._task, figures=_format(figures))
 
     def say(self, message: str) -> None:
         """Print one line above the bar."""
