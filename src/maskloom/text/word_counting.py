@@ -1,27 +1,26 @@
 """Counting the words of any amount of text in bounded memory, in one process or several, with one result.
 
-Text is cut at white space and distinct chunks are counted first, so that each chunk is normalised once. When a counter
-holds more chunks than its cap, its words go to a sorted run on disk; runs are merged at the end. Sums do not depend on
-the order of the texts, on who counted what, or on when a counter was full.
+Text is taken in batches of about a million characters. In a batch, distinct chunks between white space are counted
+first, so that each is normalised once. The counts of batches are added up; when there are more words than the cap, they
+go to a sorted run on disk, and runs are merged at the end. Sums do not depend on the order of the texts, on who counted
+what, or on when memory was full.
 """
 
 from __future__ import annotations
 
 import heapq
-import multiprocessing
-import queue
 import re
 import tempfile
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from maskloom.text.normalization import split_chunks, words
+from maskloom.text.worker_processes import results_of_processes
 
-_SLICE_LENGTH = 1 << 20
+_BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
 _SAFE_CUT = re.compile("[ \n]")
 
@@ -53,66 +52,68 @@ def count_words(
 ) -> WordCounts:
     """Count the words of all texts, normalised as the tokenizer normalises them.
 
-    At most about `max_distinct_words` distinct chunks are in memory at a time, over all processes together.
-    Raises RuntimeError when a worker process dies or fails; temporary files and processes are gone either way.
+    Memory holds about `max_distinct_words` distinct words while counting, twice as many while runs are merged, and the
+    words of two batches for each process. Temporary files and processes are gone in the end, whatever happens.
+    Raises RuntimeError when a worker process dies.
     """
+    found = WordCounts()
+    batches = _batches(texts, found)
     with tempfile.TemporaryDirectory(prefix="maskloom-words-") as folder:
-        if num_workers == 1:
-            counter = _SpillingCounter(Path(folder), "run", lowercase=lowercase, cap=max_distinct_words)
-            for number, text in enumerate(texts, start=1):
-                counter.add(text)
-                if progress and number % 1000 == 0:
-                    progress("count words", number, 0)
-            num_texts, runs, rest = counter.num_texts, counter.runs, counter.pop_words()
-        else:
-            pool = _CountingProcesses(Path(folder), num_workers, lowercase, max_distinct_words)
-            num_texts, runs = pool.count(texts, progress)
-            rest = Counter()
-        found = WordCounts(num_texts=num_texts, num_runs=len(runs))
-        merged = _merged(runs, rest, Path(folder)) if runs else iter(rest.items())
-        _keep_most_frequent(merged, max_distinct_words, found)
+        totals = _SpillingTotals(Path(folder), max_distinct_words)
+        with closing(_counts_of_batches(batches, lowercase, num_workers)) as counted:
+            for counts in counted:
+                totals.add(counts)
+                if progress:
+                    progress("count words", found.num_texts, 0)
+        found.num_runs = len(totals.runs)
+        _keep_most_frequent(totals.merged(), max_distinct_words, found)
     return found
 
 
-class _SpillingCounter:
-    """Counts chunks in memory and, when over the cap, writes their words to a sorted run."""
+def _counts_of_batches(
+    batches: Iterator[list[str]], lowercase: bool, num_workers: int
+) -> Generator[dict[str, int], None, None]:
+    if num_workers == 1:
+        yield from map(_batch_counter(lowercase), batches)
+    else:
+        yield from results_of_processes(_batch_counter, (lowercase,), batches, num_workers)
 
-    def __init__(self, folder: Path, name: str, *, lowercase: bool, cap: int) -> None:
-        self.num_texts = 0
-        self.runs: list[Path] = []
-        self._folder = folder
-        self._name = name
-        self._lowercase = lowercase
-        self._cap = cap
-        self._chunks: Counter[str] = Counter()
 
-    def add(self, text: str) -> None:
-        self.num_texts += 1
+def _batch_counter(lowercase: bool) -> Callable[[list[str]], dict[str, int]]:
+    def count(batch: list[str]) -> dict[str, int]:
+        chunks: Counter[str] = Counter()
+        for text in batch:
+            chunks.update(split_chunks(text))
+        counts: dict[str, int] = {}
+        for chunk, number in chunks.items():
+            for word in words(chunk, lowercase=lowercase):
+                counts[word] = counts.get(word, 0) + number
+        return counts
+
+    return count
+
+
+def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
+    """Gather texts into batches, and spread a long one over several, so that the length of a text does not matter."""
+    batch: list[str] = []
+    length = 0
+    for text in texts:
+        found.num_texts += 1
         for piece in _slices(text):
-            self._chunks.update(split_chunks(piece))
-            if len(self._chunks) > self._cap:
-                self.spill()
-
-    def pop_words(self) -> Counter[str]:
-        """Return the words counted since the last run, and forget them."""
-        found: Counter[str] = Counter()
-        for chunk, count in self._chunks.items():
-            for word in words(chunk, lowercase=self._lowercase):
-                found[word] += count
-        self._chunks = Counter()
-        return found
-
-    def spill(self) -> None:
-        path = self._folder / f"{self._name}-{len(self.runs)}"
-        _write_run(path, sorted((_as_bytes(word), count) for word, count in self.pop_words().items()))
-        self.runs.append(path)
+            batch.append(piece)
+            length += len(piece)
+            if length >= _BATCH_LENGTH:
+                yield batch
+                batch, length = [], 0
+    if batch:
+        yield batch
 
 
 def _slices(text: str) -> Iterator[str]:
-    """Cut a long text at blanks, so that a text of any length is counted in bounded memory."""
+    """Cut a long text at blanks, where no word is cut."""
     start = 0
-    while len(text) - start > _SLICE_LENGTH:
-        cut = _SAFE_CUT.search(text, start + _SLICE_LENGTH)
+    while len(text) - start > _BATCH_LENGTH:
+        cut = _SAFE_CUT.search(text, start + _BATCH_LENGTH)
         if cut is None:
             break
         yield text[start : cut.start()]
@@ -120,9 +121,42 @@ def _slices(text: str) -> Iterator[str]:
     yield text[start:] if start else text
 
 
-def _as_bytes(word: str) -> bytes:
-    # a str may hold lone surrogates, which strict UTF-8 refuses
-    return word.encode("utf-8", "surrogatepass")
+class _SpillingTotals:
+    """Adds up counts in memory and, when there are more words than the cap, writes them to a sorted run."""
+
+    def __init__(self, folder: Path, cap: int) -> None:
+        self.runs: list[Path] = []
+        self._folder = folder
+        self._cap = cap
+        self._counts: Counter[str] = Counter()
+
+    def add(self, counts: dict[str, int]) -> None:
+        self._counts.update(counts)
+        if len(self._counts) > self._cap:
+            path = self._folder / f"run-{len(self.runs)}"
+            _write_run(path, self._sorted())
+            self.runs.append(path)
+            self._counts = Counter()
+
+    def merged(self) -> Iterator[tuple[str, int]]:
+        """Yield every word once with its count."""
+        if not self.runs:
+            yield from self._counts.items()
+            return
+        runs, number = list(self.runs), 0
+        while len(runs) > _MAX_OPEN_RUNS:
+            joined = self._folder / f"merged-{number}"
+            number += 1
+            _write_run(joined, _summed(heapq.merge(*map(_read_run, runs[:_MAX_OPEN_RUNS]))))
+            for path in runs[:_MAX_OPEN_RUNS]:
+                path.unlink()
+            runs = [*runs[_MAX_OPEN_RUNS:], joined]
+        for word, count in _summed(heapq.merge(iter(self._sorted()), *map(_read_run, runs))):
+            yield word.decode("utf-8", "surrogatepass"), count
+
+    def _sorted(self) -> list[tuple[bytes, int]]:
+        # a str may hold lone surrogates, which strict UTF-8 refuses
+        return sorted((word.encode("utf-8", "surrogatepass"), count) for word, count in self._counts.items())
 
 
 def _write_run(path: Path, pairs: Iterable[tuple[bytes, int]]) -> None:
@@ -150,22 +184,6 @@ def _summed(pairs: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
         yield current, total
 
 
-def _merged(runs: list[Path], rest: Counter[str], folder: Path) -> Iterator[tuple[str, int]]:
-    """Merge sorted runs and what is still in memory into one sorted stream."""
-    runs = list(runs)
-    number = 0
-    while len(runs) > _MAX_OPEN_RUNS:
-        joined = folder / f"merged-{number}"
-        number += 1
-        _write_run(joined, _summed(heapq.merge(*map(_read_run, runs[:_MAX_OPEN_RUNS]))))
-        for path in runs[:_MAX_OPEN_RUNS]:
-            path.unlink()
-        runs = [*runs[_MAX_OPEN_RUNS:], joined]
-    in_memory = iter(sorted((_as_bytes(word), count) for word, count in rest.items()))
-    for word, count in _summed(heapq.merge(in_memory, *map(_read_run, runs))):
-        yield word.decode("utf-8", "surrogatepass"), count
-
-
 def _keep_most_frequent(pairs: Iterator[tuple[str, int]], cap: int, found: WordCounts) -> None:
     kept: dict[str, int] = {}
     for word, count in pairs:
@@ -181,107 +199,3 @@ def _keep_most_frequent(pairs: Iterator[tuple[str, int]], cap: int, found: WordC
 
 def _most_frequent(counts: dict[str, int], cap: int) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:cap])
-
-
-class _CountingProcesses:
-    """Worker processes that each count what they get into runs of their own."""
-
-    def __init__(self, folder: Path, num_workers: int, lowercase: bool, max_distinct_words: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._tasks: Any = context.Queue(maxsize=2 * num_workers)
-        self._results: Any = context.Queue()
-        self._finished: list[list[str]] = []
-        cap = max(1, max_distinct_words // num_workers)
-        self._processes = [
-            context.Process(
-                target=_count_in_worker,
-                args=(self._tasks, self._results, str(folder), f"worker-{number}", lowercase, cap),
-                daemon=True,
-            )
-            for number in range(num_workers)
-        ]
-
-    def count(self, texts: Iterable[str], progress: Callable[[str, int, int], None] | None) -> tuple[int, list[Path]]:
-        """Give out the texts, wait for the runs, and leave no process behind, whatever happens."""
-        try:
-            for process in self._processes:
-                process.start()
-            num_sent = 0
-            for batch in _batches(texts):
-                self._send(batch)
-                num_sent += len(batch)
-                if progress:
-                    progress("count words", num_sent, 0)
-            for _ in self._processes:
-                self._send(None)
-            runs: list[Path] = []
-            for _ in self._processes:
-                runs.extend(self._receive())
-            return num_sent, sorted(runs)
-        except BaseException:
-            for process in self._processes:
-                if process.is_alive():
-                    process.terminate()
-            raise
-        finally:
-            for process in self._processes:
-                if process.pid is not None:
-                    process.join()
-            self._tasks.cancel_join_thread()
-            self._tasks.close()
-            self._results.close()
-
-    def _send(self, batch: list[str] | None) -> None:
-        while True:
-            try:
-                self._tasks.put(batch, timeout=1)
-                return
-            except queue.Full:
-                self._take_result(timeout=0.01)
-
-    def _receive(self) -> list[Path]:
-        while not self._finished:
-            self._take_result(timeout=1)
-        return [Path(run) for run in self._finished.pop()]
-
-    def _take_result(self, timeout: float) -> None:
-        """Wait for a worker's result; raise what went wrong in one, or that one is gone."""
-        try:
-            runs, failure = self._results.get(timeout=timeout)
-        except queue.Empty:
-            for process in self._processes:
-                if process.exitcode:
-                    raise RuntimeError(
-                        f"a process that counts words ended with code {process.exitcode}; if it was killed, memory may "
-                        "have run out: use fewer workers"
-                    ) from None
-            return
-        if failure:
-            raise RuntimeError(f"a process that counts words failed:\n{failure}")
-        self._finished.append(runs)
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Gather short texts, and leave long ones alone, so that a message holds about a million characters."""
-    batch: list[str] = []
-    length = 0
-    for text in texts:
-        batch.append(text)
-        length += len(text)
-        if length >= _SLICE_LENGTH:
-            yield batch
-            batch, length = [], 0
-    if batch:
-        yield batch
-
-
-def _count_in_worker(tasks: Any, results: Any, folder: str, name: str, lowercase: bool, cap: int) -> None:
-    try:
-        counter = _SpillingCounter(Path(folder), name, lowercase=lowercase, cap=cap)
-        while (batch := tasks.get()) is not None:
-            for text in batch:
-                counter.add(text)
-        counter.spill()
-        results.put(([str(run) for run in counter.runs], None))
-    except BaseException:
-        results.put(([], traceback.format_exc()))

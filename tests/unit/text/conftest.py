@@ -8,7 +8,9 @@ from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 @pytest.fixture(scope="session")
 def paper_vocabulary() -> Vocabulary:
     """The eleven tokens of Google's own tokenizer test, with the two special tokens that it lacks."""
-    return Vocabulary("[UNK] [CLS] [SEP] want ##want ##ed wa un runn ##ing , [PAD] [MASK]".split())
+    return Vocabulary(
+        ["[UNK]", "[CLS]", "[SEP]", "want", "##want", "##ed", "wa", "un", "runn", "##ing", ",", "[PAD]", "[MASK]"]
+    )
 
 
 @pytest.fixture(scope="session")

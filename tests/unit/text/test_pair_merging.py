@@ -36,11 +36,11 @@ def naive_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_f
         if not frequent:
             break
 
-        def value(pair: tuple[str, str]) -> float:
-            product = 1.0 if score == "frequency" else float(singles[pair[0]]) * float(singles[pair[1]])
-            return frequent[pair] / product
-
-        best = min(frequent, key=lambda pair: (-value(pair), found.index(pair[0]), found.index(pair[1])))
+        values: dict[tuple[str, str], float] = dict(frequent)
+        if score == "likelihood":
+            values = {(a, b): count / (float(singles[a]) * float(singles[b])) for (a, b), count in frequent.items()}
+        ranks = {pair: (-value, found.index(pair[0]), found.index(pair[1])) for pair, value in values.items()}
+        best = min(ranks, key=ranks.__getitem__)
         merged = best[0] + best[1].removeprefix("##")
         if merged not in found:
             found.append(merged)

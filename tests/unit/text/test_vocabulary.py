@@ -30,7 +30,7 @@ def test_it_is_immutable_equal_by_value_and_can_be_sent_to_another_process() -> 
     vocabulary = Vocabulary(TOKENS)
     with pytest.raises(AttributeError):
         vocabulary.tokens = ()  # pyright: ignore[reportAttributeAccessIssue]
-    assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary == Vocabulary(tuple(TOKENS))  # noqa: S301
+    assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary == Vocabulary(tuple(TOKENS))
 
 
 @pytest.mark.parametrize("lines", ["\n", "\r\n", "\n "])

@@ -1,0 +1,134 @@
+"""Processes do their tasks, tell their troubles, and never outlive the one that started them."""
+
+import functools
+import itertools
+import multiprocessing
+import operator
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maskloom.text.worker_processes import results_of_processes
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+def results(function: Callable[..., Any], tasks: Iterator[Any], num_workers: int = 2) -> Iterator[Any]:
+    return results_of_processes(functools.partial, (function,), tasks, num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("num_tasks", [0, 1, 2, 50])
+def test_every_task_is_done_once(num_workers: int, num_tasks: int) -> None:
+    tasks = range(num_tasks)
+    assert sorted(results(operator.neg, iter(tasks), num_workers)) == sorted(-task for task in tasks)
+
+
+def test_few_tasks_are_drawn_ahead() -> None:
+    drawn = itertools.count()
+    found = results(operator.neg, drawn)
+    for number in range(1, 30):
+        next(found)
+        assert next(drawn) <= number - 1 + 2 * 2 + number
+    found.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_what_a_task_raises_is_raised_with_its_place() -> None:
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        list(results(int, iter(["1", "x", "3"])))
+    assert "in a worker process" in caught.value.__notes__[0]
+
+
+def test_what_the_tasks_raise_is_raised() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(results(operator.neg, broken()))
+
+
+def test_a_process_that_kills_itself_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"worker process \d+ died with exit code -9.*fewer workers"):
+        list(results(signal.raise_signal, iter([signal.SIGKILL] * 4)))
+
+
+def test_a_process_killed_while_it_waits_or_reads_is_an_error() -> None:
+    def tasks() -> Iterator[bytes]:
+        yield b""
+        for process in multiprocessing.active_children():
+            process.kill()
+        yield from itertools.repeat(bytes(1 << 22), 20)
+
+    with pytest.raises(RuntimeError, match="died with exit code -9"):
+        list(results(len, tasks()))
+
+
+def test_a_busy_process_is_ended_when_results_are_no_longer_wanted() -> None:
+    found = results(time.sleep, iter([0, 600]))
+    next(found)
+    begin = time.monotonic()
+    found.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert time.monotonic() - begin < 30
+
+
+PROGRAM = """
+import functools, itertools, time
+from maskloom.text.worker_processes import results_of_processes
+if __name__ == "__main__":
+    for _ in results_of_processes(functools.partial, (time.sleep,), itertools.repeat(0.05), 2):
+        print("one", flush=True)
+"""
+
+
+def members_of_session(leader: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, *fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == leader and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_process_is_left_when_the_first_one_ends(tmp_path: Path, number: signal.Signals) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as first:
+        assert first.stdout is not None
+        assert first.stderr is not None
+        # long enough for both processes to be at work
+        assert [first.stdout.readline() for _ in range(30)] == ["one\n"] * 30
+        assert len(members_of_session(first.pid)) >= 3
+        # a terminal's Ctrl-C goes to all of them, the other signals only to the first
+        (os.killpg if number == signal.SIGINT else os.kill)(first.pid, number)
+        errors = first.stderr.read()
+        assert first.wait(30) == -number
+        for _ in range(300):
+            if not members_of_session(first.pid):
+                break
+            time.sleep(0.1)
+        assert members_of_session(first.pid) == []
+        # the tale of an interrupt is told once
+        assert errors.count("Traceback") == (number == signal.SIGINT)
