@@ -116,7 +116,7 @@ class Tokenizer:
     ) -> Encoding:
         """Encode one text as [CLS] A [SEP], or two as [CLS] A [SEP] B [SEP] with segment 1 for B and its [SEP].
 
-        A pair without tokens counts as none. What does not fit goes from the end, token by token, from the strictly
+        A pair without tokens, or with none left, counts as none. What does not fit goes from the end, token by token, from the strictly
         longer text, from B at a tie. `parse_special_tokens` reads "[MASK]" and its like in the text as that token.
         Raises ConfigError when `max_length` is above the model's limit or too small for the special tokens.
         """
@@ -282,6 +282,9 @@ class Tokenizer:
         second = second if second and second.ids else None
         num_first, num_second = len(first.ids), len(second.ids) if second else 0
         kept_first, kept_second = _kept_lengths(num_first, num_second, limit - (3 if second else 2))
+        if not kept_second:
+            # Google's code asks after cutting whether there is a second text
+            second = None
         ids = [vocabulary.cls_id, *first.ids[:kept_first], vocabulary.sep_id]
         segments = [0] * len(ids)
         words: list[int | None] = [None, *first.words[:kept_first], None]
