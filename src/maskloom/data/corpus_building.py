@@ -81,8 +81,8 @@ def build_corpus(
     their characters) and by the cache of words. `progress` receives ("reading and encoding", bytes done, all bytes).
 
     A folder that holds the finished corpus already is left as it is; its manifest comes back with
-    `already_built` set. Raises ConfigError when the folder holds a corpus made from other text or settings or when
-    another process builds there, DataError when the text holds no document and as `read_documents` does.
+    `already_built` set. Raises ConfigError when the folder holds a corpus made from other text or settings or anything
+    else, or when another process builds there; DataError when the text holds no document and as `read_documents` does.
     """
     out = Path(out)
     _check_settings(out, num_workers, sentences, shard_tokens)
@@ -158,9 +158,14 @@ def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _building(out: Path) -> Iterator[None]:
-    """Make the folders and hold the lock of one build."""
-    (out / SHARD_FOLDER).mkdir(parents=True, exist_ok=True)
-    (out / BUILDING_FOLDER).mkdir(exist_ok=True)
+    """Make the folders and hold the lock of one build; a folder of anything else is left alone."""
+    if out.is_dir() and not (out / BUILDING_FOLDER).is_dir():
+        # a build would replace a model's vocabulary, for one
+        others = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+        if others:
+            raise ConfigError(f"{out}: the folder holds other files, such as {others[0]}; choose a new or empty folder")
+    (out / BUILDING_FOLDER).mkdir(parents=True, exist_ok=True)
+    (out / SHARD_FOLDER).mkdir(exist_ok=True)
     with (out / BUILDING_FOLDER / "lock").open("w") as lock:
         try:
             # the system drops this lock when the process ends, however it ends
@@ -267,7 +272,8 @@ def _finish(
             "files": files,
         },
     )
-    shutil.rmtree(out / BUILDING_FOLDER)
+    # a process of an earlier build that was killed may still put a file there; it counts no more
+    shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
     return manifest
 
 

@@ -15,7 +15,7 @@ def results_of_processes(
     """Do `start(*arguments)(task)` for every task in `num_workers` new processes; yield results as they come.
 
     Each process calls `start` once. Tasks are drawn a few ahead, so memory holds at most three per process. What a
-    task raises is raised here. Raises RuntimeError when a process dies, for example for want of memory.
+    task raises is raised here. Raises ChildProcessError when a process dies, for example for want of memory.
     """
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, Any] = {}
@@ -85,9 +85,9 @@ def _receive(workers: dict[Connection, Any], connection: Connection) -> Any:
     return result
 
 
-def _died(process: Any) -> RuntimeError:
+def _died(process: Any) -> ChildProcessError:
     process.join(timeout=2)
-    return RuntimeError(
+    return ChildProcessError(
         f"worker process {process.pid} died with exit code {process.exitcode}; code -9 often means too little memory: "
         "use fewer workers; running again continues"
     )
