@@ -134,7 +134,7 @@ def test_ids_are_those_of_google(both: Any, text: str) -> None:
     ours, theirs = both
     expected = google_ids(theirs, text)
     assert ours.token_ids(text) == expected
-    assert ours.encode(text).ids[1:-1] == expected
+    assert ours.encode(text).ids[1:-1] == expected[: ours.max_length - 2]
     assert words(text, lowercase=ours.lowercase) == theirs.basic_tokenizer.tokenize(text)
 
 
