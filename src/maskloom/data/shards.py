@@ -56,16 +56,19 @@ def write_shard(folder: Path, number: int, input_digest: str, encoded: EncodedDo
     )
     _replace(folder / shard_name(number), encoded.tokens)
     _replace(_index_path(folder, number), index)
-    _replace(_record_path(folder, number), json.dumps(asdict(record), indent=1).encode())
+    content = json.dumps(asdict(record)).encode()
+    _replace(_record_path(folder, number), content + b"\n" + _sum_line(content))
     return record
 
 
 def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord | None:
     """Return the record of a shard that an earlier build finished from the same input, if its files are whole."""
     try:
-        record = ShardRecord(**json.loads(_record_path(folder, number).read_bytes()))
+        content, sum_line = _record_path(folder, number).read_bytes().split(b"\n", 1)
+        record = ShardRecord(**json.loads(content))
         is_whole = (
-            record.number == number
+            sum_line == _sum_line(content)
+            and record.number == number
             and record.input_digest == input_digest
             and file_sum(folder / shard_name(number)) == record.sha256
             and file_sum(_index_path(folder, number)) == record.index_sha256
@@ -87,6 +90,10 @@ def _index_path(folder: Path, number: int) -> Path:
 
 def _record_path(folder: Path, number: int) -> Path:
     return folder / BUILDING_FOLDER / f"{number:05d}.json"
+
+
+def _sum_line(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 def _replace(path: Path, content: bytes) -> None:

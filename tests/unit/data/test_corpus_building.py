@@ -8,6 +8,7 @@ import math
 import os
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,15 @@ def folder_bytes(folder: Path) -> dict[str, bytes]:
 def ids_of(folder: Path) -> list[list[list[int]]]:
     corpus = Corpus.open(folder)
     ends = corpus.document_offsets.tolist()
-    return [
-        [corpus.sentence(index).tolist() for index in range(first, last)]
-        for first, last in zip(ends, ends[1:], strict=False)
-    ]
+    return [[corpus.sentence(index).tolist() for index in range(first, last)] for first, last in pairwise(ends)]
 
 
-@pytest.fixture()
+@pytest.fixture
 def text(tmp_path: Path) -> Path:
     return write_text(tmp_path / "text.txt", random_documents(60))
 
 
-@pytest.fixture()
+@pytest.fixture
 def encoded_shards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of texts of the shards that were encoded in this process."""
     calls: list[int] = []
@@ -76,7 +74,7 @@ def encoded_shards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-@pytest.fixture()
+@pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that builds a corpus and fails after some shards."""
 
@@ -275,7 +273,7 @@ def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, tmp_path: Pat
 def test_a_corpus_of_other_text_is_refused(text: Path, tmp_path: Path) -> None:
     build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
     write_text(text, random_documents(60, seed=1))
-    with pytest.raises(ConfigError, match="made otherwise .the text files differ"):
+    with pytest.raises(ConfigError, match=r"made otherwise .the text files differ"):
         build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
 
 

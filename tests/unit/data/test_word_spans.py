@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from maskloom.data.word_spans import LONGEST_NAMED, byte_classes, word_names, word_spans
 
+PARTS = [b"a", b"B9", b" ", b"\n", b"-", b"..", b"[", b"\xc3\xa9", b"\0", b"\x7f"]
 PLAIN_WORD = re.compile(rb"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
 
 
@@ -22,7 +23,9 @@ def by_rule(content: bytes, odd_symbols: bytes = b"") -> list[tuple[bytes, bool]
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from([b"a", b"B9", b" ", b"\n", b"-", b"..", b"[", b"\xc3\xa9", b"\0", b"\x7f"]), max_size=12))
+@given(
+    st.lists(st.sampled_from([b"a", b"B9", b" ", b"\n", b"-", b"..", b"[", b"\xc3\xa9", b"\0", b"\x7f"]), max_size=12)
+)
 @example([])
 @example([b" ", b"\n"])
 def test_spans_are_those_of_the_rule(parts: list[bytes]) -> None:
@@ -35,7 +38,9 @@ def test_spans_are_those_of_the_rule(parts: list[bytes]) -> None:
 
 def test_names_differ_exactly_where_words_do() -> None:
     rng = np.random.default_rng(3)
-    words = [rng.integers(97, 99, size).astype(np.uint8).tobytes() for size in range(1, LONGEST_NAMED + 1) for _ in range(30)]
+    words = [
+        rng.integers(97, 99, size).astype(np.uint8).tobytes() for size in range(1, LONGEST_NAMED + 1) for _ in range(30)
+    ]
     # neighbours in everything but one byte, at each place of the longest word
     words += [bytes(97 + (place == other) for place in range(LONGEST_NAMED)) for other in range(LONGEST_NAMED + 1)]
     content = b"x".join(words)
