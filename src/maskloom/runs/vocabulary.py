@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from maskloom.config import ConfigError
+from maskloom.config import ConfigError, DataError
 from maskloom.files import sync, write_json
+
+if TYPE_CHECKING:
+    from maskloom.data.documents import Document, ReadingReport
 
 REPORT = "vocabulary_report.json"
 _TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
@@ -46,7 +49,7 @@ def train_vocabulary_from_files(
     reading = ReadingReport()
     documents = read_documents(paths, on_bad_text=on_bad_text, report=reading)
     trained = train_vocabulary(
-        (document.text for document in documents),
+        _texts(documents, reading),
         size=size,
         lowercase=not cased,
         score=score,
@@ -69,6 +72,15 @@ def train_vocabulary_from_files(
         folder.rename(out)
         sync(out.parent)
     return {"folder": str(out), **report}
+
+
+def _texts(documents: Iterable[Document], reading: ReadingReport) -> Iterator[str]:
+    """Yield the texts of documents; when there is none, the error says what was left out."""
+    for document in documents:
+        yield document.text
+    if not reading.num_documents:
+        left_out = f"{reading.num_empty_documents} documents were empty, {reading.num_skipped_documents} were skipped"
+        raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
 
 
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
@@ -119,6 +131,7 @@ def _coverage_of_files(paths: Iterable[str | Path], vocabulary: Any, *, lowercas
         "num_documents": counted.num_texts,
         "num_words": counted.num_words,
         "num_distinct_words": counted.num_distinct_words,
+        "num_pruned_words": counted.num_pruned_words,
         **measure_coverage(vocabulary, counted.counts),
     }
 

@@ -54,7 +54,7 @@ def count_words(
 
     Memory holds about `max_distinct_words` distinct words while counting, twice as many while runs are merged, and the
     words of two batches for each process. Temporary files and processes are gone in the end, whatever happens.
-    Raises RuntimeError when a worker process dies.
+    Raises ChildProcessError when a worker process dies.
     """
     found = WordCounts()
     batches = _batches(texts, found)

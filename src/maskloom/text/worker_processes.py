@@ -20,7 +20,7 @@ def results_of_processes(
 
     Each process calls `start` once, before its first task. At most two tasks per process are drawn ahead of the
     results. An exception of a task, or of the iterator of tasks, is raised here and ends all processes; so does closing
-    this generator. Raises RuntimeError when a process dies.
+    this generator. Raises ChildProcessError when a process dies.
     """
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, Any] = {}
@@ -86,9 +86,9 @@ def _receive(workers: dict[Connection, Any], connection: Connection) -> Any:
     return result
 
 
-def _died(process: Any) -> RuntimeError:
+def _died(process: Any) -> ChildProcessError:
     process.join(_SECONDS_TO_END)
-    return RuntimeError(
+    return ChildProcessError(
         f"worker process {process.pid} died with exit code {process.exitcode}; code -9 often means that memory ran "
         "out: use fewer workers"
     )

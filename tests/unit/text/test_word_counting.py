@@ -130,5 +130,5 @@ def test_a_killed_worker_is_an_error_not_a_wait() -> None:
         for _ in range(50):
             yield "b " * 600_000
 
-    with pytest.raises(RuntimeError, match="died with exit code -9"):
+    with pytest.raises(ChildProcessError, match="died with exit code -9"):
         count_words(texts(), lowercase=True, max_distinct_words=10, num_workers=2)

@@ -60,7 +60,7 @@ def test_what_the_tasks_raise_is_raised() -> None:
 
 
 def test_a_process_that_kills_itself_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"worker process \d+ died with exit code -9.*fewer workers"):
+    with pytest.raises(ChildProcessError, match=r"worker process \d+ died with exit code -9.*fewer workers"):
         list(results(signal.raise_signal, iter([signal.SIGKILL] * 4)))
 
 
@@ -71,7 +71,7 @@ def test_a_process_killed_while_it_waits_or_reads_is_an_error() -> None:
             process.kill()
         yield from itertools.repeat(bytes(1 << 22), 20)
 
-    with pytest.raises(RuntimeError, match="died with exit code -9"):
+    with pytest.raises(ChildProcessError, match="died with exit code -9"):
         list(results(len, tasks()))
 
 
