@@ -22,6 +22,7 @@ TEXTS = [
     "[MASK] the[MASK]the http://" + "long" * 40 + " the.",
     "\x01\n\x02",
     "one\ntwo\n\nthree",
+    "the\0 the a\0 \0the",
 ]
 
 
