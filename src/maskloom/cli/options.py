@@ -78,17 +78,9 @@ def progress_display() -> Any:
 
 def stage_display() -> Any:
     """Return a callback (stage, done, total) that drives the progress display."""
-    progress, current = progress_display(), [""]
+    from maskloom.runs.progress import stage_callback
 
-    def report(stage: str, done: int, total: int) -> None:
-        if stage != current[0]:
-            current[0] = stage
-            progress.begin(stage, total, 0)
-        progress.advance(done)
-        if total and done >= total:
-            progress.end()
-
-    return report
+    return stage_callback(progress_display())
 
 
 def show(result: dict[str, Any], as_json: bool, out: Path | None = None) -> None:

@@ -96,7 +96,10 @@ def quickstart(
 ) -> None:
     """Go the whole way on the documentation that every Python installation holds, in about eight minutes."""
     from maskloom.runs.quickstart import quickstart as run
+    from maskloom.runs.quickstart import summary_lines
 
     result = run(out=out, seed=seed, progress=progress_display())
     if as_json:
         show(result, True)
+    else:
+        typer.echo("\n".join(summary_lines(result)))

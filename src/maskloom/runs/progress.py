@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -125,6 +126,21 @@ class BarProgress:
 def terminal_progress() -> Progress:
     """Return a bar when standard error is a terminal, else plain lines."""
     return BarProgress() if sys.stderr.isatty() else LineProgress()
+
+
+def stage_callback(progress: Progress) -> Callable[[str, int, int], None]:
+    """Return a callback (stage, done, total) that drives a progress display, for vocabularies and corpora."""
+    current = [""]
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage != current[0]:
+            current[0] = stage
+            progress.begin(stage, total, 0)
+        progress.advance(done)
+        if total and done >= total:
+            progress.end()
+
+    return report
 
 
 def _format(figures: dict[str, float]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from maskloom.config import DataError
 from maskloom.data.counter_random import Permutation, integers, uniform
 from maskloom.files import write_text
-from maskloom.runs.quickstart_text import STANDARD_LIBRARY, GatheredDocument
+from maskloom.runs.quickstart.documentation import STANDARD_LIBRARY, GatheredDocument
 
 NEXT, OTHER = "next", "other"
 PASSAGE_SENTENCES = 2

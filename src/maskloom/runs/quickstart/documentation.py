@@ -1,4 +1,4 @@
-"""Real English text that every Python machine has: the documentation of the standard library and of installed packages."""
+"""Real English text that every Python machine has: documentation of the library and of installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from maskloom.files import write_text
-from maskloom.runs.quickstart_prose import sentences_of
+from maskloom.runs.quickstart.prose import sentences_of
 
 MIN_SENTENCES = 4
 STANDARD_LIBRARY = "python"

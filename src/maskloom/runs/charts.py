@@ -1,0 +1,153 @@
+"""Charts as SVG text for a page without scripts: lines over steps, and dots in rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+_WIDTH, _HEIGHT = 640, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 120, 14, 40
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series of (x, y) points; `style` is the CSS class of its colour, `is_faint` draws it thin and behind."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    style: str
+    is_faint: bool = False
+
+
+@dataclass(frozen=True)
+class DotRow:
+    """A row of a dot chart: one dot a value, and a stroke at their mean."""
+
+    name: str
+    values: Sequence[float]
+    style: str
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    x_name: str,
+    y_name: str,
+    levels: Sequence[tuple[str, float]] = (),
+    as_percent: bool = False,
+) -> str:
+    """Return a chart of lines with their names at their ends; `levels` are named dashed horizontals."""
+    x_values = [x for line in lines for x, _ in line.points]
+    y_values = [y for line in lines for _, y in line.points] + [y for _, y in levels]
+    if not x_values:
+        return "<p>nothing was measured</p>"
+    x_ticks, y_ticks = ticks(0.0, max(x_values)), ticks(min(y_values), max(y_values))
+    x_top = max(max(x_values), 1e-12)
+
+    def x_place(value: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * value / x_top
+
+    def y_place(value: float) -> float:
+        share = (value - y_ticks[0]) / max(y_ticks[-1] - y_ticks[0], 1e-12)
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
+
+    right = _WIDTH - _RIGHT
+    parts = []
+    for tick in y_ticks:
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y_place(tick):.1f}" y2="{y_place(tick):.1f}"/>'
+        )
+        parts.append(_text(_LEFT - 8, y_place(tick) + 4, _figure(tick, as_percent), "end"))
+    for tick in (tick for tick in x_ticks if tick <= x_top * 1.0001):
+        parts.append(_text(x_place(tick), _HEIGHT - _BOTTOM + 18, _figure(tick, False), "middle"))
+    parts.append(_text((_LEFT + right) / 2, _HEIGHT - 6, x_name, "middle"))
+    ends: list[tuple[float, str, str]] = []
+    for name, value in levels:
+        parts.append(_stroke("level", (_LEFT, y_place(value)), (right, y_place(value))))
+        ends.append((y_place(value), name, "level-name"))
+    for line in sorted(lines, key=lambda line: not line.is_faint):
+        places = " ".join(f"{x_place(x):.1f},{y_place(y):.1f}" for x, y in line.points)
+        faint = " faint" if line.is_faint else ""
+        title = f"<title>{escape(line.name)}</title>"
+        parts.append(f'<polyline class="line {line.style}{faint}" points="{places}">{title}</polyline>')
+        if not line.is_faint:
+            parts += [
+                f'<circle class="dot {line.style}" cx="{x_place(x):.1f}" cy="{y_place(y):.1f}" r="3">'
+                f"<title>{escape(line.name)}: {_figure(y, as_percent, exact=True)} at {x:g}</title></circle>"
+                for x, y in line.points
+            ]
+            ends.append((y_place(line.points[-1][1]), line.name, f"name {line.style}"))
+    parts += [_text(right + 8, place + 4, name, "start", style) for place, name, style in _apart(ends)]
+    return _svg(parts, _HEIGHT, y_name)
+
+
+def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str) -> str:
+    """Return rows of dots over one scale of shares, with a dashed vertical at `level`."""
+    values = [value for row in rows for value in row.values] + [level[1]]
+    scale = ticks(min(values), max(values))
+    left, right, row_height = 130, _WIDTH - 70, 34
+    height = _TOP + row_height * len(rows) + 44
+
+    def place(value: float) -> float:
+        return left + (right - left) * (value - scale[0]) / max(scale[-1] - scale[0], 1e-12)
+
+    bottom = height - 40
+    parts = []
+    for tick in scale:
+        parts.append(_stroke("grid", (place(tick), _TOP), (place(tick), bottom)))
+        parts.append(_text(place(tick), bottom + 16, _figure(tick, True), "middle"))
+    x = place(level[1])
+    parts.append(_stroke("level", (x, _TOP), (x, bottom)))
+    parts.append(_text(x, height - 6, level[0], "middle", "level-name"))
+    for number, row in enumerate(rows):
+        y = _TOP + row_height * (number + 0.5)
+        mean = sum(row.values) / len(row.values)
+        parts.append(_text(left - 12, y + 4, row.name, "end"))
+        parts.append(_stroke(f"mean {row.style}", (place(mean), y - 10), (place(mean), y + 10)))
+        parts += [
+            f'<circle class="dot {row.style}" cx="{place(value):.1f}" cy="{y}" r="5">'
+            f"<title>{escape(row.name)}: {_figure(value, True, exact=True)}</title></circle>"
+            for value in row.values
+        ]
+        parts.append(_text(right + 12, y + 4, _figure(mean, True, exact=True), "start", "figure"))
+    return _svg(parts, height, name)
+
+
+def ticks(low: float, high: float, num_wanted: int = 5) -> list[float]:
+    """Return about `num_wanted` round numbers, ascending, of which the first and the last enclose low and high."""
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    rough = (high - low) / num_wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(step * number, 12) for number in range(first, last + 1)]
+
+
+def _apart(ends: list[tuple[float, str, str]], gap: float = 15.0) -> list[tuple[float, str, str]]:
+    """Move labels down where they would overlap."""
+    placed: list[tuple[float, str, str]] = []
+    for place, name, style in sorted(ends):
+        placed.append((max(place, placed[-1][0] + gap) if placed else place, name, style))
+    return placed
+
+
+def _figure(value: float, as_percent: bool, *, exact: bool = False) -> str:
+    if as_percent:
+        return f"{value:.1%}" if exact else f"{100 * value:.3g}%"
+    return f"{value:.3f}" if exact else f"{value:,.6g}"
+
+
+def _stroke(style: str, start: tuple[float, float], end: tuple[float, float]) -> str:
+    return f'<line class="{style}" x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, style: str = "tick") -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(parts: list[str], height: float, name: str) -> str:
+    body = "\n".join(parts)
+    return f'<svg viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-label="{escape(name)}">\n{body}\n</svg>'

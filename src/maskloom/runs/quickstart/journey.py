@@ -1,0 +1,197 @@
+"""The stages of the quick start, one after the other, and what a person reads at its end."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.files import write_json, write_text
+from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.finetune import finetune
+from maskloom.runs.pretrain import pretrain
+from maskloom.runs.progress import Progress, SilentProgress, stage_callback
+from maskloom.runs.quickstart.documentation import gather_documents, write_documents
+from maskloom.runs.quickstart.filled_masks import fill_masks
+from maskloom.runs.quickstart.report import report_page
+from maskloom.runs.quickstart.stages import Stages
+from maskloom.runs.quickstart.tasks import build_tasks
+from maskloom.runs.run_folder import RECIPE
+from maskloom.runs.vocabulary import train_vocabulary_from_files
+
+VOCABULARY_SIZE = 8000
+TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pair"}
+STARTS = ("pretrained", "random")
+
+
+def quickstart(
+    *,
+    out: str | Path = "quickstart",
+    seed: int = 0,
+    overrides: dict[str, list[str]] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Go from text on this machine to a BERT that is pre-trained, fine-tuned, measured and used; return the figures.
+
+    `out` receives the text, the vocabulary, the corpus, the runs, results.json and report.html. A quick start that was
+    interrupted goes on where it stood when it is called again. `overrides` are recipe changes such as
+    `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError when `out` holds something else.
+    """
+    out, progress, overrides = Path(out), progress or SilentProgress(), overrides or {}
+    recipes = {
+        "pretrain": _recipe(PretrainRecipe, "pretrain", seed, overrides),
+        "finetune": _recipe(FinetuneRecipe, "finetune", seed, overrides),
+    }
+    stages = Stages(out / "stages.json", {"seed": seed, "overrides": overrides})
+    num_workers = min(2, os.cpu_count() or 1)
+    watch = stage_callback(progress)
+
+    progress.say("1/6  gathering the documentation of Python and of the installed packages")
+    text = stages.run("text", lambda: _gather(out, seed, num_workers, progress))
+    progress.say("2/6  training a vocabulary and building the corpus")
+    vocabulary = stages.run(
+        "vocabulary",
+        lambda: train_vocabulary_from_files(
+            [out / "text" / "documents.txt"], size=VOCABULARY_SIZE, out=out / "vocabulary", progress=watch
+        ),
+    )
+    corpus = stages.run(
+        "corpus",
+        lambda: build_corpus_from_files(
+            out / "text" / "documents.txt",
+            vocab=out / "vocabulary",
+            out=out / "corpus",
+            sentences="lines",
+            num_workers=num_workers,
+            progress=watch,
+        ),
+    )
+    progress.say("3/6  pre-training a BERT: the longest stage")
+    pretraining = stages.run(
+        "pretraining",
+        lambda: pretrain(
+            recipes["pretrain"],
+            corpus=out / "corpus",
+            out=out / "pretrained",
+            resume=(out / "pretrained" / RECIPE).exists(),
+            progress=progress,
+        ),
+    )
+    progress.say("4/6  fine-tuning it on two tasks, and a BERT of random weights beside it")
+    finetuning = {
+        task: {
+            start: stages.run(
+                f"{task} from {start}", lambda t=task, s=start: _finetune(recipes["finetune"], out, t, s, progress)
+            )
+            for start in STARTS
+        }
+        for task in TASKS
+    }
+    progress.say("5/6  filling masks")
+    masks = stages.run("masks", lambda: fill_masks(out / "pretrained", out / "tasks" / "sentence-dev.jsonl", seed=seed))
+    progress.say("6/6  writing the report")
+    results = {
+        "folder": str(out),
+        "text": text,
+        "vocabulary": vocabulary,
+        "corpus": corpus,
+        "pretraining": pretraining,
+        "tasks": {task: _compared(runs, text["majority_share"][f"{task}-dev"]) for task, runs in finetuning.items()},
+        "masks": masks,
+        "seconds": stages.seconds,
+        "report": str(out / "report.html"),
+    }
+    write_json(out / "results.json", results)
+    write_text(out / "report.html", report_page(out, results, recipes))
+    return results
+
+
+def summary_lines(results: dict[str, Any]) -> list[str]:
+    """Return the outcome as lines for a terminal, ending with the folder and the commands to try next."""
+    metrics, folder = results["pretraining"], results["folder"]
+    lines = [
+        "",
+        f"Pre-trained on {results['corpus']['num_tokens']:,} tokens of documentation. On documents held out of it:",
+        f"  masked-LM loss    {metrics['mlm_loss']:.2f} nats a token; {metrics['unigram_entropy']:.2f} by word "
+        f"frequency alone",
+        f"  masked-LM accuracy {metrics['mlm_accuracy']:.1%}",
+        f"  next sentence     {metrics['nsp_accuracy']:.1%} right; {metrics['nsp_majority_share']:.1%} by always "
+        "saying the same",
+        "",
+        "Fine-tuned, accuracy on dev over seeds (mean ± standard deviation; always the commonest label):",
+    ]
+    for task, compared in results["tasks"].items():
+        pretrained, random = compared["pretrained"], compared["random"]
+        lines.append(
+            f"  {task + ' task':<14} pre-trained {pretrained['mean']:.1%} ± {pretrained['standard_deviation']:.1%}   "
+            f"random start {random['mean']:.1%} ± {random['standard_deviation']:.1%}   ({compared['majority']:.1%})"
+        )
+    lines += ["", "Masks that it filled:"]
+    lines += [f"  {row['text']}  →  {', '.join(row['tokens'])}" for row in results["masks"]["ours"][:4]]
+    lines += [
+        "",
+        f"Took {sum(results['seconds'].values()) / 60:.1f} minutes. Everything is in {folder}; the report with its "
+        f"curves is {results['report']}",
+        "Try next:",
+        *(f"  {command}" for command in next_commands(folder)),
+    ]
+    return lines
+
+
+def next_commands(folder: str) -> list[str]:
+    """Return the three commands to try next."""
+    return [
+        f'maskloom fill-mask --model {folder}/pretrained "Returns the [MASK] of the array."',
+        f"maskloom predict --model {folder}/finetuned/sentence-pretrained --input {folder}/tasks/sentence-dev.jsonl "
+        f"--output {folder}/predictions.csv",
+        f"maskloom pretrain --corpus {folder}/corpus --out longer --size mini --set training.steps=5000",
+    ]
+
+
+def _recipe(kind: Any, name: str, seed: int, overrides: dict[str, list[str]]) -> Any:
+    with resources.as_file(resources.files(__package__) / f"{name}.toml") as path:
+        return load_recipe(kind, path, [f"seed={seed}", *overrides.get(name, [])])
+
+
+def _gather(out: Path, seed: int, num_workers: int, progress: Progress) -> dict[str, Any]:
+    documents = gather_documents(num_workers=num_workers, progress=stage_callback(progress))
+    tasks = build_tasks(documents, seed=seed)
+    num_bytes = write_documents(tasks.pretraining, out / "text" / "documents.txt")
+    for name, part in tasks.sets.items():
+        part.write(out / "tasks" / f"{name}.jsonl")
+    packages: dict[str, dict[str, int]] = {}
+    for document in tasks.pretraining:
+        counts = packages.setdefault(document.area, {"documents": 0, "sentences": 0})
+        counts["documents"] += 1
+        counts["sentences"] += len(document.sentences)
+    return {"num_bytes": num_bytes, "packages": packages, **tasks.as_dict()}
+
+
+def _finetune(recipe: FinetuneRecipe, out: Path, task: str, start: str, progress: Progress) -> dict[str, Any]:
+    folder = out / "finetuned" / f"{task}-{start}"
+    recipe = recipe.model_copy(update={"task": TASKS[task], "from_scratch": start == "random"})
+    progress.say(f"     the {task} task from {'the pre-trained' if start == 'pretrained' else 'random'} weights")
+    return finetune(
+        recipe,
+        model=out / "pretrained",
+        train=out / "tasks" / f"{task}-train.jsonl",
+        dev=out / "tasks" / f"{task}-dev.jsonl",
+        out=folder,
+        resume=(folder / RECIPE).exists(),
+        metric="accuracy",
+        progress=progress,
+    )
+
+
+def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any]:
+    """Put the restarts from both starts side by side; the spread is the standard deviation (n - 1) over seeds."""
+    found: dict[str, Any] = {"majority": majority}
+    for start, run in runs.items():
+        restarts = run["restarts"]
+        found[start] = {name: restarts[name] for name in ("scores", "mean", "standard_deviation", "degenerate")}
+    lowest = min(found["pretrained"]["scores"].values())
+    found["gain"] = found["pretrained"]["mean"] - found["random"]["mean"]
+    found["every_seed_wins"] = lowest > max(found["random"]["scores"].values())
+    return found
