@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 
-def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file under a temporary name in the same folder, sync it to disk, then rename it into place."""
+@contextmanager
+def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
+    """Open a temporary file in the same folder; at the end it is synced to disk and renamed into place.
+
+    Text is UTF-8 and its line ends stay as they are written. On an error nothing is left, and an older file stands.
+    """
+    encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes private files; what is written here is as readable as any file that the person creates
@@ -28,6 +34,14 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file whole, or leave what was there; folders on the way to it are made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from maskloom.files import write_bytes, write_json, write_text
+from maskloom.files import replacing, write_bytes, write_json, write_text
 
 
 def test_a_file_is_replaced_whole(tmp_path) -> None:
@@ -36,3 +36,16 @@ def test_permissions_follow_the_umask(tmp_path) -> None:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "ä": 1\n}\n'
+
+
+def test_a_stream_that_breaks_off_leaves_nothing(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    with replacing(path, "w") as file:
+        file.write("eins\r\nä\n")
+        assert not path.exists()
+    assert path.read_bytes() == "eins\r\nä\n".encode()
+    with pytest.raises(KeyError), replacing(path) as file:
+        file.write(b"half")
+        raise KeyError
+    assert path.read_bytes() == "eins\r\nä\n".encode()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]

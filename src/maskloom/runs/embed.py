@@ -10,11 +10,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from maskloom.files import replacing
 from maskloom.inference import Predictor
 from maskloom.inference.predictor import Pooling
 from maskloom.runs.predict import check_output, text_or_pair
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.replaced_file import replaced_file
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import Example, ReadingReport
 from maskloom.tasks.reading import iterate_examples
@@ -45,7 +45,7 @@ def embed(
     kind = "pair" if reading is not None and reading.pair_column else "single"
     examples = iterate_examples(source, kind, reading, needs_label=False, report=report)
     progress.begin("embedding", 0)
-    with replaced_file(target, "wb") as file:
+    with replacing(target) as file:
         if suffix == ".npy":
             _write_header(file, 0, predictor.hidden_size)
         index = 0

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from maskloom.config import ConfigError
+from maskloom.files import replacing
 from maskloom.inference import Predictor
 from maskloom.inference.predictor import TextOrPair
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.reading_defaults import options_for, reading_kind
-from maskloom.runs.replaced_file import replaced_file
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import Example, ReadingReport
 from maskloom.tasks.reading import iterate_examples
@@ -47,7 +47,7 @@ def predict(
     report = ReadingReport(source)
     examples = iterate_examples(source, kind, options, needs_label=False, report=report)
     progress.begin("predicting", 0)
-    with replaced_file(target, newline="" if suffix == ".csv" else "\n") as file:
+    with replacing(target, "w") as file:
         write = _csv_writer(file) if suffix == ".csv" else _json_writer(file)
         for index, (example, prediction) in enumerate(_predictions(predictor, examples)):
             write({"index": index, "line": example.line, **_texts(example), **prediction})
