@@ -246,9 +246,7 @@ def _finish(
     files = {shard_name(r.number): {"num_bytes": r.num_bytes, "sha256": r.sha256} for r in kept}
     small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *_TOKENIZER_FILES)
     files |= {name: describe_file(out / name) for name in small}
-    for path in (out / SHARD_FOLDER).iterdir():
-        if f"{SHARD_FOLDER}/{path.name}" not in files:
-            path.unlink()
+    _remove_leftovers(out, set(files))
     for name in [*files, SHARD_FOLDER]:
         sync(out / name)
     reading = counts.reading
@@ -275,6 +273,13 @@ def _finish(
     # a process of an earlier build that was killed may still put a file there; it counts no more
     shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
     return manifest
+
+
+def _remove_leftovers(out: Path, names: set[str]) -> None:
+    """Remove shards of other builds, and files that a killed build was writing under temporary names."""
+    for path in [*out.glob(".*.tmp"), *(out / SHARD_FOLDER).iterdir()]:
+        if path.relative_to(out).as_posix() not in names:
+            path.unlink(missing_ok=True)
 
 
 def _join_lengths(out: Path, records: list[ShardRecord]) -> None:

@@ -229,6 +229,8 @@ def test_nothing_of_an_interrupted_build_of_something_else_is_left(
 ) -> None:
     options = {"tokenizer": TOKENIZER, **SMALL}
     interrupted(9, text, out=tmp_path / "out", **options)
+    for name in (".vocab.txt.1234.tmp", "shards/.00000.tokens.99.tmp"):
+        (tmp_path / "out" / name).write_bytes(b"half writ")
     cased = Tokenizer(TOKENIZER.vocabulary, lowercase=False)
     other = write_text(tmp_path / "other.txt", random_documents(20, seed=1))
     for out in (tmp_path / "out", tmp_path / "whole"):

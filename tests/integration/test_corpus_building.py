@@ -1,0 +1,213 @@
+"""Corpus building as a person meets it: killed, continued, without room on the disk, with wrong input."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from maskloom.config import DataError
+from maskloom.data.corpus import Corpus
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+WORDS = [first + middle + last for first in "bdfgkl" for middle in "aeiou" for last in "mnprst"]
+NUM_CHARACTERS = 7_000_000
+TIMEOUT = 120
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A vocabulary, a text of several shards, and the corpus made of it by one process."""
+    folder = tmp_path_factory.mktemp("texts")
+    Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS])).save(folder / "vocab")
+    rng = random.Random(0)
+    sentences = [" ".join(rng.choices(WORDS, k=12)) + " ." for _ in range(3_000)]
+    size, documents = 0, []
+    while size < NUM_CHARACTERS:
+        documents.append("\n".join(rng.choices(sentences, k=200)))
+        size += len(documents[-1])
+    (folder / "text.txt").write_text("\n\n".join(documents))
+    assert build(folder, folder / "whole", num_workers=1).returncode == 0
+    return folder
+
+
+def command(folder: Path, out: Path, *options: str, text: str = "text.txt", num_workers: int = 2) -> list[str]:
+    arguments = [str(folder / text), "--vocab", str(folder / "vocab"), "--out", str(out), "--sentences", "lines"]
+    build = [sys.executable, "-m", "maskloom", "corpus", "build"]
+    return [*build, *arguments, "--workers", str(num_workers), *options]
+
+
+def build(folder: Path, out: Path, *options: str, **more) -> subprocess.CompletedProcess:
+    return subprocess.run(command(folder, out, *options, **more), capture_output=True, text=True, timeout=TIMEOUT)
+
+
+def start(folder: Path, out: Path) -> subprocess.Popen:
+    """Start a build in a process group of its own."""
+    return subprocess.Popen(
+        command(folder, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def wait_until(is_so: Callable[[], bool], process: subprocess.Popen) -> bool:
+    """Wait for a moment of a build; False when the build ended before."""
+    deadline = time.monotonic() + TIMEOUT
+    while not is_so():
+        assert time.monotonic() < deadline
+        if process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def num_shards(out: Path) -> int:
+    return len(list((out / "building").glob("0*.json")))
+
+
+def group_is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def workers(process: int) -> list[int]:
+    """The numbers of the processes that a build started for encoding."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # after the name, which stands in brackets, come the state and the parent
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            # multiprocessing starts one more, which watches over shared memory
+            is_worker = b"spawn_main" in (folder / "cmdline").read_bytes()
+        except (OSError, IndexError):
+            continue
+        if parent == process and is_worker:
+            found.append(int(folder.name))
+    return found
+
+
+def kill_at(moment: str, folder: Path, out: Path) -> None:
+    """Build, and kill all processes of the build without warning at a moment that is seen in the folder."""
+    moments: dict[str, Callable[[], bool]] = {
+        "folder made": lambda: (out / "building").exists(),
+        "tokenizer half written": lambda: (out / "vocab.txt").exists(),
+        "shard being written": lambda: any((out / "shards").glob(".*.tmp")) if (out / "shards").exists() else False,
+        "first shard": lambda: num_shards(out) >= 1,
+        "several shards": lambda: num_shards(out) >= 4,
+        "lengths being joined": lambda: (out / "sentence_lengths.bin").exists(),
+    }
+    process = start(folder, out)
+    try:
+        wait_until(moments[moment], process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=TIMEOUT)
+    wait_until(lambda: group_is_gone(process.pid), process)
+
+
+def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    expected = folder_bytes(folder / "whole")
+    out = tmp_path / "out"
+    finished: dict[str, int] = {}
+    for moment in (
+        "folder made",
+        "tokenizer half written",
+        "shard being written",
+        "first shard",
+        "several shards",
+        "lengths being joined",
+    ):
+        # each time the build goes on from where the last one was killed
+        kill_at(moment, folder, out)
+        if not (out / "manifest.json").exists():
+            with pytest.raises(DataError, match=r"not finished|no manifest\.json|no such folder"):
+                Corpus.open(out)
+        written = {path.name: path.stat().st_mtime_ns for path in (out / "shards").glob("0*.tokens")}
+        recorded = {path.stem for path in (out / "building").glob("0*.json")}
+        kept = {name: when for name, when in finished.items() if name in written}
+        assert all(written[name] == when for name, when in kept.items()), f"finished shards made again, {moment}"
+        finished = {name: when for name, when in written.items() if Path(name).stem in recorded}
+    assert len(finished) >= 4
+    done = build(folder, out)
+    assert done.returncode == 0, done.stderr
+    assert folder_bytes(out) == expected
+    again = {path.name: path.stat().st_mtime_ns for path in (out / "shards").iterdir()}
+    assert all(again[name] == when for name, when in finished.items())
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the workers through /proc")
+def test_a_killed_worker_ends_the_build_with_a_message(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(folder, out)
+    wait_until(lambda: num_shards(out) >= 1, process)
+    killed = workers(process.pid)[0]
+    os.kill(killed, signal.SIGKILL)
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=TIMEOUT)
+    assert time.monotonic() - started < 20
+    assert process.returncode == 1
+    assert f"error: worker process {killed} died with exit code -9" in errors
+    assert "Traceback" not in errors
+    wait_until(lambda: group_is_gone(process.pid), process)
+    done = build(folder, out)
+    assert done.returncode == 0, done.stderr
+    assert folder_bytes(out) == folder_bytes(folder / "whole")
+
+
+def test_stopping_from_the_keyboard_leaves_no_process_behind(folder: Path, tmp_path: Path) -> None:
+    process = start(folder, tmp_path / "out")
+    wait_until(lambda: num_shards(tmp_path / "out") >= 1, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    wait_until(lambda: group_is_gone(process.pid), process)
+
+
+def test_a_folder_below_a_file_is_answered_with_a_message(folder: Path) -> None:
+    done = build(folder, folder / "text.txt" / "out")
+    assert done.returncode in (1, 3)
+    assert "text.txt/out" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_answered_with_a_message_and_can_be_continued(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    # a limit on the size of files stands for a disk without room; the signal that comes with it is ignored by Python
+    limited = ["bash", "-c", 'ulimit -f 400; exec "$@"', "bash", *command(folder, out)]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 1
+    assert "error: [Errno 27] File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert build(folder, out).returncode == 0
+    assert folder_bytes(out) == folder_bytes(folder / "whole")
+
+
+def test_exit_codes(folder: Path, tmp_path: Path) -> None:
+    again = build(folder, folder / "whole", "--json")
+    assert again.returncode == 0
+    assert '"already_built": true' in again.stdout
+    (folder / "bad.txt").write_bytes(b"bam \xff\n")
+    expected = {
+        2: command(folder, tmp_path / "a", "--workers", "0"),
+        3: command(folder, tmp_path / "b", text="bad.txt"),
+    }
+    for code, arguments in expected.items():
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+    assert "bad.txt, document at line 1: byte 4 (0xff) is not UTF-8" in done.stderr
+    skipping = build(folder, tmp_path / "c", "--on-bad-text", "skip", text="bad.txt")
+    assert skipping.returncode == 3
+    assert "no document with any token" in skipping.stderr
