@@ -116,8 +116,9 @@ class Tokenizer:
     ) -> Encoding:
         """Encode one text as [CLS] A [SEP], or two as [CLS] A [SEP] B [SEP] with segment 1 for B and its [SEP].
 
-        A pair without tokens, or with none left, counts as none. What does not fit goes from the end, token by token, from the strictly
-        longer text, from B at a tie. `parse_special_tokens` reads "[MASK]" and its like in the text as that token.
+        A pair without tokens, or with none left, counts as none. What does not fit goes from the end, token by token,
+        from the strictly longer text, from B at a tie. `parse_special_tokens` reads "[MASK]" and its like in the text
+        as that token.
         Raises ConfigError when `max_length` is above the model's limit or too small for the special tokens.
         """
         limit = self._checked_limit(max_length, num_texts=2 if pair else 1)
