@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -83,14 +84,20 @@ def stage_display() -> Any:
     return stage_callback(progress_display())
 
 
-def show(result: dict[str, Any], as_json: bool, out: Path | None = None) -> None:
-    """Print a result for a person, or as one JSON object."""
+def show(
+    result: dict[str, Any],
+    as_json: bool,
+    out: Path | None = None,
+    *,
+    lines: Callable[[dict[str, Any]], list[str]] | None = None,
+) -> None:
+    """Print a result as one JSON object or for a person: as `lines` words it, or every key of it."""
     if as_json:
         print_json(result)
         return
     from maskloom.runs.display import lines_of
 
-    typer.echo("\n".join(lines_of(result)))
+    typer.echo("\n".join((lines or lines_of)(result)))
     if out is not None:
         typer.echo(f"written to {out}")
 

@@ -69,6 +69,7 @@ def finetune(
     """Fine-tune a model on labelled text; the weights that score best on dev are kept."""
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.finetune import finetune as run
+    from maskloom.runs.task_summaries import finetuning_lines
 
     changes = [*(overrides or [])]
     changes += [f'task="{task}"'] if task else []
@@ -86,7 +87,7 @@ def finetune(
         metric=metric,
         progress=progress_display(),
     )
-    show(result, as_json, out)
+    show(result, as_json, lines=finetuning_lines)
 
 
 def quickstart(

@@ -38,9 +38,11 @@ def evaluate(
 ) -> None:
     """Score a fine-tuned model on labelled examples."""
     from maskloom.runs.evaluate import evaluate as run
+    from maskloom.runs.task_summaries import evaluation_lines
 
     reading = reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows)
-    show(run(model, data, reading=reading, max_length=max_length, progress=progress_display()), as_json)
+    result = run(model, data, reading=reading, max_length=max_length, progress=progress_display())
+    show(result, as_json, lines=evaluation_lines)
 
 
 def predict(
@@ -56,10 +58,11 @@ def predict(
 ) -> None:
     """Write a prediction with probabilities for every row, in the order of the input."""
     from maskloom.runs.predict import predict as run
+    from maskloom.runs.task_summaries import written_lines
 
     reading = reading_options(text_column, pair_column, None, format_name, None, on_bad_rows)
     result = run(model, input_file, output, reading=reading, max_length=max_length, progress=progress_display())
-    show(result, as_json, output)
+    show(result, as_json, lines=written_lines)
 
 
 def fill_mask(
@@ -95,6 +98,7 @@ def embed(
 ) -> None:
     """Write one vector for every text."""
     from maskloom.runs.embed import embed as run
+    from maskloom.runs.task_summaries import written_lines
 
     result = run(
         model,
@@ -106,7 +110,7 @@ def embed(
         max_length=max_length,
         progress=progress_display(),
     )
-    show(result, as_json, output)
+    show(result, as_json, lines=written_lines)
 
 
 def info(

@@ -20,6 +20,7 @@ from maskloom.runs.finetune_restarts import (
     FinetunePlan,
     best_restart,
     epoch_steps,
+    initial_model,
     run_restart,
     summarise_restarts,
 )
@@ -78,12 +79,15 @@ def finetune(
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, kind, tokenizer, Path(train), Path(dev), reading, metric)
     inputs = {
-        "model": _fingerprint(source / "config.json", source / "model.safetensors"),
+        "model": _fingerprint(*_model_files(source)),
         "train": _fingerprint(Path(train)),
         "dev": _fingerprint(Path(dev)),
         "reading": reading.as_dict(),
         "metric": prepared.task.primary,
     }
+    settings = _settings(recipe, len(prepared.train))
+    plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
+    initial_model(plan, recipe.seed)  # weights that do not fit are refused here, before anything is written
     continues = prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     if continues and (out / "metrics.json").exists():
         progress.say(f"{out} is complete; nothing is left to do")
@@ -92,8 +96,6 @@ def finetune(
         torch.set_num_threads(recipe.training.num_threads)
     for note in prepared.account["notes"]:
         progress.say(note)
-    settings = _settings(recipe, len(prepared.train))
-    plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
     results = []
     with EventLog(out / "events.jsonl") as log:
         log.write("data", **prepared.account)
@@ -104,25 +106,7 @@ def finetune(
     write_json(out / "metrics.json", result)
     for number in range(recipe.seed, recipe.seed + recipe.restarts):
         shutil.rmtree(out / "restarts" / f"seed-{number}" / "best", ignore_errors=True)
-    progress.say(describe_result(result))
     return result
-
-
-def describe_result(result: dict[str, Any]) -> str:
-    """Return the outcome of fine-tuning as a few lines."""
-    name, best = result["metric"], result["best"]
-    lines = [
-        f"kept: seed {result['best_seed']}, epoch {best['epoch']}, best on dev with {name} {best['scores'][name]:.4f}; "
-        f"its last epoch had {result['last']['scores'][name]:.4f}"
-    ]
-    restarts = result["restarts"]
-    if restarts["num_restarts"] > 1:
-        lines.append(
-            f"{restarts['num_restarts']} restarts: {name} {restarts['mean']:.4f} on average, "
-            f"standard deviation {restarts['standard_deviation']:.4f}"
-        )
-    lines += [f"degenerate: seed {seed}: {reason}" for seed, reason in restarts["degenerate"].items()]
-    return "\n".join(lines)
 
 
 def _kind_of(recipe: FinetuneRecipe, reading: ReadingOptions) -> Kind:
@@ -287,6 +271,12 @@ def _write_model(
         ) + f", seed {result['best_seed']}, epoch {result['best']['epoch']}: the best on dev by {result['metric']}."
         write_card(temporary, "Fine-tuned BERT", summary, recipe, result["best"]["scores"])
         temporary.rename(final)
+
+
+def _model_files(folder: Path) -> list[Path]:
+    """Return the files of a model folder that decide what is trained: configuration, weights in any form, tokens."""
+    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz", "vocab.txt", "tokenizer.json")
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 
 def _fingerprint(*paths: Path) -> str:

@@ -20,7 +20,7 @@ from maskloom.tasks.encoding import EncodedExamples, ShuffledBatches
 from maskloom.tasks.evaluation import evaluate_task
 from maskloom.tasks.task import PROBLEM_TYPES, Task
 from maskloom.training.events import EventLog
-from maskloom.training.loop import TrainState
+from maskloom.training.loop import NumericalError, TrainState
 from maskloom.training.session import TrainingSession
 
 _RESULT = "result.json"
@@ -134,7 +134,13 @@ class _DevWatch:
 
     def evaluate(self) -> dict[str, float]:
         plan, step = self._plan, self._state.step
-        outcome = evaluate_task(self._state.model, plan.task, plan.dev)
+        try:
+            outcome = evaluate_task(self._state.model, plan.task, plan.dev)
+        except ValueError as error:
+            rate = plan.settings.learning_rate
+            raise NumericalError(
+                f"step {step}, on dev: {error}; a smaller training.learning_rate (now {rate}) may help"
+            ) from None
         epoch = step * plan.settings.batch_size / len(plan.train)
         entry = {
             "step": step,

@@ -12,7 +12,7 @@ class Progress(Protocol):
     """Receives what a run does; runs work the same without one."""
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Start a stage of `total` units, of which `done` were done before."""
+        """Start a stage of `total` units (0: not known), of which `done` were done before."""
         ...
 
     def advance(self, done: int, **figures: float) -> None:
@@ -59,9 +59,11 @@ class LineProgress:
     def advance(self, done: int, **figures: float) -> None:
         """Print one line when the last is old enough or the stage is done."""
         now = time.monotonic()
-        if now - self._last >= self._every or (done >= self._total and now - self._last > 1.0):
+        is_last = 0 < self._total <= done
+        if now - self._last >= self._every or (is_last and now - self._last > 1.0):
             self._last = now
-            self.say(f"{self._what}: {done}/{self._total}  {_format(figures)}".rstrip())
+            of = f"/{self._total}" if self._total else ""
+            self.say(f"{self._what}: {done}{of}  {_format(figures)}".rstrip())
 
     def say(self, message: str) -> None:
         """Print one line."""
@@ -101,7 +103,7 @@ class BarProgress:
     def begin(self, what: str, total: int, done: int = 0) -> None:
         """Show a new bar."""
         self.end()
-        self._task = self._bar.add_task(what, total=total, completed=done, figures="")
+        self._task = self._bar.add_task(what, total=total or None, completed=done, figures="")
         self._bar.start()
 
     def advance(self, done: int, **figures: float) -> None:

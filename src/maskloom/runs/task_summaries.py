@@ -1,0 +1,84 @@
+"""What fine-tuning, evaluation and prediction tell a person when they are done; the whole result stands in JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def finetuning_lines(result: dict[str, Any]) -> list[str]:
+    """Return which weights were kept and their dev scores, how restarts compare, what was read, and what to do next."""
+    name, best, last, data = result["metric"], result["best"], result["last"], result["data"]
+    kept = f"seed {result['best_seed']}, epoch {best['epoch']} (step {best['step']}): the best on dev by {name}"
+    if last["step"] != best["step"]:
+        kept += f"; after its last epoch it had {last['scores'][name]:.4f}"
+    rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result)]
+    if data["labels"]:
+        rows.append(("labels", ", ".join(data["labels"])))
+    if data["class_weights"]:
+        weights = zip(data["labels"], data["class_weights"], strict=True)
+        rows.append(("class weights", ", ".join(f"{label} {weight:.4g}" for label, weight in weights)))
+    rows += [("train", _examples(data["train"])), ("dev", _examples(data["dev"]))]
+    takes = "sentences" if result["task"] != "pair" else "pairs of sentences"
+    rows += [
+        ("model", result["model"]),
+        ("try", f"maskloom predict --model {result['model']} --input FILE --output predictions.jsonl ({takes})"),
+    ]
+    return _aligned(rows)
+
+
+def evaluation_lines(result: dict[str, Any]) -> list[str]:
+    """Return the scores of an evaluation, with what a constant answer would score, and what was read."""
+    names = [name for name in result if isinstance(result[name], float) and name != "reference"]
+    scores = {name: result[name] for name in names}
+    rows = _score_rows(result["metric"], scores, result["reference"])
+    if result["degenerate"]:
+        rows.append(("degenerate", result["degenerate"]))
+    return _aligned([*rows, ("examples", _examples(result["data"]))])
+
+
+def written_lines(result: dict[str, Any]) -> list[str]:
+    """Return what a file of predictions or vectors holds and what was read for it."""
+    if "num_vectors" in result:
+        form = f"{result['pooling']}{', length 1' if result['normalized'] else ''}"
+        what = f"{result['num_vectors']:,} vectors of {result['hidden_size']} numbers ({form})"
+    else:
+        what = f"{result['num_predictions']:,} predictions, in the order of the input"
+    account = {key: result[key] for key in ("num_truncated_examples", "max_length")}
+    return _aligned([("written", f"{result['output']}: {what}"), ("read", _examples({**result["data"], **account}))])
+
+
+def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:
+    """Put the deciding score first, beside the score of a constant answer where there is one."""
+    constant = "" if reference is None else f"  (a constant answer has {reference:.4f})"
+    rows = [(primary, f"{scores[primary]:.4f}{constant}")]
+    return rows + [(name, f"{value:.4f}") for name, value in scores.items() if name != primary]
+
+
+def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    restarts, name = result["restarts"], result["metric"]
+    rows = [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
+    if restarts["num_restarts"] == 1:
+        return rows
+    scores = restarts["scores"]
+    each = ", ".join(f"{score:.4f} (seed {seed})" for seed, score in scores.items())
+    text = f"{name} {restarts['mean']:.4f} on average, standard deviation {restarts['standard_deviation']:.4f}: {each}"
+    if restarts["degenerate"] and restarts["mean_of_sound"] is not None:
+        text += f"; {restarts['mean_of_sound']:.4f} on average without degenerate ones"
+    return [(f"{restarts['num_restarts']} restarts", text), *rows]
+
+
+def _examples(account: dict[str, Any]) -> str:
+    """Return how many rows of a file were kept, dropped and cut."""
+    text = f"{account['num_kept']:,} of {account['num_rows']:,} rows of {account['path']}"
+    for reason, count in account["dropped"].items():
+        text += f"; {count:,} dropped: {reason} (first at line {account['first_dropped_lines'][reason]})"
+    if account["num_truncated_examples"]:
+        text += f"; {account['num_truncated_examples']:,} cut to {account['max_length']} tokens"
+    if account.get("num_also_in_train"):
+        text += f"; {account['num_also_in_train']:,} also in train"
+    return text
+
+
+def _aligned(rows: list[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in rows]
