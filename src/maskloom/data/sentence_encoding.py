@@ -15,7 +15,7 @@ from maskloom.text.tokenizer import MAX_WORD_LENGTHS, Tokenizer
 
 SentenceRule = Literal["split", "lines"]
 MAX_CACHED_WORDS = 1 << 19
-"""Words whose ids are kept: about 20 MB. A full cache starts again from nothing, which changes no result."""
+"""Words whose ids are kept: about 30 MB. A full cache starts again from nothing, which changes no result."""
 
 _BLOCK_CHARACTERS = 1 << 18
 _LINE_END = 10

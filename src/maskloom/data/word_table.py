@@ -10,7 +10,7 @@ _OTHER_FACTOR = np.uint64(0xD6E8FEB86659FD93)
 
 
 class WordTable:
-    """Ids of the tokens of each known word: 20 to 30 bytes a word and its ids.
+    """Ids of the tokens of each known word: 40 to 60 bytes a word with its ids.
 
     Open addressing with linear probing; numbers of words count from 0 in the order of adding, so that the words that
     come first, mostly frequent ones, lie together.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -96,6 +97,8 @@ def _died(process: Any) -> ChildProcessError:
 def _work(connection: Connection, start: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
     # an interrupt from the keyboard reaches the whole group; the first process decides and closes the connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # there is a process for each processor already; the threads of a library would only stand in line
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         do = None
         while True:
