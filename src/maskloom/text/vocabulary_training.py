@@ -92,8 +92,9 @@ def train_vocabulary(
     word and with `##` where it stands inside; then merges in order. A word that holds another character, or over 200
     characters, takes no part, for encoding makes it [UNK]. Fewer tokens than `size` are returned where no pair is left
     that occurs `min_frequency` times, and the report says so. "likelihood" merges rare pairs first, because their
-    symbols are rare too: raise `min_frequency` until the report's pieces per word are few. At most about `max_distinct_words` words are held in
-    memory; more go to disk while counting, and the rarest over the cap are dropped and reported.
+    symbols are rare too: raise `min_frequency` until the report's pieces per word are few.
+    At most about `max_distinct_words` words are held in memory; more go to disk while counting, and the rarest over
+    the cap are dropped and reported.
     Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and DataError for
     text without words.
     """
