@@ -130,7 +130,7 @@ def real_text(folder: Path) -> tuple[Path, str]:
         with gzip.open(wikipedia, "rb") as file:
             content, name = file.read(TEXT_BYTES), "English Wikipedia (a part of it, from its start)"
     else:
-        from maskloom.runs.quickstart_text import gather_documents, write_documents
+        from maskloom.runs.quickstart.documentation import gather_documents, write_documents
 
         write_documents(gather_documents(num_workers=2), path)
         content, name = path.read_bytes()[:TEXT_BYTES], "documentation of this machine's Python packages"
@@ -185,7 +185,7 @@ def processor() -> str:
 
 def main() -> None:
     """Read the options, measure in turn, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Time vocabulary training against tokenizers.")
     parser.add_argument("--rounds", type=int, default=3, help="times that each training is run (default 3)")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"), help="page to write")
     options = parser.parse_args()
