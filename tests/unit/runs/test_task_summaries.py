@@ -1,0 +1,69 @@
+from maskloom.runs.task_summaries import evaluation_lines, finetuning_lines, written_lines
+
+ACCOUNT = {
+    "path": "train.csv", "num_rows": 1_200, "num_kept": 1_199, "dropped": {"empty text": 1},
+    "first_dropped_lines": {"empty text": 7}, "max_length": 32, "num_truncated_examples": 3, "num_truncated_tokens": 9,
+}  # fmt: skip
+
+
+def finetuned(**restarts):
+    def entry(step, accuracy):
+        scores = {"loss": 0.5, "accuracy": accuracy}
+        return {"step": step, "epoch": step / 10, "scores": scores, "reference": 0.6, "degenerate": None}
+
+    return {
+        "task": "pair", "metric": "accuracy", "best_seed": 1, "best": entry(10, 0.8), "last": entry(20, 0.75),
+        "model": "run/model",
+        "restarts": {
+            "num_restarts": 2, "scores": {"0": 0.6, "1": 0.8}, "mean": 0.7, "standard_deviation": 0.1414,
+            "mean_of_sound": 0.8, "degenerate": {"0": "every prediction is the same class"}, **restarts,
+        },
+        "data": {
+            "labels": ["no", "yes"], "class_weights": [1.5, 0.75], "train": ACCOUNT,
+            "dev": {**ACCOUNT, "path": "dev.csv", "dropped": {}, "num_truncated_examples": 0, "num_also_in_train": 2},
+        },
+    }  # fmt: skip
+
+
+def test_fine_tuning_in_lines():
+    text = "\n".join(finetuning_lines(finetuned()))
+    for part in (
+        "seed 1, epoch 1.0 (step 10): the best on dev by accuracy; after its last epoch it had 0.7500",
+        "accuracy       0.8000  (a constant answer has 0.6000)",
+        "0.7000 on average, standard deviation 0.1414: 0.6000 (seed 0), 0.8000 (seed 1)",
+        "0.8000 on average without degenerate ones",
+        "degenerate     seed 0: every prediction is the same class",
+        "no 1.5, yes 0.75",
+        "1,199 of 1,200 rows of train.csv; 1 dropped: empty text (first at line 7); 3 cut to 32 tokens",
+        "1,199 of 1,200 rows of dev.csv; 2 also in train",
+        "maskloom predict --model run/model",
+        "pairs of sentences",
+    ):
+        assert part in text
+
+
+def test_one_run_has_no_spread():
+    text = "\n".join(finetuning_lines(finetuned(num_restarts=1, standard_deviation=None, degenerate={})))
+    assert "restarts" not in text
+    assert "degenerate" not in text
+
+
+def test_evaluation_in_lines():
+    result = {
+        "metric": "f1", "loss": 0.25, "f1": 0.5, "reference": None, "degenerate": "every prediction is the same class",
+        "num_examples": 1_199, "data": ACCOUNT,
+    }  # fmt: skip
+    lines = evaluation_lines(result)
+    assert lines[:3] == ["f1          0.5000", "loss        0.2500", "degenerate  every prediction is the same class"]
+
+
+def test_files_in_lines():
+    counts = {"output": "o.npy", "num_truncated_examples": 3, "max_length": 32, "data": {**ACCOUNT, "dropped": {}}}
+    vectors = {"num_vectors": 1_199, "hidden_size": 384, "pooling": "mean", "normalized": True}
+    assert written_lines({**counts, **vectors}) == [
+        "written  o.npy: 1,199 vectors of 384 numbers (mean, length 1)",
+        "read     1,199 of 1,200 rows of train.csv; 3 cut to 32 tokens",
+    ]
+    assert (
+        written_lines({**counts, "num_predictions": 5})[0] == "written  o.npy: 5 predictions, in the order of the input"
+    )
