@@ -87,6 +87,24 @@ def test_plain_text_in(classifier, tmp_path):
     assert predict(classifier, tmp_path / "in.txt", tmp_path / "out.jsonl")["num_predictions"] == 2
 
 
+def test_a_classifier_of_others_gets_pairs_where_the_file_holds_them(classifier, tmp_path):
+    (tmp_path / "in.csv").write_text("sentence1,sentence2,label\nalpha,,red\nalpha,beta gamma,red\nzeta,eta,grün\n")
+    reading = ReadingOptions(on_bad_rows="skip")
+    predict(classifier, tmp_path / "in.csv", tmp_path / "out.jsonl", reading=reading)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["text"], row["pair"]) for row in rows] == [("alpha", "beta gamma"), ("zeta", "eta")]
+    (expected,) = Predictor.load(classifier).predict([("alpha", "beta gamma")])
+    assert rows[0]["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+    with pytest.raises(DataError, match="line 2: empty text"):
+        evaluate(classifier, tmp_path / "in.csv")
+    assert evaluate(classifier, tmp_path / "in.csv", reading=reading)["num_examples"] == 2
+    (tmp_path / "named.csv").write_text("one,two\nalpha,beta\n")
+    reading = ReadingOptions(text_column="one", pair_column="two")
+    predict(classifier, tmp_path / "named.csv", tmp_path / "out.csv", reading=reading)
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["pair"] for row in csv.DictReader(file)] == ["beta"]
+
+
 def test_several_labels_and_scores(tmp_path):
     (tmp_path / "in.txt").write_text("alpha beta\ngamma\ndelta zeta eta\n")
     many = model_folder(tmp_path / "many", problem_type="multi_label_classification")

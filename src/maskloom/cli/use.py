@@ -22,7 +22,7 @@ from maskloom.cli.options import (
     show,
 )
 
-Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv or .jsonl.")]
+Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one a line.")]
 
 
 def evaluate(

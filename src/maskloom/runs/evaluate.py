@@ -37,7 +37,7 @@ def evaluate(
     predictor = Predictor.load(model, max_length=max_length)
     if predictor.task is None:
         raise ConfigError(f"{model}: this model has no classifier, so there is nothing to score; fine-tune it first")
-    kind = reading_kind(predictor.task.kind, predictor.settings)
+    kind = reading_kind(path, predictor.task.kind, reading, predictor.settings, needs_label=True)
     options = options_for(path, kind, reading, predictor.settings, needs_label=True)
     report = ReadingReport(path)
     cut = {"num_truncated_examples": 0, "num_truncated_tokens": 0}

@@ -42,7 +42,7 @@ def predict(
     predictor = Predictor.load(model, max_length=max_length)
     if predictor.task is None:
         raise ConfigError(f"{model}: this model has no classifier; fine-tune it first (maskloom finetune)")
-    kind = reading_kind(predictor.task.kind, predictor.settings)
+    kind = reading_kind(source, predictor.task.kind, reading, predictor.settings, needs_label=False)
     options = options_for(source, kind, reading, predictor.settings, needs_label=False)
     report = ReadingReport(source)
     examples = iterate_examples(source, kind, options, needs_label=False, report=report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,20 @@ def options_for(
     return default
 
 
-def reading_kind(kind: Kind, settings: dict[str, Any]) -> Kind:
-    """Return the kind to read as: a classifier of pairs reads pairs, whatever its kind of loss."""
-    if kind == "single" and settings.get("takes_pairs"):
-        return "pair"
-    return kind
+def reading_kind(
+    path: Path, kind: Kind, given: ReadingOptions | None, settings: dict[str, Any], *, needs_label: bool
+) -> Kind:
+    """Return the kind to read as: a classifier of pairs reads pairs, whatever its kind of loss.
+
+    A classifier that others fine-tuned does not say what it takes; it gets pairs where the file holds them.
+    """
+    if kind != "single":
+        return kind
+    takes_pairs = settings.get("takes_pairs")
+    if takes_pairs is None:
+        options = replace(given or ReadingOptions(), on_bad_rows="skip")
+        try:
+            takes_pairs = next(iterate_examples(path, "pair", options, needs_label=needs_label), None) is not None
+        except DataError:
+            takes_pairs = False
+    return "pair" if takes_pairs else "single"
