@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.layers.grouped_attention import grouped_attention
+from maskloom.layers.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -22,8 +24,8 @@ class SelfAttention(nn.Module):
             raise ValueError(f"hidden size {hidden_size} is not divisible by {num_heads} heads")
         self.num_heads = num_heads
         self.dropout = dropout
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.output = nn.Linear(hidden_size, hidden_size)
+        self.qkv = Dense(hidden_size, 3 * hidden_size)
+        self.output = Dense(hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the projected context of every token."""
@@ -37,9 +39,13 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) 
     Letters: n sequences of a length group, s its length, h heads, d size of a head.
     """
     slots = layout.to_slots(qkv)
+    if not layout.groups:
+        return qkv.new_zeros(0, qkv.shape[1] // 3)
+    if dropout > 0.0 and slots.device.type == "cpu":
+        return layout.from_slots(grouped_attention(slots, layout.groups, num_heads, dropout))
     contexts = []
-    for group in layout.groups:
-        qkv_nshd3 = slots.narrow(0, group.first_slot, group.num_slots)
+    parts = slots.split([group.num_slots for group in layout.groups])
+    for group, qkv_nshd3 in zip(layout.groups, parts, strict=True):
         q_nhsd, k_nhsd, v_nhsd = qkv_nshd3.view(group.num_sequences, group.length, 3, num_heads, -1).permute(
             2, 0, 3, 1, 4
         )

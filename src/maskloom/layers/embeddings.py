@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from maskloom.layers.dropout import Dropout
+
 
 class TokenEmbeddings(nn.Module):
     """Word + segment + learned position embedding, then LayerNorm and dropout: (tokens,) ids to (tokens, hidden)."""
@@ -23,7 +25,7 @@ class TokenEmbeddings(nn.Module):
         self.segment = nn.Embedding(num_segments, hidden_size)
         self.position = nn.Embedding(num_positions, hidden_size)
         self.layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return the normed sum for every token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from maskloom.layers.activations import activation
+from maskloom.layers.matrix_products import Dense
 
 
 class FeedForward(nn.Module):
@@ -15,8 +16,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, activation_name: str) -> None:
         super().__init__()
-        self.up = nn.Linear(hidden_size, intermediate_size)
-        self.down = nn.Linear(intermediate_size, hidden_size)
+        self.up = Dense(hidden_size, intermediate_size)
+        self.down = Dense(intermediate_size, hidden_size)
         self.activation = activation(activation_name)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from maskloom.layers.dropout import Dropout
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -21,9 +22,9 @@ class PostNormLayer(nn.Module):
         self.attention_layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
         self.feed_forward = feed_forward
         self.feed_forward_layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the next hidden state of every token."""
-        hidden = self.attention_layer_norm(hidden + self.dropout(self.attention(hidden, layout)))
-        return self.feed_forward_layer_norm(hidden + self.dropout(self.feed_forward(hidden)))
+        hidden = self.attention_layer_norm(self.dropout.add(hidden, self.attention(hidden, layout)))
+        return self.feed_forward_layer_norm(self.dropout.add(hidden, self.feed_forward(hidden)))

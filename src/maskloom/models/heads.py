@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.activations import activation
+from maskloom.layers.matrix_products import Dense
+from maskloom.layers.vocabulary_loss import vocabulary_loss
 
 
 class MaskedLMHead(nn.Module):
@@ -19,7 +21,7 @@ class MaskedLMHead(nn.Module):
     def __init__(self, decoder: nn.Parameter, *, activation_name: str, layer_norm_eps: float) -> None:
         super().__init__()
         vocab_size, hidden_size = decoder.shape
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = Dense(hidden_size, hidden_size)
         self.layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
         self.decoder = decoder
         self.bias = nn.Parameter(torch.zeros(vocab_size))
@@ -32,6 +34,10 @@ class MaskedLMHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits."""
         return F.linear(self.transform(hidden), self.decoder, self.bias)
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return the summed cross-entropy of the predictions against labels (predictions,), in nats."""
+        return vocabulary_loss(self.transform(hidden), self.decoder, self.bias, labels)
 
 
 class NextSentenceHead(nn.Module):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from maskloom.data.batch import PretrainingBatch
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.heads import MaskedLMHead
 from maskloom.objectives.objective import model_device
 
 
@@ -33,14 +36,18 @@ class MaskedLanguageModeling:
 
     def loss_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, Tensor]:
         """Return the summed losses in nats: `mlm` over masked positions, `nsp` over sequences."""
-        return {
-            name: _cross_entropy_sum(logits, labels) for name, (logits, labels) in self._scores(model, batch).items()
-        }
+        vectors = self._vectors(model, batch)
+        sums = {"mlm": cast(MaskedLMHead, model.heads["mlm"]).loss_sum(*vectors["mlm"])}
+        if self.next_sentence:
+            pooled, labels = vectors["nsp"]
+            sums["nsp"] = _cross_entropy_sum(model.heads["nsp"](pooled), labels)
+        return sums
 
     def evaluation_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, float]:
         """Return loss sums, correct predictions and counts of both parts."""
         sums: dict[str, float] = {}
-        for name, (logits, labels) in self._scores(model, batch).items():
+        for name, (vectors, labels) in self._vectors(model, batch).items():
+            logits = model.heads[name](vectors)
             sums[f"{name}_loss"] = float(_cross_entropy_sum(logits, labels))
             sums[f"{name}_correct"] = float((logits.argmax(-1) == labels).sum())
             sums[f"{name}_count"] = float(len(labels))
@@ -57,8 +64,10 @@ class MaskedLanguageModeling:
         metrics["mlm_perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))
         return metrics
 
-    def _scores(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return logits and labels by part: (predictions, vocabulary) for MLM, (sequences, 2) for NSP."""
+    def _vectors(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return what each head sees and its labels: (predictions, hidden) for MLM, (sequences, hidden) for NSP."""
+        if self.next_sentence and batch.nsp_labels is None:
+            raise ValueError("next_sentence=True needs a batch with next-sentence labels; this batch has none")
         device = model_device(model)
         layout = SequenceLayout.from_lengths(batch.lengths, device)
         output = model.encoder.encode_packed(
@@ -66,12 +75,10 @@ class MaskedLanguageModeling:
         )
         positions = torch.from_numpy(batch.mlm_positions).to(device)
         hidden = output.last_hidden_state.index_select(0, positions)
-        scores = {"mlm": (model.heads["mlm"](hidden), torch.from_numpy(batch.mlm_labels).to(device))}
+        vectors = {"mlm": (hidden, torch.from_numpy(batch.mlm_labels).to(device))}
         if self.next_sentence:
-            if batch.nsp_labels is None:
-                raise ValueError("next_sentence=True needs a batch with next-sentence labels; this batch has none")
-            scores["nsp"] = (model.heads["nsp"](output.pooled), torch.from_numpy(batch.nsp_labels).to(device))
-        return scores
+            vectors["nsp"] = (output.pooled, torch.from_numpy(cast(np.ndarray, batch.nsp_labels)).to(device))
+        return vectors
 
 
 def _cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,0 +1,84 @@
+"""Attention with dropout over length groups on a processor, where torch has no kernel for it that is fused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskloom.layers.dropout import dropout_factors
+from maskloom.layers.sequence_layout import LengthGroup
+
+
+def grouped_attention(slots: Tensor, groups: tuple[LengthGroup, ...], num_heads: int, dropout: float) -> Tensor:
+    """Return dropout(softmax(q k / sqrt(d))) v per sequence and head: (slots, 3 hidden) to (slots, hidden).
+
+    It is scaled dot-product attention written out with its gradient (Vaswani et al. 2017, equation 1). Each group
+    writes its share of one result and of one gradient, and the softmax's gradient takes its row sums from the context:
+    sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient.
+    """
+    return _GroupedAttention.apply(slots, groups, num_heads, dropout)  # pyright: ignore[reportReturnType]
+
+
+class _GroupedAttention(torch.autograd.Function):
+    """Letters: n sequences of a group, s its length, h heads, d size of a head."""
+
+    @staticmethod
+    def forward(ctx, slots: Tensor, groups: tuple[LengthGroup, ...], num_heads: int, dropout: float) -> Tensor:
+        contexts = slots.new_empty(slots.shape[0], slots.shape[1] // 3)
+        kept: list[Tensor] = []
+        for group in groups:
+            q, k, v = _by_head(slots, group, 3, num_heads)
+            q.mul_(1.0 / math.sqrt(q.shape[-1]))
+            probabilities = _probabilities(q, k, group, num_heads)
+            factors = dropout_factors(probabilities, dropout)
+            context = torch.bmm(probabilities * factors, v)
+            _store(contexts, group, context.unsqueeze(0), num_heads)
+            kept += [q, k, v, probabilities, factors, context]
+        ctx.groups, ctx.num_heads = groups, num_heads
+        ctx.save_for_backward(*kept)
+        return contexts
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = ctx.saved_tensors
+        result = gradient.new_empty(gradient.shape[0], 3 * gradient.shape[1])
+        for number, group in enumerate(ctx.groups):
+            q, k, v, probabilities, factors, context = kept[6 * number : 6 * number + 6]
+            (d_context,) = _by_head(gradient, group, 1, ctx.num_heads)
+            d_qkv = torch.empty((3, *q.shape), dtype=q.dtype)
+            torch.bmm((probabilities * factors).transpose(1, 2), d_context, out=d_qkv[2])
+            d_scores = torch.bmm(d_context, v.transpose(1, 2)).mul_(factors)
+            d_scores.sub_((d_context * context).sum(-1, keepdim=True)).mul_(probabilities)
+            torch.bmm(d_scores, k, out=d_qkv[0])
+            torch.bmm(d_scores.transpose(1, 2), q, out=d_qkv[1])
+            d_qkv[0].mul_(1.0 / math.sqrt(q.shape[-1]))
+            _store(result, group, d_qkv, ctx.num_heads)
+        return result, None, None, None
+
+
+def _by_head(slots: Tensor, group: LengthGroup, num_parts: int, num_heads: int) -> Tensor:
+    """Copy a group's rows (n s, parts h d) into (parts, n h, s, d)."""
+    rows = slots.narrow(0, group.first_slot, group.num_slots)
+    split = rows.view(group.num_sequences, group.length, num_parts, num_heads, -1).permute(2, 0, 3, 1, 4)
+    return split.clone(memory_format=torch.contiguous_format).flatten(1, 2)
+
+
+def _store(slots: Tensor, group: LengthGroup, values: Tensor, num_heads: int) -> None:
+    """Copy (parts, n h, s, d) into a group's rows (n s, parts h d)."""
+    num_parts, _, length, size = values.shape
+    rows = slots.narrow(0, group.first_slot, group.num_slots)
+    shape = (group.num_sequences, length, num_parts, num_heads, size)
+    rows.view(shape).copy_(values.view(num_parts, group.num_sequences, num_heads, length, size).permute(1, 3, 0, 2, 4))
+
+
+def _probabilities(q: Tensor, k: Tensor, group: LengthGroup, num_heads: int) -> Tensor:
+    """Return softmax(q k) over the real keys: (n h, s, s)."""
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if group.key_mask is not None:
+        excluded = torch.zeros(group.key_mask.shape, dtype=scores.dtype).masked_fill_(~group.key_mask, -math.inf)
+        scores.view(group.num_sequences, num_heads, group.length, group.length).add_(excluded)
+    return torch.softmax(scores, -1, out=scores)

@@ -1,0 +1,93 @@
+"""Cross-entropy over a large vocabulary without ever holding all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskloom.layers.matrix_products import prefers_onednn, product
+
+# Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
+_NUM_LOGITS = (1 << 23) - (1 << 12)
+
+
+def vocabulary_loss(hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed cross-entropy, in nats, of softmax(hidden decoder^T + bias) against labels (BERT paper 3.3.1).
+
+    Shapes in words: `hidden` (predictions, hidden), `decoder` (vocabulary, hidden), `bias` (vocabulary,), `labels`
+    (predictions,). The rows are taken in blocks, and the gradients are made with the loss while a block's
+    probabilities are at hand, so neither logits nor probabilities are kept. The backward pass can run once. Outside
+    fp32 and fp64, and where no gradient is wanted, it is computed plainly.
+    """
+    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (hidden, decoder, bias))
+    is_exact = hidden.dtype == decoder.dtype and hidden.dtype in (torch.float32, torch.float64)
+    if not wants_gradient or not is_exact or torch.is_autocast_enabled(hidden.device.type):
+        return F.cross_entropy(F.linear(hidden, decoder, bias).float(), labels, reduction="sum")
+    return _VocabularyLoss.apply(hidden, decoder, bias, labels)  # pyright: ignore[reportReturnType]
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        num_rows = max(1, _NUM_LOGITS // decoder.shape[0])
+        num_blocks = max(1, -(-hidden.shape[0] // num_rows))
+        num_rows = max(1, -(-hidden.shape[0] // num_blocks))
+        total = _DecoderGradient(decoder, num_blocks)
+        loss = hidden.new_zeros(())
+        d_hidden, d_bias = torch.empty_like(hidden), torch.zeros_like(bias)
+        for first in range(0, hidden.shape[0], num_rows):
+            rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
+            logits = product(rows, decoder, bias)
+            largest, chosen = logits.amax(1), logits.gather(1, targets).squeeze(1)
+            probabilities = torch.softmax(logits, 1, out=logits)
+            # The largest probability is exp(largest - logsumexp), and the only one that surely has not underflowed.
+            loss += (largest - probabilities.amax(1).log_() - chosen).sum()
+            d_logits = probabilities.scatter_add_(1, targets, logits.new_full((), -1.0).expand(targets.shape))
+            d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
+            d_bias += d_logits.sum(0)
+            total.add(d_logits, rows)
+        ctx.gradients = (d_hidden, total, d_bias)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ctx.gradients is None:
+            raise RuntimeError("the backward pass of vocabulary_loss can run once; its gradients were handed out")
+        d_hidden, total, d_bias = ctx.gradients
+        ctx.gradients = None
+        return d_hidden.mul_(gradient), total.scaled(gradient), d_bias.mul_(gradient), None
+
+
+class _DecoderGradient:
+    """The sum over blocks of d_logits^T hidden: (vocabulary, hidden), added up in the faster orientation."""
+
+    def __init__(self, decoder: Tensor, num_blocks: int) -> None:
+        self._decoder = decoder
+        self._is_single = num_blocks == 1
+        self._sum: Tensor | None = None
+        self._is_transposed = False
+
+    def add(self, d_logits: Tensor, rows: Tensor) -> None:
+        """Add one block."""
+        if self._sum is None and self._is_single:
+            self._sum = product(d_logits.t(), rows.t())
+        elif self._sum is None:
+            # With the short side first, a block's product is made of long contiguous rows, and adds up fast.
+            self._is_transposed = prefers_onednn(rows.t(), len(self._decoder))
+            self._sum = product(rows.t(), d_logits.t()) if self._is_transposed else product(d_logits.t(), rows.t())
+        elif self._is_transposed:
+            self._sum.add_(product(rows.t(), d_logits.t()))
+        else:
+            self._sum.addmm_(d_logits.t(), rows)
+
+    def scaled(self, factor: Tensor) -> Tensor:
+        """Return the sum times a factor, laid out as the decoder is."""
+        if self._sum is None:
+            return torch.zeros_like(self._decoder)
+        if self._is_transposed:
+            return torch.mul(self._sum.t(), factor, out=torch.empty_like(self._decoder))
+        return self._sum.mul_(factor)
