@@ -225,7 +225,8 @@ def report(measured: Measured, text: Path, num_tokens: int, default_ratio: float
         f"line, {num_tokens:,} tokens; uncased vocabulary of 30,522. Both sides find the same ids (checked on "
         f"1/{CHECKED_SHARE} of the text).",
         f"- Seconds are medians of {len(measured.peer)} rounds in turn, processor seconds those of all processes "
-        "together, which other programs on the machine disturb least; a token counts once however often it is used. Ours with 2 processes: one more reads for both.",
+        "together, which other programs on the machine disturb least; a token counts once however often it is "
+        "used. Ours with 2 processes: one more reads for both.",
         "- The peer makes each instance once (dupe_factor 1), its kindest setting, and writes no files. With its "
         f"default of {PEER_DUPLICATES} copies, on 1/{SMALL_SHARE} of the text, it takes {default_ratio:.1f} times as "
         "long, and every ratio would be larger by that.",
