@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def _vectors(
         yield predictor.encode(texts, pooling=pooling, normalize=normalize)
 
 
-def _write_header(file: BinaryIO, num_rows: int, width: int) -> None:
+def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:
     """Write the header of a .npy file; numpy leaves room in it for the first axis to grow to 21 digits."""
     header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, width)}
     np.lib.format.write_array_header_1_0(file, header)

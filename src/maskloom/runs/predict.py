@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from maskloom.config import ConfigError
 from maskloom.files import replacing
@@ -89,11 +89,11 @@ def _texts(example: Example) -> dict[str, str]:
     return {"text": example.text} if example.pair is None else {"text": example.text, "pair": example.pair}
 
 
-def _json_writer(file: TextIO) -> Callable[[dict[str, Any]], None]:
+def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
     return lambda row: print(json.dumps(row, ensure_ascii=False), file=file)
 
 
-def _csv_writer(file: TextIO) -> Callable[[dict[str, Any]], None]:
+def _csv_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
     """Return a writer with one column a label for probabilities; several labels are joined by commas."""
     writer = csv.writer(file, lineterminator="\n")
     started = [False]
