@@ -77,6 +77,14 @@ class _Dense(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             product(gradient, weight.t()) if needs_x else None,
-            product(gradient.t(), x.t()) if needs_weight else None,
+            _weight_gradient(gradient, x) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
         )
+
+
+def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    """Return gradient^T x: (outputs, inputs). A product copies its transposed first factor, so the cheaper goes there."""
+    num_rows, num_outputs, num_inputs = len(x), gradient.shape[1], x.shape[1]
+    if num_rows * num_outputs <= (num_rows + num_outputs) * num_inputs:
+        return product(gradient.t(), x.t())
+    return product(x.t(), gradient.t()).t().contiguous()

@@ -11,7 +11,7 @@ from torch import Tensor
 from maskloom.layers.matrix_products import prefers_onednn, product
 
 # Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
-_NUM_LOGITS = (1 << 23) - (1 << 12)
+_NUM_LOGITS = (1 << 21) - (1 << 12)
 
 
 def vocabulary_loss(hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:

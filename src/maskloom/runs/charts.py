@@ -43,7 +43,7 @@ def line_chart(
     y_values = [y for line in lines for _, y in line.points] + [y for _, y in levels]
     if not x_values:
         return "<p>nothing was measured</p>"
-    x_ticks, y_ticks = ticks(0.0, max(x_values)), ticks(min(y_values), max(y_values))
+    x_ticks, y_ticks = ticks(0.0, max(x_values)), ticks(min(y_values), max(y_values), is_share=as_percent)
     x_top = max(max(x_values), 1e-12)
 
     def x_place(value: float) -> float:
@@ -86,7 +86,7 @@ def line_chart(
 def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str) -> str:
     """Return rows of dots over one scale of shares, with a dashed vertical at `level`."""
     values = [value for row in rows for value in row.values] + [level[1]]
-    scale = ticks(min(values), max(values))
+    scale = ticks(min(values), max(values), is_share=True)
     left, right, row_height = 130, _WIDTH - 70, 34
     height = _TOP + row_height * len(rows) + 44
 
@@ -115,10 +115,13 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str) ->
     return _svg(parts, height, name)
 
 
-def ticks(low: float, high: float, num_wanted: int = 5) -> list[float]:
-    """Return about `num_wanted` round numbers, ascending, of which the first and the last enclose low and high."""
+def ticks(low: float, high: float, num_wanted: int = 5, *, is_share: bool = False) -> list[float]:
+    """Return about `num_wanted` round numbers, ascending, of which the first and the last enclose low and high.
+
+    A scale of shares stays within 0 and 1.
+    """
     if high <= low:
-        low, high = low - 0.5, high + 0.5
+        low, high = (max(0.0, low - 0.05), min(1.0, high + 0.05)) if is_share else (low - 0.5, high + 0.5)
     rough = (high - low) / num_wanted
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -45,66 +46,26 @@ def quickstart(
         "finetune": _recipe(FinetuneRecipe, "finetune", seed, overrides),
     }
     stages = Stages(out / "stages.json", {"seed": seed, "overrides": overrides})
-    num_workers = min(2, os.cpu_count() or 1)
-    watch = stage_callback(progress)
-
-    progress.say("1/6  gathering the documentation of Python and of the installed packages")
-    text = stages.run("text", lambda: _gather(out, seed, num_workers, progress))
-    progress.say("2/6  training a vocabulary and building the corpus")
-    vocabulary = stages.run(
-        "vocabulary",
-        lambda: train_vocabulary_from_files(
-            [out / "text" / "documents.txt"], size=VOCABULARY_SIZE, out=out / "vocabulary", progress=watch
-        ),
-    )
-    corpus = stages.run(
-        "corpus",
-        lambda: build_corpus_from_files(
-            out / "text" / "documents.txt",
-            vocab=out / "vocabulary",
-            out=out / "corpus",
-            sentences="lines",
-            num_workers=num_workers,
-            progress=watch,
-        ),
-    )
+    prepared = _prepare(stages, out, seed, progress)
     progress.say("3/6  pre-training a BERT: the longest stage")
-    pretraining = stages.run(
-        "pretraining",
-        lambda: pretrain(
-            recipes["pretrain"],
-            corpus=out / "corpus",
-            out=out / "pretrained",
-            resume=(out / "pretrained" / RECIPE).exists(),
-            progress=progress,
-        ),
-    )
+    pretraining = stages.run("pretraining", lambda: _pretrain(recipes["pretrain"], out, progress))
     progress.say("4/6  fine-tuning it on two tasks, and a BERT of random weights beside it")
-    finetuning = {
-        task: {
-            start: stages.run(
-                f"{task} from {start}", lambda t=task, s=start: _finetune(recipes["finetune"], out, t, s, progress)
-            )
-            for start in STARTS
-        }
-        for task in TASKS
-    }
+    finetuning = _finetune_all(stages, recipes["finetune"], out, progress)
     progress.say("5/6  filling masks")
     masks = stages.run("masks", lambda: fill_masks(out / "pretrained", out / "tasks" / "sentence-dev.jsonl", seed=seed))
     progress.say("6/6  writing the report")
+    majority = prepared["text"]["majority_share"]
     results = {
         "folder": str(out),
-        "text": text,
-        "vocabulary": vocabulary,
-        "corpus": corpus,
+        **prepared,
         "pretraining": pretraining,
-        "tasks": {task: _compared(runs, text["majority_share"][f"{task}-dev"]) for task, runs in finetuning.items()},
+        "tasks": {task: _compared(runs, majority[f"{task}-dev"]) for task, runs in finetuning.items()},
         "masks": masks,
         "seconds": stages.seconds,
         "report": str(out / "report.html"),
     }
     write_json(out / "results.json", results)
-    write_text(out / "report.html", report_page(out, results, recipes))
+    write_text(out / "report.html", report_page(out, results, recipes, next_commands(str(out))))
     return results
 
 
@@ -151,14 +112,66 @@ def next_commands(folder: str) -> list[str]:
 
 
 def _recipe(kind: Any, name: str, seed: int, overrides: dict[str, list[str]]) -> Any:
-    with resources.as_file(resources.files(__package__) / f"{name}.toml") as path:
+    with resources.as_file(resources.files("maskloom.runs.quickstart") / f"{name}.toml") as path:
         return load_recipe(kind, path, [f"seed={seed}", *overrides.get(name, [])])
 
 
-def _gather(out: Path, seed: int, num_workers: int, progress: Progress) -> dict[str, Any]:
-    documents = gather_documents(num_workers=num_workers, progress=stage_callback(progress))
+def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[str, dict[str, Any]]:
+    """Gather the text, train the vocabulary and build the corpus; return what each stage found."""
+    text_file, watch, num_workers = (
+        out / "text" / "documents.txt",
+        stage_callback(progress),
+        min(2, os.cpu_count() or 1),
+    )
+    progress.say("1/6  gathering the documentation of Python and of the installed packages")
+    text = stages.run("text", lambda: _gather(out, text_file, seed, num_workers, watch))
+    progress.say("2/6  training a vocabulary and building the corpus")
+    vocabulary = stages.run(
+        "vocabulary",
+        lambda: train_vocabulary_from_files(
+            [text_file], size=VOCABULARY_SIZE, out=out / "vocabulary", num_workers=1, progress=watch
+        ),
+    )
+    corpus = stages.run(
+        "corpus",
+        lambda: build_corpus_from_files(
+            text_file,
+            vocab=out / "vocabulary",
+            out=out / "corpus",
+            sentences="lines",
+            num_workers=num_workers,
+            progress=watch,
+        ),
+    )
+    return {"text": text, "vocabulary": vocabulary, "corpus": corpus}
+
+
+def _pretrain(recipe: PretrainRecipe, out: Path, progress: Progress) -> dict[str, Any]:
+    folder = out / "pretrained"
+    return pretrain(recipe, corpus=out / "corpus", out=folder, resume=(folder / RECIPE).exists(), progress=progress)
+
+
+def _finetune_all(
+    stages: Stages, recipe: FinetuneRecipe, out: Path, progress: Progress
+) -> dict[str, dict[str, dict[str, Any]]]:
+    return {
+        task: {
+            start: stages.run(
+                f"{task} task from {start} weights",
+                lambda task=task, start=start: _finetune(recipe, out, task, start, progress),
+            )
+            for start in STARTS
+        }
+        for task in TASKS
+    }
+
+
+def _gather(
+    out: Path, text_file: Path, seed: int, num_workers: int, watch: Callable[[str, int, int], None]
+) -> dict[str, Any]:
+    documents = gather_documents(num_workers=num_workers, progress=watch)
     tasks = build_tasks(documents, seed=seed)
-    num_bytes = write_documents(tasks.pretraining, out / "text" / "documents.txt")
+    num_bytes = write_documents(tasks.pretraining, text_file)
     for name, part in tasks.sets.items():
         part.write(out / "tasks" / f"{name}.jsonl")
     packages: dict[str, dict[str, int]] = {}

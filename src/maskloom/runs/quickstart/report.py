@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,8 @@ _NAMES = {"pretrained": "pre-trained", "random": "random start"}
 _MAX_POINTS = 200
 
 
-def report_page(out: Path, results: dict[str, Any], recipes: dict[str, Section]) -> str:
+def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section], commands: Sequence[str]) -> str:
     """Return the page for the figures of a finished quick start; curves come from the event logs in `out`."""
-    from maskloom.runs.quickstart.journey import next_commands
-
     environment = Environment(
         loader=PackageLoader("maskloom.runs.quickstart", "."), autoescape=True, undefined=StrictUndefined
     )
@@ -30,13 +28,13 @@ def report_page(out: Path, results: dict[str, Any], recipes: dict[str, Section])
     return environment.get_template("report.html").render(
         results=results,
         run=run,
-        names=_NAMES,
+        packages=sorted(results["text"]["packages"].items(), key=lambda item: -item[1]["sentences"]),
         recipes={name: recipe_toml(recipe) for name, recipe in recipes.items()},
         loss_chart=_loss_chart(events, results["pretraining"]),
         sentence_chart=_sentence_chart(events, results["pretraining"]),
         task_charts={task: _dots(compared) for task, compared in results["tasks"].items()},
         learning_charts={task: _learning(out, task) for task in results["tasks"]},
-        commands=next_commands(results["folder"]),
+        commands=commands,
         minutes=sum(results["seconds"].values()) / 60,
     )
 
