@@ -9,11 +9,13 @@ from maskloom.config import ConfigError, DataError, FinetuneRecipe, validate_rec
 from maskloom.files import write_json
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.runs import finetune as finetune_run
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.fill_mask import fill_mask
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
+from maskloom.runs.task_summaries import finetuning_lines
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -136,6 +138,27 @@ def test_weights_that_break_in_the_last_step_are_named(pretrained, tmp_path):
     training = {"learning_rate": 1e38, "warmup_steps": 0, "steps": 1, "batch_size": 2}
     with pytest.raises(NumericalError, match=r"step 1, on dev: .* smaller training\.learning_rate \(now 1e\+38\)"):
         tune(pretrained, tmp_path, FINE, training=training)
+
+
+def test_a_seed_that_breaks_does_not_take_the_others_with_it(pretrained, tmp_path, monkeypatch):
+    real = finetune_run.run_restart
+
+    def run_restart(plan, seed, *more):
+        if seed == 1:
+            raise NumericalError("step 3: loss nan")
+        return real(plan, seed, *more)
+
+    monkeypatch.setattr(finetune_run, "run_restart", run_restart)
+    training = {"steps": 2, "batch_size": 2}
+    result = tune(pretrained, tmp_path, FINE, restarts=2, training=training)
+    restarts = result["restarts"]
+    assert (restarts["num_restarts"], list(restarts["scores"]), result["best_seed"]) == (2, ["0"], 0)
+    assert restarts["degenerate"]["1"] == "given up: step 3: loss nan"
+    assert restarts["standard_deviation"] is None
+    assert "seed 1: given up: step 3: loss nan" in "\n".join(finetuning_lines(result))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(NumericalError, match="step 3"):
+        tune(pretrained, tmp_path / "other", FINE, seed=1, training=training)
 
 
 @pytest.mark.parametrize("use", [evaluate, predict, embed])

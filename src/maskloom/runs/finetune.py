@@ -37,6 +37,7 @@ from maskloom.tasks.reading import read_examples
 from maskloom.tasks.task import Task, make_task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog
+from maskloom.training.loop import NumericalError
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def finetune(
     differ in the new classifier, the order of the data and dropout; mean, spread and degenerate runs are returned and
     the best run's model is kept. `metric` names the deciding score; by default the catalog's or the kind's. With
     `resume` an interrupted run goes on and ends as if it had not been. Raises ConfigError or DataError for wrong
-    input before any training, Interrupted after a save when a signal asks to stop.
+    input before any training, NumericalError when no seed ends in finite numbers, Interrupted after a save when a
+    signal asks to stop.
     """
     progress, out = progress or SilentProgress(), Path(out)
     reading, metric = _reading_of_run(out, reading or ReadingOptions(), metric, resume=resume)
@@ -96,17 +98,35 @@ def finetune(
         torch.set_num_threads(recipe.training.num_threads)
     for note in prepared.account["notes"]:
         progress.say(note)
-    results = []
     with EventLog(out / "events.jsonl") as log:
         log.write("data", **prepared.account)
-        for seed in range(recipe.seed, recipe.seed + recipe.restarts):
-            results.append(run_restart(plan, seed, out / "restarts" / f"seed-{seed}", log, progress))
-    result = _result(prepared, results, out)
+        results, failures = _run_restarts(plan, recipe, out, log, progress)
+    result = _result(prepared, results, failures, out)
     _write_model(out, recipe, prepared, result, reading, tokenizer)
     write_json(out / "metrics.json", result)
     for number in range(recipe.seed, recipe.seed + recipe.restarts):
         shutil.rmtree(out / "restarts" / f"seed-{number}" / "best", ignore_errors=True)
     return result
+
+
+def _run_restarts(
+    plan: FinetunePlan, recipe: FinetuneRecipe, out: Path, log: EventLog, progress: Progress
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Return the results of all seeds and what stopped those that ended in numbers that are not finite.
+
+    One seed that fails does not take the others with it; raises NumericalError when none is left.
+    """
+    results, failures = [], {}
+    for seed in range(recipe.seed, recipe.seed + recipe.restarts):
+        try:
+            results.append(run_restart(plan, seed, out / "restarts" / f"seed-{seed}", log, progress))
+        except NumericalError as error:
+            if recipe.restarts == 1 or (not results and len(failures) == recipe.restarts - 1):
+                raise
+            failures[seed] = str(error)
+            progress.end()
+            progress.say(f"seed {seed} is given up: {error}")
+    return results, failures
 
 
 def _kind_of(recipe: FinetuneRecipe, reading: ReadingOptions) -> Kind:
@@ -226,7 +246,7 @@ def _settings(recipe: FinetuneRecipe, num_examples: int) -> TrainingSection:
     return settings.model_copy(update={"evaluate_every": every, "save_every": settings.save_every or every})
 
 
-def _result(prepared: _Prepared, results: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+def _result(prepared: _Prepared, results: list[dict[str, Any]], failures: dict[int, str], out: Path) -> dict[str, Any]:
     primary = prepared.task.primary
     best = best_restart(results, primary)
     return {
@@ -235,7 +255,7 @@ def _result(prepared: _Prepared, results: list[dict[str, Any]], out: Path) -> di
         "best": best["best"],
         "best_seed": best["seed"],
         "last": best["last"],
-        "restarts": summarise_restarts(results, primary),
+        "restarts": summarise_restarts(results, primary, failures),
         "data": prepared.account,
         "model": str(out / "model"),
     }

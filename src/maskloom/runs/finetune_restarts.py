@@ -101,17 +101,19 @@ def model_config(task: Task) -> dict[str, Any]:
     }
 
 
-def summarise_restarts(results: list[dict[str, Any]], primary: str) -> dict[str, Any]:
+def summarise_restarts(results: list[dict[str, Any]], primary: str, failures: dict[int, str]) -> dict[str, Any]:
     """Return mean and spread (standard deviation, n - 1) of the best dev scores, with degenerate runs by seed.
 
-    The spread of a single run is None. `mean_of_sound` leaves degenerate runs out, and is None when all are.
+    The spread of a single score is None. `mean_of_sound` leaves degenerate runs out, and is None when all are.
+    `failures` are runs that were given up: they count as degenerate and have no score.
     """
     scores = {str(result["seed"]): result["best"]["scores"][primary] for result in results}
     degenerate = {str(result["seed"]): result["best"]["degenerate"] for result in results}
     degenerate = {seed: reason for seed, reason in degenerate.items() if reason}
+    degenerate |= {str(seed): f"given up: {reason}" for seed, reason in failures.items()}
     sound = [score for seed, score in scores.items() if seed not in degenerate]
     return {
-        "num_restarts": len(results),
+        "num_restarts": len(results) + len(failures),
         "scores": scores,
         "mean": statistics.fmean(scores.values()),
         "standard_deviation": statistics.stdev(scores.values()) if len(scores) > 1 else None,

@@ -61,7 +61,9 @@ def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         return rows
     scores = restarts["scores"]
     each = ", ".join(f"{score:.4f} (seed {seed})" for seed, score in scores.items())
-    text = f"{name} {restarts['mean']:.4f} on average, standard deviation {restarts['standard_deviation']:.4f}: {each}"
+    spread = restarts["standard_deviation"]
+    spread = "no spread (one score)" if spread is None else f"standard deviation {spread:.4f}"
+    text = f"{name} {restarts['mean']:.4f} on average, {spread}: {each}"
     if restarts["degenerate"] and restarts["mean_of_sound"] is not None:
         text += f"; {restarts['mean_of_sound']:.4f} on average without degenerate ones"
     return [(f"{restarts['num_restarts']} restarts", text), *rows]
