@@ -36,6 +36,7 @@ from maskloom.data.corpus_building import build_corpus
 from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.sampling import DataPosition, SamplingSettings
+from maskloom.layers.matrix_products import product
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -46,7 +47,7 @@ from maskloom.training.optimizers import parameter_groups
 LENGTH, SEED, NUM_THREADS = 128, 0, 2
 TEXT_BYTES = 6_000_000
 BATCH_SIZES = {"tiny": 64, "mini": 32, "small": 16, "medium": 16, "base": 8, "large": 4}
-STEPS_PER_ROUND = {"tiny": 4, "mini": 2}
+STEPS_PER_ROUND = {"tiny": 2}
 FLOORS = {"tiny": 4.0, "mini": 3.0, "base": 1.3}
 SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "clip_norm": 1.0, "num_threads": NUM_THREADS}
 
@@ -137,7 +138,7 @@ class Peer:
         loss.backward()
         gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
         self.model.zero_grad()
-        return float(loss), gradients
+        return float(loss.detach()), gradients
 
 
 def padded(batch: PretrainingBatch) -> dict[str, Tensor]:
@@ -159,13 +160,14 @@ def padded(batch: PretrainingBatch) -> dict[str, Tensor]:
 
 
 def gemm_peak() -> float:
-    """Return the best fp32 matrix-product rate of this machine right now, in FLOP/s."""
+    """Return the best fp32 matrix-product rate of this machine right now, in FLOP/s, by either of torch's libraries."""
     size, best = 2048, math.inf
-    left, right, out = torch.rand(size, size), torch.rand(size, size), torch.empty(size, size)
-    for _ in range(12):
-        started = time.perf_counter()
-        torch.mm(left, right, out=out)
-        best = min(best, time.perf_counter() - started)
+    left, right = torch.rand(size, size), torch.rand(size, size)
+    for multiply in (torch.mm, product):
+        for _ in range(8):
+            started = time.perf_counter()
+            multiply(left, right)
+            best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best
 
 
@@ -226,9 +228,8 @@ def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder:
             continue  # the first round fills the optimiser's state
         for kept, rate in zip(rates, measured, strict=True):
             kept.append(rate)
-        say(
-            f"  round {number}: ours {measured[0]:.0f}, peer {measured[1]:.0f} tokens/s, {measured[0] / measured[1]:.2f}x"
-        )
+        ratio = measured[0] / measured[1]
+        say(f"  round {number}: ours {measured[0]:.0f}, peer {measured[1]:.0f} tokens/s, {ratio:.2f}x")
     slots = sum(batch.num_sequences * int(batch.lengths.max()) for batch in batches)
     return Result(
         size=size,
@@ -258,7 +259,7 @@ def make_loader(corpus: Corpus, batch_size: int) -> PretrainingLoader:
 
 
 def peak_memory(side: str, size: str, batch_size: int, corpus: Path, folder: Path) -> float:
-    """Return, in GiB, by how much two steps in a process of their own raise its memory over that with loaded weights."""
+    """Return the GiB that two steps, in a process of their own, add at their peak to what loaded weights take."""
     command = [sys.executable, __file__, "--memory-of", side, "--sizes", size, "--batch", str(batch_size)]
     done = subprocess.run([*command, "--within", corpus, folder], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
@@ -318,11 +319,13 @@ def report(results: list[Result], text: str, command: str) -> str:
         f"torch {torch.__version__}, transformers {transformers.__version__}.",
         f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; sequence length {LENGTH}, at most 20 predictions.",
         "- Ours: the training loop with AdamW, clipping and dropout 0.1, reading and masking of its batches included.",
-        "- Peer: `BertForPreTraining` as shipped (sdpa, padded to the longest of the batch, labels -100 elsewhere) with "
-        "fused AdamW, clipping and dropout 0.1; its padded tensors are ready before the clock starts.",
+        "- Peer: `BertForPreTraining` as shipped (sdpa, padded to the longest of the batch, labels -100 elsewhere), "
+        "with fused AdamW, clipping and dropout 0.1; its padded tensors are ready before the clock starts.",
         "- Rates are real tokens per second, medians over rounds in turn (A B A B); the ratio is the median of the "
         "rounds' ratios with its range. Share of GEMM peak counts useful work only: real tokens, predicted positions, "
-        "backward twice forward, against a 2048-cube matrix product measured in the same rounds.",
+        "backward twice forward, against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, "
+        "whichever is faster here. The peer's products go through MKL, as torch has it; ours through oneDNN where the "
+        "processor has AVX-512 (`layers/matrix_products.py`), which counts most on processors that are not Intel's.",
         "- Memory is what two steps add over the loaded weights, in a process of their own.",
         "",
         "| size | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range | aim | GEMM peak GFLOP/s "

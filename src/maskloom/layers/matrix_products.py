@@ -83,7 +83,7 @@ class _Dense(torch.autograd.Function):
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return gradient^T x: (outputs, inputs). A product copies its transposed first factor, so the cheaper goes there."""
+    """Return gradient^T x: (outputs, inputs). A transposed first factor is copied, so the cheaper one goes there."""
     num_rows, num_outputs, num_inputs = len(x), gradient.shape[1], x.shape[1]
     if num_rows * num_outputs <= (num_rows + num_outputs) * num_inputs:
         return product(gradient.t(), x.t())

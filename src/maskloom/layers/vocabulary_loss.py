@@ -11,7 +11,7 @@ from torch import Tensor
 from maskloom.layers.matrix_products import prefers_onednn, product
 
 # Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
-_NUM_LOGITS = (1 << 21) - (1 << 12)
+_NUM_LOGITS = (1 << 23) - (1 << 12)
 
 
 def vocabulary_loss(hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
@@ -42,10 +42,10 @@ class _VocabularyLoss(torch.autograd.Function):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
             logits = product(rows, decoder, bias)
             largest, chosen = logits.amax(1), logits.gather(1, targets).squeeze(1)
-            probabilities = torch.softmax(logits, 1, out=logits)
+            probabilities = torch.softmax(logits, 1, out=logits if logits.device.type == "cpu" else None)
             # The largest probability is exp(largest - logsumexp), and the only one that surely has not underflowed.
             loss += (largest - probabilities.amax(1).log_() - chosen).sum()
-            d_logits = probabilities.scatter_add_(1, targets, logits.new_full((), -1.0).expand(targets.shape))
+            d_logits = probabilities.scatter_add_(1, targets, targets.new_full(targets.shape, -1.0, dtype=logits.dtype))
             d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
             d_bias += d_logits.sum(0)
             total.add(d_logits, rows)

@@ -46,8 +46,7 @@ class MaskedLanguageModeling:
     def evaluation_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, float]:
         """Return loss sums, correct predictions and counts of both parts."""
         sums: dict[str, float] = {}
-        for name, (vectors, labels) in self._vectors(model, batch).items():
-            logits = model.heads[name](vectors)
+        for name, (logits, labels) in self._scores(model, batch).items():
             sums[f"{name}_loss"] = float(_cross_entropy_sum(logits, labels))
             sums[f"{name}_correct"] = float((logits.argmax(-1) == labels).sum())
             sums[f"{name}_count"] = float(len(labels))
@@ -63,6 +62,11 @@ class MaskedLanguageModeling:
             metrics["loss"] += metrics[f"{name}_loss"]
         metrics["mlm_perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))
         return metrics
+
+    def _scores(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return logits and labels by part: (predictions, vocabulary) for MLM, (sequences, 2) for NSP."""
+        vectors = self._vectors(model, batch)
+        return {name: (model.heads[name](inputs), labels) for name, (inputs, labels) in vectors.items()}
 
     def _vectors(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """Return what each head sees and its labels: (predictions, hidden) for MLM, (sequences, hidden) for NSP."""

@@ -1,0 +1,65 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from maskloom.layers import matrix_products
+from maskloom.layers.matrix_products import Dense, dense, prefers_onednn, product
+
+
+def tensors(rows, inputs, outputs, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(rows + inputs + outputs)
+    shapes = ((rows, inputs), (outputs, inputs), (outputs,))
+    return [torch.randn(s, generator=generator, dtype=dtype, requires_grad=True) for s in shapes]
+
+
+@pytest.mark.parametrize("shape", [(700, 160, 200), (3000, 64, 256), (90, 512, 512), (1, 3, 5), (0, 4, 4)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_values_and_gradients_are_those_of_linear(shape, has_bias):
+    x, weight, bias = tensors(*shape)
+    inputs = [x, weight, bias] if has_bias else [x, weight]
+    results = []
+    for function in (dense, F.linear):
+        output = function(x, weight, bias if has_bias else None)
+        results.append((output, torch.autograd.grad(output.sin().sum(), inputs)))
+    (ours, our_gradients), (plain, plain_gradients) = results
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+    for gradient, expected in zip(our_gradients, plain_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=2e-3)
+        assert gradient.is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 4), (9, 2, 7), (2, 7, 3)])
+def test_written_out_gradient_passes_gradcheck(shape):
+    assert torch.autograd.gradcheck(matrix_products._Dense.apply, tensors(*shape, dtype=torch.float64))
+
+
+def test_product_takes_transposed_views():
+    x, weight, _ = tensors(300, 400, 500)
+    with torch.no_grad():
+        torch.testing.assert_close(product(x.t(), weight[:300, :300].t()[:, :300].t()[:1].repeat(7, 1)), (
+            x.t() @ weight[:1, :300].repeat(7, 1).t()), rtol=1e-4, atol=1e-3)  # fmt: skip
+        torch.testing.assert_close(product(x, weight.t().contiguous().t()), x @ weight.t(), rtol=1e-4, atol=1e-3)
+
+
+def test_no_gradient_is_made_for_what_is_frozen():
+    x, weight, bias = tensors(700, 160, 200)
+    weight.requires_grad_(False)
+    dense(x, weight, bias).sum().backward()
+    assert weight.grad is None
+    assert x.grad is not None
+    assert bias.grad is not None
+
+
+def test_small_odd_and_other_types_go_the_plain_way():
+    large = torch.empty(4096, 128)
+    assert not prefers_onednn(torch.empty(4, 8), 8)
+    assert not prefers_onednn(large.double(), 512)
+    assert not prefers_onednn(large.to("meta"), 512)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not prefers_onednn(large, 512)
+        assert Dense(128, 512)(large).dtype == torch.bfloat16
+
+
+def test_dense_has_the_parameters_of_linear():
+    assert [name for name, _ in Dense(3, 4).named_parameters()] == ["weight", "bias"]
+    assert isinstance(Dense(3, 4), torch.nn.Linear)

@@ -1,0 +1,103 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from maskloom.layers import vocabulary_loss as module
+from maskloom.layers.vocabulary_loss import vocabulary_loss
+
+
+def example(num_rows, hidden_size, vocab_size, dtype=torch.float32, scale=1.0):
+    generator = torch.Generator().manual_seed(num_rows)
+    hidden, decoder, bias = (
+        (scale * torch.randn(shape, generator=generator)).to(dtype).requires_grad_()
+        for shape in ((num_rows, hidden_size), (vocab_size, hidden_size), (vocab_size,))
+    )
+    return (hidden, decoder, bias), torch.randint(vocab_size, (num_rows,), generator=generator)
+
+
+def plain(hidden, decoder, bias, labels):
+    return F.cross_entropy(F.linear(hidden, decoder, bias), labels, reduction="sum")
+
+
+class Repeatable(torch.autograd.Function):
+    """Runs the whole computation anew in each backward pass, as gradcheck asks for several."""
+
+    @staticmethod
+    def forward(ctx, hidden, decoder, bias, labels):
+        ctx.save_for_backward(hidden, decoder, bias, labels)
+        with torch.enable_grad():
+            return vocabulary_loss(hidden, decoder, bias.detach().requires_grad_(), labels).detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        *parameters, labels = ctx.saved_tensors
+        copies = [parameter.detach().requires_grad_() for parameter in parameters]
+        with torch.enable_grad():
+            loss = vocabulary_loss(*copies, labels)
+        return (*torch.autograd.grad(loss, copies, gradient), None)
+
+
+@pytest.mark.parametrize("num_logits", [1, 22, 10**6])
+def test_gradcheck(monkeypatch, num_logits):
+    monkeypatch.setattr(module, "_NUM_LOGITS", num_logits)
+    parameters, labels = example(5, 3, 11, torch.float64)
+    assert torch.autograd.gradcheck(Repeatable.apply, (*parameters, labels))
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_logits"),
+    [((7, 6, 13), 10**6), ((7, 6, 13), 13 * 3), ((96, 64, 6000), 10**6), ((300, 64, 3000), 3000 * 100)],
+)
+@pytest.mark.parametrize("factor", [1.0, -0.37])
+def test_values_and_gradients_are_those_of_the_plain_computation(monkeypatch, shape, num_logits, factor):
+    monkeypatch.setattr(module, "_NUM_LOGITS", num_logits)
+    parameters, labels = example(*shape, scale=0.3)
+    ours, expected = vocabulary_loss(*parameters, labels), plain(*parameters, labels)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    gradients = (torch.autograd.grad(factor * loss, parameters) for loss in (ours, expected))
+    for gradient, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
+        assert gradient.is_contiguous()
+
+
+def test_a_label_that_is_all_but_impossible_has_a_finite_loss():
+    hidden = torch.tensor([[300.0, -300.0]], requires_grad=True)
+    decoder, bias, labels = torch.eye(2, requires_grad=True), torch.zeros(2), torch.tensor([1])
+    loss = vocabulary_loss(hidden, decoder, bias, labels)
+    assert float(loss.detach()) == pytest.approx(600.0)
+    torch.testing.assert_close(torch.autograd.grad(loss, hidden)[0], torch.tensor([[1.0, -1.0]]))
+
+
+def test_no_prediction_costs_nothing_and_moves_nothing():
+    parameters, labels = example(0, 4, 9)
+    loss = vocabulary_loss(*parameters, labels)
+    assert float(loss.detach()) == 0.0
+    assert all(float(gradient.abs().sum()) == 0.0 for gradient in torch.autograd.grad(loss, parameters))
+
+
+def test_a_second_backward_pass_is_refused_in_words():
+    parameters, labels = example(3, 4, 9)
+    loss = vocabulary_loss(*parameters, labels)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="can run once"):
+        loss.backward()
+
+
+def test_a_shared_decoder_gets_both_gradients():
+    (_, decoder, bias), labels = example(6, 4, 9)
+    ids = torch.tensor([1, 1, 8, 0, 2, 3])
+    expected = torch.autograd.grad(plain(decoder[ids], decoder, bias, labels), decoder)[0]
+    torch.testing.assert_close(
+        torch.autograd.grad(vocabulary_loss(decoder[ids], decoder, bias, labels), decoder)[0], expected
+    )
+
+
+def test_without_gradient_and_in_half_precision_it_is_plain():
+    parameters, labels = example(4, 4, 9)
+    with torch.no_grad():
+        assert torch.equal(vocabulary_loss(*parameters, labels), plain(*parameters, labels))
+    half, labels = example(4, 4, 9, torch.bfloat16)
+    loss = vocabulary_loss(*half, labels)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert half[0].grad is not None
