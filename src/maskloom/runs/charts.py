@@ -120,7 +120,7 @@ def ticks(low: float, high: float, num_wanted: int = 5, *, is_share: bool = Fals
 
     A scale of shares stays within 0 and 1.
     """
-    if high <= low:
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
         low, high = (max(0.0, low - 0.05), min(1.0, high + 0.05)) if is_share else (low - 0.5, high + 0.5)
     rough = (high - low) / num_wanted
     power = 10.0 ** math.floor(math.log10(rough))

@@ -111,7 +111,7 @@ def _is_apparatus(content: str, depth: int, following: str) -> bool:
     if _UNDERLINE.match(content) or content.startswith(("|", "+-", "#", "%", "@", "$")):
         return True
     next_depth = len(following) - len(following.lstrip())
-    is_label = bool(following.strip()) and next_depth > depth and not content.endswith(".")
+    is_label = bool(following.strip()) and next_depth > depth and not (content.endswith(".") or _BULLET.match(content))
     return is_label or (content.endswith(":") and len(content.split()) <= 3)
 
 

@@ -1,0 +1,115 @@
+"""The quick start as a whole, on part of the documentation and with few steps, stopped in the middle and taken up."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import maskloom
+from maskloom.config import ConfigError
+from maskloom.runs.progress import SilentProgress
+from maskloom.runs.quickstart import documentation, journey, quickstart, summary_lines
+from maskloom.runs.quickstart.tasks import TaskSettings, build_tasks
+
+OVERRIDES = {
+    "pretrain": ["training.steps=6", "training.batch_size=8", "training.save_every=2", "training.evaluate_every=3"],
+    "finetune": ["training.steps=4", "training.evaluate_every=2", "restarts=2"],
+}
+PARTS = ("/numpy/lib/", "/networkx/algorithms/c", "/pydoc_data/", "python3.11/a", "python3.12/a", "python3.13/a")
+
+
+class StoppedError(Exception):
+    pass
+
+
+class StoppingProgress(SilentProgress):
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        if what == "fine-tuning, seed 1":
+            raise StoppedError
+
+
+class Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.outside += [value for name, value in attrs if name in ("href", "src") and value]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
+    whole = documentation.find_sources()
+    part = [source for source in whole if any(name in source.path for name in PARTS)]
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documentation, "find_sources", lambda: part)
+        patch.setattr(journey, "VOCABULARY_SIZE", 900)
+        settings = TaskSettings(train_documents=20, dev_documents=20)
+        patch.setattr(journey, "build_tasks", partial(build_tasks, settings=settings))
+        with pytest.raises(StoppedError):
+            quickstart(out=out, overrides=OVERRIDES, progress=StoppingProgress())
+        before = (out / "pretrained" / "model" / "model.safetensors").stat().st_mtime_ns
+        results = quickstart(out=out, overrides=OVERRIDES)
+        assert (out / "pretrained" / "model" / "model.safetensors").stat().st_mtime_ns == before
+        yield out, results
+
+
+def test_every_figure_is_there(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, results = finished
+    assert json.loads((out / "results.json").read_text(encoding="utf-8")) == results
+    assert 0 < results["pretraining"]["unigram_entropy"] < 10
+    for task in ("sentence", "pair"):
+        compared = results["tasks"][task]
+        assert compared["pretrained"]["scores"].keys() == compared["random"]["scores"].keys() == {"0", "1"}
+        assert compared["gain"] == pytest.approx(compared["pretrained"]["mean"] - compared["random"]["mean"])
+    assert len(results["masks"]["ours"][0]["tokens"]) == 5
+
+
+def test_the_held_out_texts_are_not_in_the_corpus(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = finished
+    pretraining = (out / "text" / "documents.txt").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in (out / "tasks" / "sentence-dev.jsonl").read_text("utf-8").splitlines()]
+    assert not {row["text"] for row in rows} & set(pretraining)
+
+
+def test_the_models_can_be_used(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, results = finished
+    model = maskloom.load(out / "finetuned" / "sentence-pretrained")
+    assert model.predict(["The array is sorted along the last axis."])[0]["label"] in results["text"]["areas"]
+
+
+def test_the_report_holds_everything_itself(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, results = finished
+    page = (out / "report.html").read_text(encoding="utf-8")
+    links = Links()
+    links.feed(page)
+    assert links.outside == []
+    assert "script" not in links.tags
+    assert links.tags.count("svg") == 6
+    assert not re.search(r"url\(|@import", page)
+    assert f"{results['pretraining']['mlm_accuracy']:.1%}" in page
+    assert all(name in page for name in results["text"]["areas"])
+
+
+def test_the_summary_ends_with_the_folder_and_three_commands(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, results = finished
+    lines = summary_lines(results)
+    assert [line.split()[:2] for line in lines[-3:]] == [
+        ["maskloom", "fill-mask"],
+        ["maskloom", "predict"],
+        ["maskloom", "pretrain"],
+    ]
+    assert str(out) in lines[-5]
+
+
+def test_another_seed_in_the_same_folder_is_refused(finished: tuple[Path, dict[str, Any]]) -> None:
+    with pytest.raises(ConfigError, match="was started with seed 0"):
+        quickstart(out=finished[0], seed=1, overrides=OVERRIDES)

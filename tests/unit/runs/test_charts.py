@@ -1,0 +1,62 @@
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, ticks
+
+values = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(values, values)
+def test_ticks_are_few_and_enclose_the_values(first: float, second: float) -> None:
+    low, high = sorted((first, second))
+    found = ticks(low, high)
+    slack = 1e-6 * max(abs(low), abs(high), 1.0)
+    assert found[0] <= low + slack
+    assert found[-1] >= high - slack
+    assert 2 <= len(found) <= 8
+    assert found == sorted(set(found))
+
+
+def test_ticks_of_shares_stay_shares() -> None:
+    assert ticks(0.614, 0.614, is_share=True)[0] >= 0
+    assert ticks(1.0, 1.0, is_share=True)[-1] <= 1
+    assert ticks(0.12, 0.93) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+
+
+def test_a_line_chart_places_points_by_value() -> None:
+    svg = line_chart(
+        [Line("a <b>", [(0, 1.0), (10, 3.0)], "own")], x_name="step", y_name="loss", levels=[("reference", 2.0)]
+    )
+    tree = ElementTree.fromstring(svg)
+    line = next(e for e in tree.iter("polyline"))
+    (x1, y1), (x2, y2) = (tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split())
+    level = next(e for e in tree.iter("line") if e.attrib["class"] == "level")
+    assert x1 < x2
+    assert y1 > float(level.attrib["y1"]) > y2
+    assert float(level.attrib["y1"]) == pytest.approx((y1 + y2) / 2, abs=0.1)
+    assert "a <b>" in [e.text for e in tree.iter("text")]
+
+
+def test_labels_at_the_ends_do_not_overlap() -> None:
+    svg = line_chart([Line(name, [(0, 0.0), (1, 1.0)], "own") for name in "abc"], x_name="x", y_name="y")
+    places = sorted(float(y) for y in re.findall(r'class="name own" x="[\d.]+" y="([\d.]+)"', svg))
+    assert len(places) == 3
+    assert min(b - a for a, b in pairwise(places)) >= 14
+
+
+def test_a_dot_chart_has_a_dot_a_value_and_the_mean() -> None:
+    svg = dot_chart(
+        [DotRow("one", [0.5, 0.7], "own"), DotRow("two", [0.4], "other")], level=("majority", 0.5), name="n"
+    )
+    tree = ElementTree.fromstring(svg)
+    assert len(list(tree.iter("circle"))) == 3
+    assert {"60.0%", "40.0%", "majority"} <= {e.text for e in tree.iter("text")}
+
+
+def test_nothing_measured_is_said() -> None:
+    assert "nothing was measured" in line_chart([], x_name="x", y_name="y")
