@@ -72,10 +72,12 @@ def test_a_sentence_is_kept_at_its_first_place_only() -> None:
     def document(name: str, *sentences: str) -> GatheredDocument:
         return GatheredDocument("package", "module", "docstring", name, sentences)
 
-    kept = without_repetition(
-        [document("a", "One.", "Two.", "Three.", "Four."), document("b", "ONE!", "Five.", "Six.", "Seven.", "Eight.")]
-        + [document("c", "One.", "Two.", "Nine.", "Ten.", "Eleven.")]
-    )
+    documents = [
+        document("a", "One.", "Two.", "Three.", "Four."),
+        document("b", "ONE!", "Five.", "Six.", "Seven.", "Eight."),
+        document("c", "One.", "Two.", "Nine.", "Ten.", "Eleven."),
+    ]
+    kept = without_repetition(documents)
     assert [(d.name, d.sentences) for d in kept] == [
         ("a", ("One.", "Two.", "Three.", "Four.")),
         ("b", ("Five.", "Six.", "Seven.", "Eight.")),

@@ -14,8 +14,10 @@ def documents(num_per_area: int = 60) -> list[GatheredDocument]:
             module=f"{area}.module",
             kind="docstring",
             name=f"f{number}",
-            sentences=tuple(f"Sentence {place} of function {number} in area {letter}." for place in range(6))
-            + (f"This one names {area} and so gives it away.",),
+            sentences=(
+                *(f"Sentence {place} of function {number} in area {letter}." for place in range(6)),
+                f"This one names {area} and so gives it away.",
+            ),
         )
         for letter, area in (("a", "alpha"), ("b", "beta"), ("c", "gamma"))
         for number in range(num_per_area)
