@@ -333,8 +333,9 @@ def report(results: list[Result], text: str, command: str, load: float) -> str:
         f"before the start, from other programs: {load:.1f}.",
         "- Memory is what two steps add over the loaded weights, in a process of their own.",
         "",
-        "| size | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range | aim | by processor time | GEMM peak GFLOP/s "
-        "| ours of peak | peer of peak | ours GiB | peer GiB | loss, gradient difference |",
+        "| size | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range | aim "
+        "| by processor time | GEMM peak GFLOP/s | ours of peak | peer of peak | ours GiB | peer GiB "
+        "| loss, gradient difference |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
