@@ -86,7 +86,7 @@ def recipe(**values):
 def test_every_kind_learns_and_can_be_used(model_folder, data, tmp_path, kind, primary, least):
     train, dev = data(kind, 200)
     result = finetune(
-        recipe(task=kind, training={"learning_rate": 1e-2}),
+        recipe(task=kind, training={"learning_rate": 1e-2, "epochs": 12.0}),
         model=model_folder,
         train=train,
         dev=dev,
