@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from maskloom.config import DataError
 from maskloom.data.corpus import Corpus
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes through /proc")
 
 WORDS = [first + middle + last for first in "bdfgkl" for middle in "aeiou" for last in "mnprst"]
 NUM_CHARACTERS = 7_000_000
@@ -58,7 +60,7 @@ def wait_until(is_so: Callable[[], bool], process: subprocess.Popen) -> bool:
     """Wait for a moment of a build; False when the build ended before."""
     deadline = time.monotonic() + TIMEOUT
     while not is_so():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "waited too long"
         if process.poll() is not None:
             return False
         time.sleep(0.002)
@@ -73,28 +75,27 @@ def num_shards(out: Path) -> int:
     return len(list((out / "building").glob("0*.json")))
 
 
-def group_is_gone(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def workers(process: int) -> list[int]:
-    """The numbers of the processes that a build started for encoding."""
-    found = []
+def processes(*, group: int) -> dict[int, bool]:
+    """The living processes of a group by number, and whether each was started for encoding."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # after the name, which stands in brackets, come the state and the parent
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            # after the name, which stands in brackets, come the state, the parent and the group
+            state, _, own_group = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
             # multiprocessing starts one more, which watches over shared memory
             is_worker = b"spawn_main" in (folder / "cmdline").read_bytes()
-        except (OSError, IndexError):
+        except (OSError, ValueError):
             continue
-        if parent == process and is_worker:
-            found.append(int(folder.name))
+        if int(own_group) == group and state != "Z":
+            found[int(folder.name)] = is_worker
     return found
+
+
+def assert_all_end(group: int) -> None:
+    deadline = time.monotonic() + TIMEOUT / 4
+    while found := processes(group=group):
+        assert time.monotonic() < deadline, f"processes are left: {found}"
+        time.sleep(0.02)
 
 
 def kill_at(moment: str, folder: Path, out: Path) -> None:
@@ -113,7 +114,7 @@ def kill_at(moment: str, folder: Path, out: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=TIMEOUT)
-    wait_until(lambda: group_is_gone(process.pid), process)
+    assert_all_end(process.pid)
 
 
 def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
@@ -146,33 +147,51 @@ def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, 
     assert all(again[name] == when for name, when in finished.items())
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the workers through /proc")
-def test_a_killed_worker_ends_the_build_with_a_message(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start(folder, out)
-    wait_until(lambda: num_shards(out) >= 1, process)
-    killed = workers(process.pid)[0]
+@pytest.fixture
+def half_done(folder: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A build whose first process was stopped in the middle of it, and its folder."""
+    for attempt in range(5):
+        out = tmp_path / f"out_{attempt}"
+        process = start(folder, out)
+        try:
+            wait_until(lambda out=out: num_shards(out) >= 1, process)
+            process.send_signal(signal.SIGSTOP)
+            # a busy machine may come too late with the signal
+            if process.poll() is None and 1 <= num_shards(out) <= 8:
+                yield process, out
+                return
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=TIMEOUT)
+    pytest.fail("no build could be stopped in its middle")
+
+
+def test_a_killed_worker_ends_the_build_with_a_message(folder: Path, half_done: tuple[subprocess.Popen, Path]) -> None:
+    process, out = half_done
+    killed = next(number for number, is_worker in processes(group=process.pid).items() if is_worker)
     os.kill(killed, signal.SIGKILL)
+    process.send_signal(signal.SIGCONT)
     started = time.monotonic()
     _, errors = process.communicate(timeout=TIMEOUT)
     assert time.monotonic() - started < 20
     assert process.returncode == 1
     assert f"error: worker process {killed} died with exit code -9" in errors
-    assert "Traceback" not in errors
-    wait_until(lambda: group_is_gone(process.pid), process)
+    assert "Traceback" not in errors, errors
+    assert_all_end(process.pid)
     done = build(folder, out)
     assert done.returncode == 0, done.stderr
     assert folder_bytes(out) == folder_bytes(folder / "whole")
 
 
-def test_stopping_from_the_keyboard_leaves_no_process_behind(folder: Path, tmp_path: Path) -> None:
-    process = start(folder, tmp_path / "out")
-    wait_until(lambda: num_shards(tmp_path / "out") >= 1, process)
+def test_stopping_from_the_keyboard_leaves_no_process_behind(half_done: tuple[subprocess.Popen, Path]) -> None:
+    process, _ = half_done
     os.killpg(process.pid, signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130
-    assert "Traceback" not in errors
-    wait_until(lambda: group_is_gone(process.pid), process)
+    assert "Traceback" not in errors, errors
+    assert_all_end(process.pid)
 
 
 def test_a_folder_below_a_file_is_answered_with_a_message(folder: Path) -> None:

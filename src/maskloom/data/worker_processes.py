@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -20,11 +22,14 @@ def results_of_processes(
     """
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, Any] = {}
+    # started on its own, since it lets interrupts through again when it comes with a process
+    resource_tracker.ensure_running()
     try:
         for _ in range(num_workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, start, arguments), daemon=True)
-            process.start()
+            with _interrupts_held():
+                process.start()
             # with our copy of their end closed, a dead process is an end of file here
             theirs.close()
             workers[ours] = process  # pyright: ignore[reportArgumentType]
@@ -37,6 +42,19 @@ def results_of_processes(
             if process.is_alive():
                 process.terminate()
                 process.join()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Keep interrupts waiting, here for a moment and in a process that is started now for good.
+
+    An interrupt from the keyboard reaches the whole group; this process decides and closes the connections.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _exchange(workers: dict[Connection, Any], tasks: Iterator[Any]) -> Iterator[Any]:
@@ -72,14 +90,14 @@ def _exchange(workers: dict[Connection, Any], tasks: Iterator[Any]) -> Iterator[
 def _send(workers: dict[Connection, Any], connection: Connection, task: Any) -> None:
     try:
         connection.send(task)
-    except BrokenPipeError:
+    except OSError:
         raise _died(workers[connection]) from None
 
 
 def _receive(workers: dict[Connection, Any], connection: Connection) -> Any:
     try:
         result, error = connection.recv()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):
         raise _died(workers[connection]) from None
     if error is not None:
         raise error
@@ -95,8 +113,6 @@ def _died(process: Any) -> ChildProcessError:
 
 
 def _work(connection: Connection, start: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
-    # an interrupt from the keyboard reaches the whole group; the first process decides and closes the connection
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # there is a process for each processor already; the threads of a library would only stand in line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -109,5 +125,6 @@ def _work(connection: Connection, start: Callable[..., Callable[[Any], Any]], ar
             except Exception as error:
                 answer = (None, error)
             connection.send(answer)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except (EOFError, OSError):
+        # the other side has ended, perhaps in the middle of a message; errors of a task are caught above
         return
