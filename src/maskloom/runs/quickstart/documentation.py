@@ -26,6 +26,7 @@ _IGNORED_FOLDERS = {
     "__pycache__", "_vendor", "ensurepip", "idlelib", "lib2to3", "node_modules", "site-packages",
     "test", "testing", "tests", "turtledemo", "vendored_packages",
 }  # fmt: skip
+_CALL = re.compile(rb"doc\w*\(")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 Progress = Callable[[str, int, int], None]
@@ -124,7 +125,7 @@ def harvest(source: Source) -> list[GatheredDocument]:
         return []
     if source.kind == "topics":
         return [d for pair in _topics(tree) for d in _documents(source, [pair], "topic")]
-    return _documents(source, list(_docstrings(tree)), "docstring")
+    return _documents(source, list(_docstrings(tree, with_calls=_CALL.search(content) is not None)), "docstring")
 
 
 def without_repetition(documents: Iterable[GatheredDocument]) -> list[GatheredDocument]:
@@ -203,13 +204,13 @@ def _dotted(path: str) -> str:
     return name.removesuffix(".dist-info.METADATA") + (" readme" if name.endswith(".dist-info.METADATA") else "")
 
 
-def _docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _docstrings(tree: ast.AST, *, with_calls: bool) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the docstrings of a module in the order of their lines, those given by calls included.
 
     Extension modules get theirs from calls such as `add_docstr(torch.abs, "...")` and `add_newdoc("sin", "...")`.
     """
     found: list[tuple[int, str, str]] = []
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if with_calls else _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node, clean=False)
             if text:
@@ -218,6 +219,14 @@ def _docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
             found += [(node.lineno, _subject(node), text) for text in _long_strings(node)]
     for _line, name, text in sorted(found, key=lambda item: item[0]):
         yield name, text
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a module and the statements in it, those inside others included, but not what expressions hold."""
+    yield tree
+    for field in ("body", "orelse", "handlers", "finalbody"):
+        for statement in getattr(tree, field, ()):
+            yield from _statements(statement)
 
 
 def _called(function: ast.expr) -> str:
