@@ -17,7 +17,11 @@ from maskloom.runs.quickstart import documentation, journey, quickstart, summary
 from maskloom.runs.quickstart.tasks import TaskSettings, build_tasks
 
 OVERRIDES = {
-    "pretrain": ["training.steps=6", "training.batch_size=8", "training.save_every=2", "training.evaluate_every=3"],
+    "pretrain": [
+        "phases=[{max_length=32, steps=6, batch_size=8}, {max_length=64, steps=4, batch_size=4}]",
+        "training.save_every=2",
+        "training.evaluate_every=2",
+    ],
     "finetune": ["training.steps=4", "training.evaluate_every=2", "restarts=2"],
 }
 PARTS = ("/numpy/lib/", "/networkx/algorithms/c", "/pydoc_data/", "python3.11/a", "python3.12/a", "python3.13/a")

@@ -13,6 +13,10 @@ from maskloom.training.checkpoints import restore_checkpoint, save_checkpoint
 from maskloom.training.events import EventLog
 from maskloom.training.interruption import Interrupted, StopRequests
 from maskloom.training.loop import NextBatch, StepReport, TrainState, train_steps
+from maskloom.training.memory import release_free_memory
+
+# Often enough to bound memory, seldom enough to cost a tiny model about a fiftieth of its time.
+_STEPS_BETWEEN_RELEASES = 100
 
 OnStep = Callable[[StepReport], None]
 
@@ -61,6 +65,8 @@ class TrainingSession:
                 is_last = report.step == settings.steps
                 if report.step % settings.log_every == 0 or is_last or report.step == 1:
                     self._log_step(report)
+                if report.step % _STEPS_BETWEEN_RELEASES == 0:
+                    release_free_memory()
                 if self.on_step is not None:
                     self.on_step(report)
                 if is_last or (settings.evaluate_every and report.step % settings.evaluate_every == 0):

@@ -24,7 +24,7 @@ def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Sectio
     )
     environment.filters["percent"] = lambda share: f"{share:.1%}"
     run = json.loads((out / "pretrained" / "run.json").read_text(encoding="utf-8"))
-    events = read_events(out / "pretrained" / "events.jsonl")
+    events = _in_one_count(read_events(out / "pretrained" / "events.jsonl"))
     return environment.get_template("report.html").render(
         results=results,
         run=run,
@@ -37,6 +37,17 @@ def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Sectio
         commands=commands,
         minutes=sum(results["seconds"].values()) / 60,
     )
+
+
+def _in_one_count(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Count the steps of later phases on from those of the phases before."""
+    offset, last, stage, counted = 0, 0, None, []
+    for event in events:
+        if event.get("stage") != stage:
+            offset, last, stage = offset + last, 0, event.get("stage")
+        last = max(last, event.get("step", 0))
+        counted.append({**event, "step": offset + event.get("step", 0)})
+    return counted
 
 
 def _loss_chart(events: list[dict[str, Any]], metrics: dict[str, float]) -> str:
