@@ -44,8 +44,13 @@ def test_a_stream_that_breaks_off_leaves_nothing(tmp_path) -> None:
         file.write("eins\r\nä\n")
         assert not path.exists()
     assert path.read_bytes() == "eins\r\nä\n".encode()
-    with pytest.raises(KeyError), replacing(path) as file:
-        file.write(b"half")
-        raise KeyError
+
+    def break_off() -> None:
+        with replacing(path) as file:
+            file.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        break_off()
     assert path.read_bytes() == "eins\r\nä\n".encode()
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]

@@ -31,9 +31,9 @@ from maskloom.data.deduplication import DigestSet, document_digest
 from maskloom.data.documents import ReadingReport, SourceFile, read_documents, source_files
 from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token_type
 from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
-from maskloom.data.worker_processes import results_of_processes
 from maskloom.files import sync
 from maskloom.text.tokenizer import Tokenizer
+from maskloom.worker_processes import results_of_processes
 
 SHARD_TOKENS = 1 << 22
 _CHARACTERS_PER_TOKEN = 4

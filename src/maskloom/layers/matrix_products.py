@@ -3,6 +3,10 @@
 torch takes MKL for fp32 products on x86, and MKL leaves the 512-bit half of processors by other makers unused; oneDNN,
 which torch carries too, does not. The results differ by rounding only. The choice depends on the machine and the
 shapes, never on timing, so that a run repeats to the bit.
+
+oneDNN keeps a kernel, more than half a MiB of it, for every shape that it meets, and packed batches never have the same
+number of tokens. Rows are therefore handed to it in numbers of which there are eight between one power of two and the
+next; what that leaves over is filled up with zero rows, or given to MKL.
 """
 
 from __future__ import annotations
@@ -42,11 +46,34 @@ def prefers_onednn(x: Tensor, num_outputs: int) -> bool:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias, without a gradient: (rows, inputs) and (outputs, inputs) to (rows, outputs).
 
-    Both may be transposed views, which costs no copy.
+    The weight may be a transposed view, which costs no copy.
     """
-    if prefers_onednn(x, weight.shape[0]):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+    if not prefers_onednn(x, weight.shape[0]):
+        return F.linear(x, weight, bias)
+    num_rows, step = len(x), row_step(len(x))
+    if num_missing := -num_rows % step:
+        x = torch.cat([x, x.new_zeros(num_missing, x.shape[1])])
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")[:num_rows]
+
+
+def transposed_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return left^T right, without a gradient: (rows, m) and (rows, n) to (m, n), contiguous."""
+    num_rows, num_left, num_right = len(left), left.shape[1], right.shape[1]
+    if not prefers_onednn(left, num_right):
+        return left.t() @ right
+    num_whole = num_rows - num_rows % row_step(num_rows)
+    first, second = left[:num_whole].t(), right[:num_whole].t()
+    # oneDNN's front end copies a transposed first factor but not a second one: the cheaper goes first.
+    if num_rows * num_left <= (num_rows + num_left) * num_right:
+        result = torch.ops.mkldnn._linear_pointwise(first, second, None, "none", [], "")
+    else:
+        result = torch.ops.mkldnn._linear_pointwise(second, first, None, "none", [], "").t().contiguous()
+    return result if num_whole == num_rows else result.addmm_(left[num_whole:].t(), right[num_whole:])
+
+
+def row_step(num_rows: int) -> int:
+    """Return the step of row counts near `num_rows`: an eighth of the power of two below it, at least 1."""
+    return max(1, 1 << num_rows.bit_length() >> 4)
 
 
 class Dense(nn.Linear):
@@ -77,14 +104,6 @@ class _Dense(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             product(gradient, weight.t()) if needs_x else None,
-            _weight_gradient(gradient, x) if needs_weight else None,
+            transposed_product(gradient, x) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
         )
-
-
-def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return gradient^T x: (outputs, inputs). A transposed first factor is copied, so the cheaper one goes there."""
-    num_rows, num_outputs, num_inputs = len(x), gradient.shape[1], x.shape[1]
-    if num_rows * num_outputs <= (num_rows + num_outputs) * num_inputs:
-        return product(gradient.t(), x.t())
-    return product(x.t(), gradient.t()).t().contiguous()

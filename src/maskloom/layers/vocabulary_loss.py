@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.layers.matrix_products import prefers_onednn, product
+from maskloom.layers.matrix_products import prefers_onednn, product, row_step, transposed_product
 
 # Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
 _NUM_LOGITS = (1 << 23) - (1 << 12)
@@ -33,9 +33,8 @@ class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
         num_rows = max(1, _NUM_LOGITS // decoder.shape[0])
-        num_blocks = max(1, -(-hidden.shape[0] // num_rows))
-        num_rows = max(1, -(-hidden.shape[0] // num_blocks))
-        total = _DecoderGradient(decoder, num_blocks)
+        num_rows -= num_rows % row_step(num_rows)
+        total = _DecoderGradient(decoder, is_single=hidden.shape[0] <= num_rows)
         loss = hidden.new_zeros(())
         d_hidden, d_bias = torch.empty_like(hidden), torch.zeros_like(bias)
         for first in range(0, hidden.shape[0], num_rows):
@@ -65,22 +64,21 @@ class _VocabularyLoss(torch.autograd.Function):
 class _DecoderGradient:
     """The sum over blocks of d_logits^T hidden: (vocabulary, hidden), added up in the faster orientation."""
 
-    def __init__(self, decoder: Tensor, num_blocks: int) -> None:
+    def __init__(self, decoder: Tensor, *, is_single: bool) -> None:
         self._decoder = decoder
-        self._is_single = num_blocks == 1
+        self._is_single = is_single
         self._sum: Tensor | None = None
         self._is_transposed = False
 
     def add(self, d_logits: Tensor, rows: Tensor) -> None:
         """Add one block."""
-        if self._sum is None and self._is_single:
-            self._sum = product(d_logits.t(), rows.t())
-        elif self._sum is None:
+        if self._sum is None:
             # With the short side first, a block's product is made of long contiguous rows, and adds up fast.
-            self._is_transposed = prefers_onednn(rows.t(), len(self._decoder))
-            self._sum = product(rows.t(), d_logits.t()) if self._is_transposed else product(d_logits.t(), rows.t())
+            self._is_transposed = not self._is_single and prefers_onednn(rows, len(self._decoder))
+            pair = (rows, d_logits) if self._is_transposed else (d_logits, rows)
+            self._sum = transposed_product(*pair)
         elif self._is_transposed:
-            self._sum.add_(product(rows.t(), d_logits.t()))
+            self._sum.add_(transposed_product(rows, d_logits))
         else:
             self._sum.addmm_(d_logits.t(), rows)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from maskloom.text.normalization import split_chunks, words
-from maskloom.text.worker_processes import results_of_processes
+from maskloom.worker_processes import results_of_processes
 
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64

@@ -22,10 +22,10 @@ from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
 from maskloom.data.sentence_encoding import SentenceEncoder
 from maskloom.data.shards import ShardRecord
-from maskloom.data.worker_processes import results_of_processes
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.worker_processes import results_of_processes
 
 WORDS = ["the", "river", "ran", "under", "stone", "bridges", "while", "people", "slept", "."]
 TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcde", "##s"]))
@@ -331,7 +331,7 @@ def test_what_a_worker_raises_is_raised_here() -> None:
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_wait() -> None:
-    with pytest.raises(ChildProcessError, match=r"worker process \d+ died with exit code 7.*running again continues"):
+    with pytest.raises(ChildProcessError, match=r"worker process \d+ died with exit code 7.*run it again"):
         list(results_of_processes(functools.partial, (os._exit,), iter([7]), 2))
 
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from maskloom.layers import matrix_products
-from maskloom.layers.matrix_products import Dense, dense, prefers_onednn, product
+from maskloom.layers.matrix_products import Dense, dense, prefers_onednn, product, row_step, transposed_product
 
 
 def tensors(rows, inputs, outputs, dtype=torch.float32):
@@ -33,12 +33,40 @@ def test_written_out_gradient_passes_gradcheck(shape):
     assert torch.autograd.gradcheck(matrix_products._Dense.apply, tensors(*shape, dtype=torch.float64))
 
 
-def test_product_takes_transposed_views():
+def test_product_takes_a_transposed_view():
     x, weight, _ = tensors(300, 400, 500)
     with torch.no_grad():
-        torch.testing.assert_close(product(x.t(), weight[:300, :300].t()[:, :300].t()[:1].repeat(7, 1)), (
-            x.t() @ weight[:1, :300].repeat(7, 1).t()), rtol=1e-4, atol=1e-3)  # fmt: skip
         torch.testing.assert_close(product(x, weight.t().contiguous().t()), x @ weight.t(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(333, 300, 700), (333, 700, 300), (320, 256, 512), (5, 3, 4), (0, 3, 4)])
+def test_transposed_product(shape):
+    num_rows, num_left, num_right = shape
+    generator = torch.Generator().manual_seed(2)
+    left, right = torch.randn(num_rows, num_left, generator=generator), torch.randn(num_rows, num_right)
+    result = transposed_product(left, right)
+    torch.testing.assert_close(result, left.t() @ right, rtol=1e-4, atol=1e-3)
+    assert result.is_contiguous()
+
+
+def test_few_row_counts_reach_onednn(monkeypatch):
+    if not matrix_products._has_wide_kernels():
+        pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
+    seen = set()
+    multiply = torch.ops.mkldnn._linear_pointwise
+
+    def watched(x, weight, *rest):
+        seen.add((tuple(x.shape), tuple(weight.shape)))
+        return multiply(x, weight, *rest)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", watched)
+    weight, x = torch.randn(512, 256), torch.randn(511, 256)
+    with torch.no_grad():
+        for num_rows in range(256, 511, 5):
+            assert product(x[:num_rows], weight).shape == (num_rows, 512)
+            transposed_product(x[:num_rows], torch.ones(num_rows, 512))
+    assert 2 * 7 <= len(seen) <= 2 * 9
+    assert [row_step(n) for n in (0, 1, 15, 16, 255, 256, 511, 512)] == [1, 1, 1, 2, 16, 32, 32, 64]
 
 
 def test_no_gradient_is_made_for_what_is_frozen():

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from maskloom.text.worker_processes import results_of_processes
+from maskloom.worker_processes import results_of_processes
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_a_busy_process_is_ended_when_results_are_no_longer_wanted() -> None:
 
 PROGRAM = """
 import functools, itertools, time
-from maskloom.text.worker_processes import results_of_processes
+from maskloom.worker_processes import results_of_processes
 if __name__ == "__main__":
     for _ in results_of_processes(functools.partial, (time.sleep,), itertools.repeat(0.05), 2):
         print("one", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
@@ -90,13 +91,15 @@ def _died(process: Any) -> ChildProcessError:
     process.join(_SECONDS_TO_END)
     return ChildProcessError(
         f"worker process {process.pid} died with exit code {process.exitcode}; code -9 often means that memory ran "
-        "out: use fewer workers"
+        "out: use fewer workers and run it again"
     )
 
 
 def _work(connection: Connection, start: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
     # Ctrl-C reaches every process of a terminal; the first one decides, and closing its end ends this one
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # there is a process for each processor already; the threads of a library would only stand in line
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     do = None
     try:
         while True:
