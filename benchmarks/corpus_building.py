@@ -218,8 +218,8 @@ def report(measured: Measured, text: str, num_tokens: int, default_ratio: float,
         "",
         f"- Machine: {processor()}; Python {platform.python_version()}, {versions}. "
         f"Load before the start, from other programs: {load:.1f}.",
-        f"- Text: {text}, one sentence a line, {num_tokens:,} tokens; uncased vocabulary of 30,522. Both sides find the same ids (checked on "
-        f"1/{CHECKED_SHARE} of the text).",
+        f"- Text: {text}, one sentence a line, {num_tokens:,} tokens; uncased vocabulary of 30,522. Both sides find "
+        f"the same ids (checked on 1/{CHECKED_SHARE} of the text).",
         f"- Seconds are medians of {len(measured.peer)} rounds in turn, processor seconds those of all processes "
         "together, which other programs on the machine disturb least; a token counts once however often it is "
         "used. Ours with 2 processes: one more reads for both.",

@@ -1,4 +1,7 @@
-"""What all benchmarks share: the machine's name, real text, and real weights."""
+"""What all benchmarks share: the machine's name, real text, and real weights.
+
+Imports stand inside the functions: processes that a benchmark starts import it again, and would pay for them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ import gzip
 import os
 from pathlib import Path
 
-from maskloom.runs.quickstart.documentation import gather_documents, write_documents
-from maskloom.runs.run_folder import environment
-
 
 def processor() -> str:
     """Return the name of the processor and the number of its cores."""
+    from maskloom.runs.run_folder import environment
+
     hardware = environment()["hardware"]
     return f"{hardware['processor'] or hardware['machine']}, {hardware['cores']} cores"
 
@@ -28,6 +30,8 @@ def write_real_text(path: Path, num_bytes: int) -> str:
         with gzip.open(wikipedia, "rb") as file:
             content, name = file.read(num_bytes), "English Wikipedia, a part of it from its start"
     else:
+        from maskloom.runs.quickstart.documentation import gather_documents, write_documents
+
         write_documents(gather_documents(num_workers=2), path)
         content, name = path.read_bytes()[:num_bytes], "documentation of this machine's Python packages"
     content = content[: content.rfind(b"\n") + 1]
