@@ -270,17 +270,20 @@ def peak_memory(side: str, size: str, batch_size: int, corpus: Path, folder: Pat
 
 def print_memory(side: str, batch_size: int, corpus_folder: Path, folder: Path) -> None:
     """Do the work of `peak_memory` in the child process."""
-    import resource
-
     loader = make_loader(Corpus.open(corpus_folder), batch_size)
     runner = Ours(folder / "model", loader, batch_size) if side == "ours" else Peer(folder / "model")
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    loaded = memory_kib("VmRSS")
     position = DataPosition()
     for _ in range(2):
         batch, position = loader.batch(position)
         runner.step(batch if side == "ours" else padded(batch))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print((peak - pages * os.sysconf("SC_PAGE_SIZE")) / 2**30)
+    print((memory_kib("VmHWM") - loaded) / 2**20)
+
+
+def memory_kib(key: str) -> int:
+    """Return the resident memory of this process (VmRSS) or its peak (VmHWM); ru_maxrss would hold the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(key))
 
 
 def real_text(folder: Path) -> tuple[Path, str]:
