@@ -167,7 +167,7 @@ def _run_phase(
             log=log,
             evaluate=held_out_metrics,
             on_step=lambda report: progress.advance(
-                report.step, loss=report.loss, **report.losses, tokens_per_s=report.num_tokens / report.seconds
+                report.step, **report.losses, tokens_per_s=report.num_tokens / report.seconds
             ),
             on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
             say=progress.say,
@@ -176,7 +176,7 @@ def _run_phase(
         start = session.resume()
         log.forget_after(plan.name, start)
         started = time.perf_counter()
-        progress.begin(f"pre-training {plan.name} at length {plan.data.max_length}", settings.steps, start)
+        progress.begin(f"{plan.name}, length {plan.data.max_length}", settings.steps, start)
         session.run()
         progress.end()
         metrics = held_out_metrics()

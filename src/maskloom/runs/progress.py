@@ -83,17 +83,15 @@ class BarProgress:
             MofNCompleteColumn,
             Progress,
             TextColumn,
-            TimeElapsedColumn,
             TimeRemainingColumn,
         )
 
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             TextColumn("{task.fields[figures]}"),
             console=Console(stderr=True),
             refresh_per_second=4,
@@ -146,4 +144,6 @@ def stage_callback(progress: Progress) -> Callable[[str, int, int], None]:
 
 
 def _format(figures: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    rate = figures.get("tokens_per_s")
+    parts = [f"{name} {value:.3g}" for name, value in figures.items() if name != "tokens_per_s"]
+    return "  ".join([*parts, *([] if rate is None else [f"{rate:,.0f} tokens/s"])])
