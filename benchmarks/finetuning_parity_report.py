@@ -163,7 +163,10 @@ def score_table(rows: list[dict[str, Any]], when: str) -> str:
 
 
 def seconds_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| task | wall, maskloom | wall, transformers | ratio | processor, maskloom | processor, transformers | ratio |", "|---" * 7 + "|"]
+    lines = [
+        "| task | wall, maskloom | wall, transformers | ratio | processor, maskloom | processor, transformers | ratio |",
+        "|---" * 7 + "|",
+    ]
     for row in rows:
         cells = []
         for kind in ("wall_seconds", "cpu_seconds"):
