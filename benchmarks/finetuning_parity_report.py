@@ -164,7 +164,7 @@ def score_table(rows: list[dict[str, Any]], when: str) -> str:
 
 def seconds_table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| task | wall, maskloom | wall, transformers | ratio | processor, maskloom | processor, transformers | ratio |",
+        "| task | wall, ours | wall, theirs | ratio | processor, ours | processor, theirs | ratio |",
         "|---" * 7 + "|",
     ]
     for row in rows:
