@@ -95,7 +95,7 @@ def quickstart(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of everything.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Go the whole way on the documentation that every Python installation holds, in about eight minutes."""
+    """Go the whole way on the documentation that every Python installation holds, in about seven minutes."""
     from maskloom.runs.quickstart import quickstart as run
     from maskloom.runs.quickstart import summary_lines
 

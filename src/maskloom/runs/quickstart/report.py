@@ -25,7 +25,9 @@ def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Sectio
     environment.filters["percent"] = lambda share: f"{share:.1%}"
     run = json.loads((out / "pretrained" / "run.json").read_text(encoding="utf-8"))
     events = _in_one_count(read_events(out / "pretrained" / "events.jsonl"))
+    phases = getattr(recipes["pretrain"], "phases", [])
     return environment.get_template("report.html").render(
+        phases=[phase.max_length for phase in phases],
         results=results,
         run=run,
         packages=sorted(results["text"]["packages"].items(), key=lambda item: -item[1]["sentences"]),
@@ -58,6 +60,7 @@ def _loss_chart(events: list[dict[str, Any]], metrics: dict[str, float]) -> str:
         x_name="step",
         y_name="masked-LM loss in nats",
         levels=[("word frequency", metrics["unigram_entropy"])],
+        marks=_phase_marks(events),
     )
 
 
@@ -67,8 +70,15 @@ def _sentence_chart(events: list[dict[str, Any]], metrics: dict[str, float]) -> 
         x_name="step",
         y_name="next-sentence accuracy",
         levels=[("majority", metrics["nsp_majority_share"])],
+        marks=_phase_marks(events),
         as_percent=True,
     )
+
+
+def _phase_marks(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Mark where each phase after the first begins."""
+    ends = [event["step"] for event in events if event["event"] == "finished"]
+    return [(f"phase {number} from here", step) for number, step in enumerate(ends[:-1], start=2)]
 
 
 def _evaluations(events: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
