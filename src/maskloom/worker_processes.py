@@ -7,6 +7,8 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -29,7 +31,8 @@ def results_of_processes(
         for _ in range(num_workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, start, arguments), daemon=True)
-            process.start()
+            with _interrupts_held():
+                process.start()
             # only the process itself holds its end now, so its death is an end of file here, and ours is one there
             theirs.close()
             workers[ours] = process  # pyright: ignore[reportArgumentType]
@@ -42,6 +45,22 @@ def results_of_processes(
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back from a process that is started within, and from this one until the end.
+
+    Ctrl-C reaches every process of a terminal. The first one decides; closing its end of the pipe ends the others. They
+    inherit what is held, so that not even their imports are interrupted.
+    """
+    # its first start would lift the block
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _exchange(workers: dict[Connection, Any], tasks: Iterator[Any]) -> Iterator[Any]:
@@ -96,8 +115,6 @@ def _died(process: Any) -> ChildProcessError:
 
 
 def _work(connection: Connection, start: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
-    # Ctrl-C reaches every process of a terminal; the first one decides, and closing its end ends this one
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # there is a process for each processor already; the threads of a library would only stand in line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     do = None

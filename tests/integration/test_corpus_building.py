@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason=
 WORDS = [first + middle + last for first in "bdfgkl" for middle in "aeiou" for last in "mnprst"]
 NUM_CHARACTERS = 7_000_000
 TIMEOUT = 120
+NUM_ATTEMPTS = 20
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def wait_until(is_so: Callable[[], bool], process: subprocess.Popen) -> bool:
         assert time.monotonic() < deadline, "waited too long"
         if process.poll() is not None:
             return False
-        time.sleep(0.002)
+        time.sleep(0.0005)
     return True
 
 
@@ -108,13 +110,32 @@ def kill_at(moment: str, folder: Path, out: Path) -> None:
         "several shards": lambda: num_shards(out) >= 4,
         "lengths being joined": lambda: (out / "sentence_lengths.bin").exists(),
     }
+    before = out.with_name("before")
+    for _ in range(NUM_ATTEMPTS):
+        shutil.rmtree(before, ignore_errors=True)
+        if out.exists():
+            shutil.copytree(out, before)
+        if was_killed_at(moments[moment], folder, out):
+            return
+        # the build ended before the moment was seen: go back to where it started, and look again
+        shutil.rmtree(out)
+        if before.exists():
+            shutil.copytree(before, out)
+    pytest.fail(f"the moment was never seen: {moment}")
+
+
+def was_killed_at(is_so: Callable[[], bool], folder: Path, out: Path) -> bool:
+    """Build and kill the whole group when `is_so`; False when the build ended by itself."""
     process = start(folder, out)
     try:
-        wait_until(moments[moment], process)
+        wait_until(is_so, process)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        was_alive = process.poll() is None
+        if was_alive:
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=TIMEOUT)
     assert_all_end(process.pid)
+    return was_alive
 
 
 def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
