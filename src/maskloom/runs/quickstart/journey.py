@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -102,12 +104,14 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
 
 
 def next_commands(folder: str) -> list[str]:
-    """Return the three commands to try next."""
+    """Return the three commands to try next, with the program's path where its name alone would not be found."""
+    is_found = shutil.which("maskloom") is not None or Path(sys.argv[0]).name != "maskloom"
+    program = "maskloom" if is_found else sys.argv[0]
     return [
-        f'maskloom fill-mask --model {folder}/pretrained "Returns the [MASK] of the array."',
-        f"maskloom predict --model {folder}/finetuned/sentence-pretrained --input {folder}/tasks/sentence-dev.jsonl "
+        f'{program} fill-mask --model {folder}/pretrained "Returns the [MASK] of the array."',
+        f"{program} predict --model {folder}/finetuned/sentence-pretrained --input {folder}/tasks/sentence-dev.jsonl "
         f"--output {folder}/predictions.csv",
-        f"maskloom pretrain --corpus {folder}/corpus --out longer --size mini --set training.steps=5000",
+        f"{program} pretrain --corpus {folder}/corpus --out longer --size mini --set training.steps=5000",
     ]
 
 
