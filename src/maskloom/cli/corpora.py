@@ -29,7 +29,10 @@ def vocab_train(
     out: Out,
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
-        Literal["frequency", "likelihood"], typer.Option("--score", help="What decides which pair is merged.")
+        Literal["frequency", "likelihood"],
+        typer.Option(
+            "--score", help="What decides which pair is merged; likelihood wants a --min-frequency of 100 or more."
+        ),
     ] = "frequency",
     min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Rarest pair that is merged.")] = 2,
     workers: Workers = 1,
