@@ -1,10 +1,18 @@
 """Fixtures that every test may use; sockets are blocked so that nothing can call out."""
 
 import os
+import signal
 import socket
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_arrive() -> None:
+    """Hear Ctrl-C also where the suite was started in the background, which hands down that it is ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
