@@ -145,9 +145,10 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
                 )
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except Exception as error:
+        # The zip layer, the inflater and numpy each have their own errors for a damaged member.
         raise DataError(f"{path}: not a whole .npz file: {error}") from None
     return found
 
@@ -159,7 +160,6 @@ def _npz_reader(path: Path, name: str) -> Callable[[], Tensor]:
                 array = np.ascontiguousarray(archive[name])
             return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
         except Exception as error:
-            # The zip layer, the inflater and numpy each have their own errors for a damaged member.
             raise DataError(f"{path}: array {name!r} cannot be read: {error}") from None
 
     return read

@@ -16,6 +16,9 @@ _PARAGRAPH_BREAK = re.compile(r"\n[^\S\n]*\n")
 # each becomes one character that opens no quotation and no bracket, so that positions stay as they are
 _WITHOUT_QUOTES = dict.fromkeys(map(ord, "\"'“”„‘’‚«»‹›()[]{}「」『』（）"), "-")
 
+# the library takes a letter, a white space and a full stop for an abbreviation, and cuts such a space by its bytes
+_WIDE_SPACES = re.compile(r"[^\S\x00-\x7f]")
+
 
 def split_sentences(text: str, *, language: str = "en") -> list[str]:
     """Split text into sentences by the rules of the sentencex library for a language code such as "en".
@@ -38,7 +41,8 @@ def split_sentences(text: str, *, language: str = "en") -> list[str]:
 
 def _cut(text: str, searched: str, language: str) -> list[str]:
     """Cut `text` where the library sees sentences start in `searched`, which is as long and gives the boundaries."""
-    boundaries = sentencex.get_sentence_boundaries(language, searched)  # pyright: ignore[reportAttributeAccessIssue]
+    plain = _WIDE_SPACES.sub(" ", searched)
+    boundaries = sentencex.get_sentence_boundaries(language, plain)  # pyright: ignore[reportAttributeAccessIssue]
     starts = [boundary["start_index"] for boundary in boundaries]
     edges = [0, *starts[1:], len(text)]
     return [text[first:last] for first, last in itertools.pairwise(edges)]

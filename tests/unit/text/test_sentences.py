@@ -1,5 +1,6 @@
 """Sentence splitting loses nothing."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,12 @@ def test_other_languages_and_unknown_ones() -> None:
     assert split_sentences("One here. Two here.", language="xx") == ["One here.", "Two here."]
 
 
-@given(st.text("aB .!?\n\t\"'()\x0c\x1c\x85\u00ad\u2028“”。😀é") | st.text())
+@pytest.mark.parametrize("space", ["\u2028", "\x85", "\xa0", "\u3000"])
+def test_a_wide_space_before_a_full_stop(space: str) -> None:
+    assert split_sentences(f"Plan B{space}. It works.")[-1] == "It works."
+
+
+@given(st.text("aB .!?\n\t\"'()\x0c\x1c\x85\xa0\u3000\u00ad\u2028“”。😀é") | st.text())
 @settings(deadline=None)
 def test_no_word_is_lost(text: str) -> None:
     sentences = split_sentences(text)
