@@ -6,6 +6,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The suite draws the same examples every time, so that a change is judged by what it changed. To look further:
+# pytest --hypothesis-profile=search
+settings.register_profile("search", max_examples=2000, deadline=None)
+settings.register_profile("suite", derandomize=True)
+settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True, scope="session")
