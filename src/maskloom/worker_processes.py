@@ -12,7 +12,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+# a message that breaks off in its middle is a plain OSError
+_GONE = (EOFError, OSError)
 _SECONDS_TO_END = 2
 
 

@@ -1,11 +1,14 @@
 """Processes do their tasks, tell their troubles, and never outlive the one that started them."""
 
+import contextlib
 import functools
 import itertools
 import multiprocessing
 import operator
 import os
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from maskloom.worker_processes import results_of_processes
+from maskloom.worker_processes import _work, results_of_processes
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +78,29 @@ def test_a_process_killed_while_it_waits_or_reads_is_an_error() -> None:
         list(results(len, tasks()))
 
 
+def test_a_task_that_breaks_off_in_its_middle_ends_the_process_quietly() -> None:
+    """Ctrl-C may stop the first process between the length of a message and the rest of it."""
+    ours, theirs = multiprocessing.Pipe()
+    os.write(ours.fileno(), struct.pack("!i", 100) + b"only a few of a hundred bytes")
+    ours.close()
+    _work(theirs, functools.partial, (operator.neg,))
+
+
+def _break_off(_: object) -> None:
+    """Send the first bytes of an answer through every pipe of this process, and die."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.write(descriptor, struct.pack("!i", 100) + b"only a few of a hundred bytes")
+    os._exit(9)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs a list of the open files of a process")
+def test_a_process_that_dies_in_the_middle_of_its_answer_is_an_error() -> None:
+    with pytest.raises(ChildProcessError, match="died with exit code 9"):
+        list(results(_break_off, iter([None])))
+
+
 def test_a_busy_process_is_ended_when_results_are_no_longer_wanted() -> None:
     found = results(time.sleep, iter([0, 600]))
     next(found)
@@ -85,7 +111,7 @@ def test_a_busy_process_is_ended_when_results_are_no_longer_wanted() -> None:
 
 PROGRAM = """
 import functools, itertools, time
-from maskloom.worker_processes import results_of_processes
+from maskloom.worker_processes import _work, results_of_processes
 if __name__ == "__main__":
     for _ in results_of_processes(functools.partial, (time.sleep,), itertools.repeat(0.05), 2):
         print("one", flush=True)
