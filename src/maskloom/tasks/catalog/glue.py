@@ -1,7 +1,9 @@
 """GLUE as its files are distributed (Wang et al. 2018): tab-separated, no quoting, test files without labels.
 
 Columns are found by the names of each file's header, so train, dev and test of one task may differ in their columns:
-MNLI's label is always `gold_label`, its last column, never one of the annotators' `label1` to `label5`.
+MNLI's label is always `gold_label`, its last column, never one of the annotators' `label1` to `label5`. The diagnostic
+set AX is answered by a model of MNLI and has MNLI's labels; `ax` reads the file that is handed out for predictions,
+`ax-full` the one with the labels.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from maskloom.tasks.catalog.row import CatalogRow
 
 _ENTAILMENT = ("entailment", "not_entailment")
+_INFERENCE = ("contradiction", "entailment", "neutral")
 
 GLUE: tuple[CatalogRow, ...] = (
     CatalogRow(
@@ -51,10 +54,28 @@ GLUE: tuple[CatalogRow, ...] = (
         text="sentence1",
         pair="sentence2",
         label="gold_label",
-        labels=("contradiction", "entailment", "neutral"),
+        labels=_INFERENCE,
         no_label="-",
     ),
     CatalogRow(name="qnli", kind="pair", text="question", pair="sentence", label="label", labels=_ENTAILMENT),
     CatalogRow(name="rte", kind="pair", text="sentence1", pair="sentence2", label="label", labels=_ENTAILMENT),
     CatalogRow(name="wnli", kind="pair", text="sentence1", pair="sentence2", label="label", labels=("0", "1")),
+    CatalogRow(
+        name="ax",
+        kind="pair",
+        text="sentence1",
+        pair="sentence2",
+        label="label",
+        labels=_INFERENCE,
+        primary="matthews",
+    ),
+    CatalogRow(
+        name="ax-full",
+        kind="pair",
+        text="Premise",
+        pair="Hypothesis",
+        label="Label",
+        labels=_INFERENCE,
+        primary="matthews",
+    ),
 )

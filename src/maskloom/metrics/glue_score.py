@@ -1,0 +1,93 @@
+"""The two averages that are called GLUE score: the BERT paper's (its Table 1) and the leaderboard's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# What the benchmark reports of each column; MNLI's two test sets are two columns.
+OFFICIAL_METRICS: dict[str, tuple[str, ...]] = {
+    "CoLA": ("matthews",),
+    "SST-2": ("accuracy",),
+    "MRPC": ("f1", "accuracy"),
+    "STS-B": ("pearson", "spearman"),
+    "QQP": ("f1", "accuracy"),
+    "MNLI-m": ("accuracy",),
+    "MNLI-mm": ("accuracy",),
+    "QNLI": ("accuracy",),
+    "RTE": ("accuracy",),
+    "WNLI": ("accuracy",),
+    "AX": ("matthews",),
+}
+# The paper's Table 1 shows one figure a column: F1 of MRPC and QQP, Spearman's correlation of STS-B.
+_PAPER_COLUMNS = {
+    "MNLI-m": "accuracy", "MNLI-mm": "accuracy", "QQP": "f1", "QNLI": "accuracy", "SST-2": "accuracy",
+    "CoLA": "matthews", "STS-B": "spearman", "MRPC": "f1", "RTE": "accuracy",
+}  # fmt: skip
+_LEADERBOARD_TASKS: dict[str, tuple[str, ...]] = {
+    "CoLA": ("CoLA",), "SST-2": ("SST-2",), "MRPC": ("MRPC",), "STS-B": ("STS-B",), "QQP": ("QQP",),
+    "MNLI": ("MNLI-m", "MNLI-mm"), "QNLI": ("QNLI",), "RTE": ("RTE",), "WNLI": ("WNLI",),
+}  # fmt: skip
+
+Scores = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class GlueScore:
+    """An average over tasks; `value` is None when any part of it is missing, and `missing` names those parts."""
+
+    value: float | None
+    missing: tuple[str, ...] = ()
+
+
+def paper_average(scores: Scores) -> GlueScore:
+    """Return the mean of nine columns, MNLI-m and MNLI-mm among them, WNLI left out (BERT paper, Table 1).
+
+    `scores` maps a column of OFFICIAL_METRICS to its metrics, in shares or in percent; the average has the same unit.
+    Raises ValueError for a column that GLUE does not have and for a score that is not finite.
+    """
+    _check(scores)
+    missing = _missing(scores, {column: (metric,) for column, metric in _PAPER_COLUMNS.items()})
+    if missing:
+        return GlueScore(None, missing)
+    return GlueScore(_mean([scores[column][metric] for column, metric in _PAPER_COLUMNS.items()]))
+
+
+def leaderboard_score(scores: Scores) -> GlueScore:
+    """Return the mean of nine tasks: two metrics of a task are averaged first, MNLI is one task, WNLI counts, AX not.
+
+    Takes and raises what `paper_average` does.
+    """
+    _check(scores)
+    wanted = {column: OFFICIAL_METRICS[column] for columns in _LEADERBOARD_TASKS.values() for column in columns}
+    missing = _missing(scores, wanted)
+    if missing:
+        return GlueScore(None, missing)
+    tasks = [
+        _mean([_mean([scores[column][metric] for metric in OFFICIAL_METRICS[column]]) for column in columns])
+        for columns in _LEADERBOARD_TASKS.values()
+    ]
+    return GlueScore(_mean(tasks))
+
+
+def _check(scores: Scores) -> None:
+    for column, metrics in scores.items():
+        if column not in OFFICIAL_METRICS:
+            raise ValueError(f"{column!r} is not a column of GLUE; known: {', '.join(OFFICIAL_METRICS)}")
+        for metric, value in metrics.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{column}: {metric} is {value}; an average needs finite numbers")
+
+
+def _missing(scores: Scores, wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(
+        column if len(metrics) == 1 else f"{column} ({metric})"
+        for column, metrics in wanted.items()
+        for metric in metrics
+        if metric not in scores.get(column, {})
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
