@@ -1,0 +1,233 @@
+"""Entities in tag sequences, and their F1 as the CoNLL-2003 shared task scores it (conlleval)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Scheme = Literal["io", "iob1", "iob2", "bioes", "bilou"]
+
+# L and U are BILOU's names of what BIOES calls E and S.
+_CODES = {"O": 0, "B": 1, "I": 2, "E": 3, "S": 4, "L": 3, "U": 4}
+_O, _B, _I, _E, _S = range(5)
+_TAG = re.compile(r"(?:O|[BIESLU]-.+)", re.DOTALL)
+
+
+class Entity(NamedTuple):
+    """An entity of a sentence: its type and the words `start` to `end`, the end not included, counted from 0."""
+
+    type: str
+    start: int
+    end: int
+
+
+def is_tag(text: str) -> bool:
+    """Tell whether a text is `O`, or one of B, I, E, S, L, U with a hyphen and a type; the type may hold hyphens."""
+    return _TAG.fullmatch(text) is not None
+
+
+def entities_of(tags: Sequence[str], *, strict: Scheme | None = None) -> list[Entity]:
+    """Return the entities of one sentence in order, as conlleval finds them in tags of any scheme, ill-formed or not.
+
+    An entity starts at B- or S-, and at any other tag that follows O, another type, E- or S-. `strict` names a scheme
+    and keeps only the entities whose tags are whole in it. Raises ValueError for a text that is no tag.
+    """
+    table = TagTable.of(sorted(set(tags)))
+    ids = {label: number for number, label in enumerate(table.labels)}
+    marks = table.marks(np.array([ids[tag] for tag in tags], dtype=np.int64), np.array([len(tags)]), strict=strict)
+    rows = zip(marks.types.tolist(), marks.starts.tolist(), marks.ends.tolist(), marks.is_kept.tolist(), strict=True)
+    return [Entity(table.types[kind], start, end) for kind, start, end, is_kept in rows if is_kept]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Entities of many sentences: word places (entities,) in the flat words, type numbers, and which ones count."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+    types: np.ndarray
+    is_kept: np.ndarray
+
+    def counts(self, num_types: int) -> np.ndarray:
+        """Return the number of entities by type."""
+        return np.bincount(self.types[self.is_kept], minlength=num_types)
+
+    def in_common(self, other: Marks, num_types: int) -> np.ndarray:
+        """Return, by type, the number of entities that both sides have: equal words and equal type."""
+        ours, theirs = np.flatnonzero(self.is_kept), np.flatnonzero(other.is_kept)
+        _, mine, others = np.intersect1d(
+            self.starts[ours], other.starts[theirs], assume_unique=True, return_indices=True
+        )
+        mine, others = ours[mine], theirs[others]
+        is_same = (self.ends[mine] == other.ends[others]) & (self.types[mine] == other.types[others])
+        return np.bincount(self.types[mine[is_same]], minlength=num_types)
+
+
+@dataclass(frozen=True)
+class TagTable:
+    """Labels by number, taken apart: `codes` (labels,) of the prefixes and `type_ids` (labels,), -1 for O."""
+
+    labels: tuple[str, ...]
+    types: tuple[str, ...]
+    codes: np.ndarray
+    type_ids: np.ndarray
+
+    @classmethod
+    def of(cls, labels: Sequence[str]) -> TagTable:
+        """Take labels apart; raises ValueError for a text that is no tag."""
+        for label in labels:
+            if not is_tag(label):
+                raise ValueError(f"the tag {label!r} is neither O nor one of B, I, E, S, L, U with a hyphen and a type")
+        types = tuple(sorted({label[2:] for label in labels if label != "O"}))
+        numbers = {name: number for number, name in enumerate(types)}
+        return cls(
+            labels=tuple(labels),
+            types=types,
+            codes=np.array([_CODES[label[0]] for label in labels], dtype=np.int8),
+            type_ids=np.array([numbers[label[2:]] if label != "O" else -1 for label in labels], dtype=np.int64),
+        )
+
+    def scheme(self) -> Scheme:
+        """Return the scheme that the prefixes of the labels speak of: E and S BIOES, L and U BILOU, B IOB2, else IO."""
+        prefixes = {label[0] for label in self.labels}
+        if prefixes & {"L", "U"}:
+            return "bilou"
+        if prefixes & {"E", "S"}:
+            return "bioes"
+        return "iob2" if "B" in prefixes else "io"
+
+    def marks(self, ids: np.ndarray, lengths: np.ndarray, *, strict: Scheme | None = None) -> Marks:
+        """Return the entities of sentences that lie one after the other; none reaches over the end of a sentence.
+
+        `ids` (words,) are label numbers and `lengths` (sentences,) numbers of words. With `strict`, an entity of IOB2
+        has to open with B-; one of BIOES or BILOU is S- alone, or runs from B- over I- to E-. IO and IOB1 keep all.
+        """
+        codes, types = self.codes[ids], self.type_ids[ids]
+        begins = np.zeros(len(ids) + 1, dtype=bool)
+        begins[np.concatenate([[0], np.cumsum(lengths)])] = True
+        inside = codes != _O
+        # A break before word i: the words i - 1 and i are not of one entity. Both ends of the text are breaks.
+        breaks = begins.copy()
+        before, after = codes[:-1], codes[1:]
+        breaks[1:-1] |= (after == _B) | (after == _S) | (before == _E) | (before == _S) | (types[1:] != types[:-1])
+        starts = np.flatnonzero(breaks[:-1] & inside)
+        ends = np.flatnonzero(breaks[1:] & inside) + 1
+        first, last = codes[starts], codes[ends - 1]
+        if strict == "iob2":
+            kept = first == _B
+        elif strict in ("bioes", "bilou"):
+            kept = (first == _S) | ((first == _B) & (last == _E) & (ends - starts > 1))
+        else:
+            kept = np.ones(len(starts), dtype=bool)
+        return Marks(starts, ends, types[starts], kept)
+
+
+class EntityMetric:
+    """F1 of entities by conlleval's rules, by type too, the same in strict mode, and the accuracy of tags.
+
+    `labels` are the tags by number, in any scheme that conlleval reads (IO, IOB1, IOB2) or in BIOES or BILOU. F1 is
+    micro-averaged: an entity is right when its words and its type are. In `strict_f1` an entity counts only when its
+    tags are whole in the scheme of the labels, which `scheme` may name. Only sums are kept, whatever the number of
+    sentences. A ratio whose divisor is 0 counts 0, as in conlleval.
+    """
+
+    def __init__(self, labels: Sequence[str], *, primary: str = "f1", scheme: Scheme | None = None) -> None:
+        known = ["f1", "strict_f1", "accuracy"]
+        if primary not in known:
+            raise ValueError(f"metric {primary!r} is not one of {known} (tagging)")
+        self.primary = primary
+        self.table = TagTable.of(labels)
+        self.scheme: Scheme = scheme or self.table.scheme()
+        num_types = len(self.table.types)
+        # Rows: entities in common, predicted, true.
+        self._counts = np.zeros((3, num_types), dtype=np.int64)
+        self._strict = np.zeros((3, num_types), dtype=np.int64)
+        self._true_labels = np.zeros(len(labels), dtype=np.int64)
+        self._predicted_labels = np.zeros(len(labels), dtype=np.int64)
+        self._num_right = 0
+
+    def update(self, predictions: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> None:
+        """Take in label numbers, one array (words,) a sentence; raises ValueError where the sides do not agree."""
+        if len(predictions) != len(targets):
+            raise ValueError(f"entities: {len(predictions)} sentences predicted, {len(targets)} true; they must agree")
+        for number, (predicted, true) in enumerate(zip(predictions, targets, strict=True)):
+            if np.shape(predicted) != np.shape(true):
+                raise ValueError(
+                    f"entities: sentence {number} has predictions {np.shape(predicted)} and targets {np.shape(true)}"
+                )
+        if not len(targets):
+            return
+        lengths = np.array([len(true) for true in targets], dtype=np.int64)
+        predicted, true = np.concatenate(predictions), np.concatenate(targets)
+        for what, ids in (("prediction", predicted), ("target", true)):
+            if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.table.labels)):
+                raise ValueError(f"entities: a {what} lies outside the labels 0 to {len(self.table.labels) - 1}")
+        self._num_right += int((predicted == true).sum())
+        self._true_labels += np.bincount(true.astype(np.int64), minlength=len(self._true_labels))
+        self._predicted_labels += np.bincount(predicted.astype(np.int64), minlength=len(self._true_labels))
+        num_types = len(self.table.types)
+        for sums, strict in ((self._counts, None), (self._strict, self.scheme)):
+            found = self.table.marks(predicted.astype(np.int64), lengths, strict=strict)
+            wanted = self.table.marks(true.astype(np.int64), lengths, strict=strict)
+            sums += [found.in_common(wanted, num_types), found.counts(num_types), wanted.counts(num_types)]
+
+    def compute(self) -> dict[str, float]:
+        """Return shares in 0..1: f1, precision, recall, the same with `strict_`, accuracy, and f1_TYPE and so on."""
+        num_words = int(self._true_labels.sum())
+        if num_words == 0:
+            raise ValueError("entities: no words were given; a score of nothing is not defined")
+        scores = _ratios(*self._counts.sum(axis=1).tolist())
+        scores |= {f"strict_{name}": value for name, value in _ratios(*self._strict.sum(axis=1).tolist()).items()}
+        scores["accuracy"] = self._num_right / num_words
+        for number, kind in enumerate(self.table.types):
+            for name, value in _ratios(*self._counts[:, number].tolist()).items():
+                scores[f"{name}_{kind}"] = value
+        return scores
+
+    def num_entities(self) -> dict[str, dict[str, int]]:
+        """Return, by type, how many entities are `right`, `predicted` and `true`: the figures behind the scores."""
+        rows = zip(self.table.types, self._counts.T.tolist(), strict=True)
+        return {kind: dict(zip(("right", "predicted", "true"), row, strict=True)) for kind, row in rows}
+
+    def reference(self) -> float | None:
+        """Return the primary score of one tag for every word: no entity found, or the share of the commonest tag."""
+        if self.primary == "accuracy":
+            return float(self._true_labels.max() / max(self._true_labels.sum(), 1))
+        return 0.0
+
+    def degeneracy(self) -> str | None:
+        """Say in what way nothing was learnt: no entity is predicted where there are some, or one tag fits all."""
+        if self._counts[2].sum() and not self._counts[1].sum():
+            return "no entity is ever predicted"
+        used = np.flatnonzero(self._predicted_labels)
+        if len(used) == 1 and np.count_nonzero(self._true_labels) > 1:
+            return f"every word gets the tag {self.table.labels[used[0]]}"
+        return None
+
+
+def entity_scores(
+    predictions: Sequence[Sequence[str]], targets: Sequence[Sequence[str]], *, scheme: Scheme | None = None
+) -> dict[str, float]:
+    """Return the scores of `EntityMetric` for tags as text, one sequence a sentence. Raises ValueError as it does."""
+    labels = sorted({tag for side in (predictions, targets) for sentence in side for tag in sentence})
+    ids = {label: number for number, label in enumerate(labels)}
+    metric = EntityMetric(labels, scheme=scheme)
+    predicted, true = (
+        [np.array([ids[tag] for tag in sentence], dtype=np.int64) for sentence in side]
+        for side in (predictions, targets)
+    )
+    metric.update(predicted, true)
+    return metric.compute()
+
+
+def _ratios(num_right: int, num_predicted: int, num_true: int) -> dict[str, float]:
+    total = num_predicted + num_true
+    return {
+        "f1": 2 * num_right / total if total else 0.0,
+        "precision": num_right / num_predicted if num_predicted else 0.0,
+        "recall": num_right / num_true if num_true else 0.0,
+    }
