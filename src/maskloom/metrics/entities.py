@@ -142,10 +142,9 @@ class EntityMetric:
         self.primary = primary
         self.table = TagTable.of(labels)
         self.scheme: Scheme = scheme or self.table.scheme()
-        num_types = len(self.table.types)
         # Rows: entities in common, predicted, true.
-        self._counts = np.zeros((3, num_types), dtype=np.int64)
-        self._strict = np.zeros((3, num_types), dtype=np.int64)
+        self._counts = np.zeros((3, len(self.table.types)), dtype=np.int64)
+        self._strict = np.zeros_like(self._counts)
         self._true_labels = np.zeros(len(labels), dtype=np.int64)
         self._predicted_labels = np.zeros(len(labels), dtype=np.int64)
         self._num_right = 0
@@ -170,10 +169,16 @@ class EntityMetric:
         self._true_labels += np.bincount(true.astype(np.int64), minlength=len(self._true_labels))
         self._predicted_labels += np.bincount(predicted.astype(np.int64), minlength=len(self._true_labels))
         num_types = len(self.table.types)
-        for sums, strict in ((self._counts, None), (self._strict, self.scheme)):
-            found = self.table.marks(predicted.astype(np.int64), lengths, strict=strict)
-            wanted = self.table.marks(true.astype(np.int64), lengths, strict=strict)
-            sums += [found.in_common(wanted, num_types), found.counts(num_types), wanted.counts(num_types)]
+        self._counts += self._sums(predicted.astype(np.int64), true.astype(np.int64), lengths, None)
+        self._strict += self._sums(predicted.astype(np.int64), true.astype(np.int64), lengths, self.scheme)
+
+    def _sums(
+        self, predicted: np.ndarray, true: np.ndarray, lengths: np.ndarray, strict: Scheme | None
+    ) -> list[np.ndarray]:
+        num_types = len(self.table.types)
+        found = self.table.marks(predicted, lengths, strict=strict)
+        wanted = self.table.marks(true, lengths, strict=strict)
+        return [found.in_common(wanted, num_types), found.counts(num_types), wanted.counts(num_types)]
 
     def compute(self) -> dict[str, float]:
         """Return shares in 0..1: f1, precision, recall, the same with `strict_`, accuracy, and f1_TYPE and so on."""
