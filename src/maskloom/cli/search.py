@@ -1,0 +1,94 @@
+"""The command that searches for settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from maskloom.cli.options import (
+    AsJson,
+    BadRows,
+    Format,
+    LabelColumn,
+    Model,
+    Out,
+    Overrides,
+    PairColumn,
+    Recipe,
+    Resume,
+    TextColumn,
+    chosen_recipe,
+    print_json,
+    progress_display,
+    reading_options,
+)
+
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        help="A recipe key with its values, such as training.batch_size=16,32 (repeatable), or a published grid: "
+        "paper (18 trials), small (the paper's for GLUE, 4), minis (20), none.",
+    ),
+]
+Restarts = Annotated[int | None, typer.Option("--restarts", min=1, help="Runs from different seeds for each trial.")]
+KeepModels = Annotated[Literal["best", "all"], typer.Option("--keep-models", help="Which trials' models to keep.")]
+
+
+def search(
+    model: Model,
+    train: Annotated[Path, typer.Option("--train", help="Labelled examples.")],
+    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples by which trials are compared.")],
+    out: Out,
+    grid: Grid = None,
+    task: Annotated[str | None, typer.Option("--task", help="Kind of the task, as in `maskloom finetune`.")] = None,
+    format_name: Format = None,
+    recipe: Recipe = None,
+    restarts: Restarts = None,
+    method: Annotated[
+        Literal["grid", "optuna"] | None,
+        typer.Option("--method", help="Try every combination (grid, unless said otherwise), or let optuna propose."),
+    ] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Number of trials, for optuna.")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that decides.")] = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    labels: Annotated[Path | None, typer.Option("--labels", help="A file with one label name a line.")] = None,
+    on_bad_rows: BadRows = "error",
+    keep_models: KeepModels = "best",
+    resume: Resume = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune with every combination of settings, and rank them by their best dev score."""
+    from maskloom.config import FinetuneRecipe
+    from maskloom.runs.search import search as run
+    from maskloom.runs.search_space import parse_space
+    from maskloom.runs.search_table import print_table, search_rows
+
+    changes = [*(overrides or []), *([f'task="{task}"'] if task else [])]
+    changes += [f"restarts={restarts}"] if restarts else []
+    result = run(
+        chosen_recipe(FinetuneRecipe, recipe, changes, out, resume),
+        model=model,
+        train=train,
+        dev=dev,
+        out=out,
+        space=None if grid is None else parse_space(grid),
+        method=method,
+        num_trials=trials,
+        reading=reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows),
+        metric=metric,
+        keep_models=keep_models,
+        resume=resume,
+        progress=progress_display(),
+    )
+    if as_json:
+        print_json(result)
+        return
+    print_table(*search_rows(result), title=f"{result['num_trials']} trials, by {result['metric']} on dev")
+    typer.echo(f"\nbest again:  {result['trials'][0]['command']}\nmodel:       {result['model']}")
+    typer.echo(f"written to {out} (search.json lists all commands; results.md, results.json)")

@@ -1,0 +1,326 @@
+"""A search over recipes (BERT paper, A.3: the best of every batch size, learning rate and number of epochs on dev)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import shutil
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from maskloom.config import ConfigError, DataError, FinetuneRecipe
+from maskloom.files import write_json, write_text
+from maskloom.inference.model_folder import resolve_model_folder
+from maskloom.runs.finetune import finetune
+from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.run_folder import RECIPE, prepare_run_folder
+from maskloom.runs.search_space import (
+    Space,
+    grid_settings,
+    overrides_of,
+    recipe_with,
+    settings_text,
+    space_as_data,
+    space_of_data,
+)
+from maskloom.runs.search_table import markdown_of, ranked, search_rows
+from maskloom.tasks.catalog import catalog_row
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.training.interruption import Interrupted
+
+PLAN, RESULTS = "search.json", "results.json"
+Method = Literal["grid", "optuna"]
+
+
+class Proposer(Protocol):
+    """Chooses what to try next from how earlier trials went."""
+
+    def ask(self, tried: list[dict[str, Any]]) -> tuple[dict[str, Any], int] | None:
+        """Return new settings with a number to tell the outcome by, or None when there is nothing new to try."""
+        ...
+
+    def tell(self, number: int, score: float | None) -> None:
+        """Take in the dev score of a trial; None for one that failed."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What all trials of a search share."""
+
+    recipe: FinetuneRecipe
+    model: Path
+    train: Path
+    dev: Path
+    out: Path
+    reading: ReadingOptions
+    metric: str | None
+    keep_models: Literal["best", "all"]
+    progress: Progress
+
+
+def search(
+    recipe: FinetuneRecipe,
+    *,
+    model: str | Path,
+    train: str | Path,
+    dev: str | Path,
+    out: str | Path,
+    space: Space | None = None,
+    method: Method | None = None,
+    num_trials: int | None = None,
+    reading: ReadingOptions | None = None,
+    metric: str | None = None,
+    keep_models: Literal["best", "all"] = "best",
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
+
+    `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` how they
+    went, `out/model` is the best trial's model; other models are deleted unless `keep_models` is "all". A trial that
+    fails is named and leaves the others alone. With `resume` a search goes on in the middle of a trial. Raises
+    ConfigError for wrong settings and when every trial failed, DataError for wrong data, before or at the first trial.
+    """
+    out, reading = Path(out), reading or ReadingOptions()
+    stored = _stored_plan(out) if resume else None
+    if stored is not None:
+        space = space_of_data(stored["space"]) if space is None else space
+        method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
+        reading = ReadingOptions(**stored["reading"]) if reading == ReadingOptions() else reading
+        metric = metric or stored["metric"]
+    space, method = {} if space is None else space, method or "grid"
+    recipe = _with_task(recipe, reading)
+    listed = _listed_settings(recipe, space, method, num_trials)
+    setup = _Search(
+        recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress or SilentProgress()
+    )
+    described = {
+        "method": method,
+        "num_trials": num_trials,
+        "space": space_as_data(space),
+        "reading": reading.as_dict(),
+        "metric": metric,
+    }
+    prepare_run_folder(out, recipe, inputs={**_fingerprints(setup), **described}, resume=resume)
+    plan = stored or {"format_version": 1, **described, "trials": []}
+    if not plan["trials"]:
+        plan["trials"] = [_trial(setup, number, settings) for number, settings in enumerate(listed, start=1)]
+    write_json(out / PLAN, plan)
+    total = num_trials or len(listed)
+    records = []
+    for trial, proposer in _trials(setup, plan, space, method, total):
+        record = _outcome_of(setup, trial, total)
+        records.append(record)
+        if proposer is not None:
+            proposer.tell(trial["proposal"], record["score"])
+        if keep_models == "best":
+            _drop_models(out, records)
+    return _finish(setup, plan, records)
+
+
+def _with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
+    """Return the recipe with the kind of task that a format stands for, so that it says all that a trial needs."""
+    if reading.format is None:
+        return recipe
+    kind = catalog_row(reading.format).kind
+    if "task" in recipe.model_fields_set and recipe.task != kind:
+        raise ConfigError(f"task = {recipe.task!r}, but the format {reading.format} is a {kind} task")
+    return recipe.model_copy(update={"task": kind})
+
+
+def _listed_settings(
+    recipe: FinetuneRecipe, space: Space, method: Method, num_trials: int | None
+) -> list[dict[str, Any]]:
+    """Return all settings of a grid, each checked; none for optuna, whose settings come one by one."""
+    if method == "grid":
+        if num_trials is not None:
+            raise ConfigError(f"num_trials {num_trials}: a grid tries every combination; --trials is for optuna")
+        settings = grid_settings(space)
+        for number, values in enumerate(settings, start=1):
+            recipe_with(recipe, values, source=f"trial {number}")
+        return settings
+    if num_trials is None or num_trials < 1:
+        raise ConfigError("optuna needs the number of trials (--trials)")
+    if not space:
+        raise ConfigError("optuna needs something to search: --grid training.learning_rate=1e-5..1e-4")
+    ends = {key: values[0] if isinstance(values, list | tuple) else values.low for key, values in space.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    recipe_with(recipe, ends, source="the first trial")
+    return []
+
+
+def _trials(
+    setup: _Search, plan: dict[str, Any], space: Space, method: Method, total: int
+) -> Iterator[tuple[dict[str, Any], Proposer | None]]:
+    """Yield the trials in order; those of optuna are asked for one by one, and written down before they run."""
+    proposer: Proposer | None = None
+    if method == "optuna":
+        from maskloom.runs.search_optuna import OptunaProposer
+
+        proposer = OptunaProposer(setup.out / "optuna.journal", space, setup.recipe.seed)
+    for number in range(1, total + 1):
+        if len(plan["trials"]) < number:
+            assert proposer is not None
+            asked = proposer.ask(plan["trials"])
+            if asked is None:
+                setup.progress.say(f"every combination has been tried; the search ends with {number - 1} trials")
+                return
+            plan["trials"].append({**_trial(setup, number, asked[0]), "proposal": asked[1]})
+            write_json(setup.out / PLAN, plan)
+        yield plan["trials"][number - 1], proposer
+
+
+def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, Any]:
+    name = f"trial-{number:03d}"
+    return {"number": number, "name": name, "settings": settings, "command": _command(setup, name, settings)}
+
+
+def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
+    """Return the command, quoted for a shell, that fine-tunes as the trial did, in a folder of its own."""
+    out = setup.out.resolve()
+    words = ["maskloom", "finetune", "--recipe", out / RECIPE]
+    words += ["--model", setup.model.resolve(), "--train", setup.train.resolve(), "--dev", setup.dev.resolve()]
+    words += ["--out", out / "reruns" / name]
+    for key, value in setup.reading.as_dict().items():
+        words += [f"--{key.replace('_', '-')}", Path(value).resolve() if key == "labels" else value]
+    words += ["--metric", setup.metric] if setup.metric else []
+    for override in overrides_of(settings):
+        words += ["--set", override]
+    return shlex.join(map(str, words))
+
+
+def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:
+    """Return the record of a trial, running it unless it is there; one that failed for its numbers stays failed."""
+    path = setup.out / "trials" / f"{trial['name']}.json"
+    if path.exists():
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["status"] == "done" or record["error"].startswith("NumericalError"):
+            return record
+    setup.progress.say(f"trial {trial['number']} of {total}: {settings_text(trial['settings'])}")
+    record = _run_trial(setup, trial)
+    write_json(path, record)
+    return record
+
+
+def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
+    folder = setup.out / "trials" / trial["name"]
+    if not (folder / RECIPE).exists():
+        shutil.rmtree(folder, ignore_errors=True)  # killed before it began
+    started, was_begun = time.perf_counter(), folder.exists()
+    record = {"number": trial["number"], "name": trial["name"], "settings": trial["settings"]}
+    try:
+        result = finetune(
+            recipe_with(setup.recipe, trial["settings"], source=f"trial {trial['number']}"),
+            model=setup.model,
+            train=setup.train,
+            dev=setup.dev,
+            out=folder,
+            resume=was_begun,
+            reading=setup.reading,
+            metric=setup.metric,
+            progress=setup.progress,
+        )
+    except (Interrupted, DataError, OSError):
+        raise  # data and disk are the same for every trial
+    except Exception as error:
+        setup.progress.end()
+        setup.progress.say(f"trial {trial['number']} failed: {error}")
+        shutil.rmtree(folder, ignore_errors=True)
+        write_text(folder.with_suffix(".failure.txt"), traceback.format_exc())
+        return {**record, "status": "failed", "score": None, "error": f"{type(error).__name__}: {error}"}
+    return {
+        **record,
+        "status": "done",
+        "metric": result["metric"],
+        "score": result["best"]["scores"][result["metric"]],
+        "best": result["best"],
+        "best_seed": result["best_seed"],
+        "restarts": result["restarts"],
+        # Of a trial that was interrupted only the last part was timed.
+        "seconds": None if was_begun else time.perf_counter() - started,
+    }
+
+
+def _drop_models(out: Path, records: list[dict[str, Any]]) -> None:
+    """Delete the models of all finished trials but the best."""
+    for record in ranked(records)[1:]:
+        shutil.rmtree(out / "trials" / record["name"] / "model", ignore_errors=True)
+
+
+def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write results.json, results.md and the best model, and return the results."""
+    order = ranked(records)
+    failed = [record for record in records if record["status"] == "failed"]
+    if not order:
+        reasons = "; ".join(f"{record['name']}: {record['error']}" for record in failed[:3])
+        raise ConfigError(f"{setup.out}: all of {len(failed)} trials failed: {reasons}")
+    best = order[0]
+    _place_model(setup, best["name"])
+    commands = {trial["name"]: trial["command"] for trial in plan["trials"]}
+    trials = [{**record, "command": commands[record["name"]]} for record in [*order, *failed]]
+    result = {
+        "method": plan["method"],
+        "metric": best["metric"],
+        "num_trials": len(records),
+        "num_failed": len(failed),
+        "best": trials[0],
+        "model": str(setup.out / "model"),
+        "trials": trials,
+    }
+    write_json(setup.out / RESULTS, result)
+    write_text(setup.out / "results.md", _report(result))
+    return result
+
+
+def _place_model(setup: _Search, name: str) -> None:
+    """Put the best trial's model at `out/model`, whole or not at all."""
+    source, final = setup.out / "trials" / name / "model", setup.out / "model"
+    if final.exists():
+        return
+    if setup.keep_models == "best":
+        source.rename(final)
+        return
+    temporary = setup.out / "model.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary)
+    temporary.rename(final)
+
+
+def _report(result: dict[str, Any]) -> str:
+    headers, rows = search_rows(result)
+    commands = "\n".join(f"{trial['command']}  # {trial['name']}" for trial in result["trials"])
+    return (
+        f"# Search: {result['num_trials']} trials, {result['metric']} on dev\n\n{markdown_of(headers, rows)}\n\n"
+        f"Chosen by the best dev score, which therefore flatters the winner; the mean is over all seeds of a trial.\n\n"
+        f"## Each trial again\n\n```sh\n{commands}\n```\n"
+    )
+
+
+def _stored_plan(out: Path) -> dict[str, Any] | None:
+    path = out / PLAN
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _fingerprints(setup: _Search) -> dict[str, str]:
+    """Return SHA-256 sums of what is read, so that a search never goes on with other data."""
+    source = resolve_model_folder(setup.model)
+    patterns = ("config.json", "*.safetensors", "*.npz", "vocab.txt")
+    files = {"model": [path for pattern in patterns for path in sorted(source.glob(pattern))]}
+    files |= {"train": [setup.train], "dev": [setup.dev]}
+    return {name: _sum(paths) for name, paths in files.items()}
+
+
+def _sum(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    return digest.hexdigest()

@@ -1,0 +1,169 @@
+"""What a search tries: recipe keys with lists of values, or with ranges; and the grids that were published."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from maskloom.config import ConfigError, FinetuneRecipe, validate_recipe
+
+GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    # BERT paper, A.3: the values that worked well across all tasks; every combination is tried.
+    "paper": {
+        "training.batch_size": (16, 32),
+        "training.learning_rate": (5e-5, 3e-5, 2e-5),
+        "training.epochs": (2.0, 3.0, 4.0),
+    },
+    # BERT paper, 4.1: what its GLUE results were chosen from.
+    "small": {
+        "training.batch_size": (32,),
+        "training.learning_rate": (5e-5, 4e-5, 3e-5, 2e-5),
+        "training.epochs": (3.0,),
+    },
+    # What the published models smaller than base were fine-tuned with.
+    "minis": {
+        "training.batch_size": (8, 16, 32, 64, 128),
+        "training.learning_rate": (3e-4, 1e-4, 5e-5, 3e-5),
+        "training.epochs": (4.0,),
+    },
+    "none": {},
+}
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """All numbers from `low` to `high`: whole ones when both ends are, else drawn evenly on a logarithmic scale."""
+
+    low: int | float
+    high: int | float
+
+    @property
+    def kind(self) -> Literal["int", "float"]:
+        """Whether the range holds whole numbers."""
+        return "int" if isinstance(self.low, int) and isinstance(self.high, int) else "float"
+
+
+Space = Mapping[str, Sequence[Any] | ValueRange]
+
+
+def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRange]:
+    """Return recipe keys with their values from arguments such as `training.batch_size=16,32` or a grid's name.
+
+    `low..high` is a range. A key given again replaces what a named grid says of it. Raises ConfigError for what is
+    neither, for a key without values and for a value that stands twice.
+    """
+    space: dict[str, tuple[Any, ...] | ValueRange] = {}
+    given: set[str] = set()
+    for argument in arguments:
+        key, separator, text = argument.partition("=")
+        key = key.strip()
+        if not separator:
+            if key not in GRIDS:
+                raise ConfigError(
+                    f"--grid {argument!r}: expected key=value,value such as training.batch_size=16,32, "
+                    f"or a name: {', '.join(GRIDS)}"
+                )
+            space = {**GRIDS[key], **space}
+            continue
+        if not key or not text.strip():
+            raise ConfigError(f"--grid {argument!r}: expected key=value,value such as training.batch_size=16,32")
+        if key in given:
+            raise ConfigError(f"--grid {argument!r}: {key} was given before; list all of its values at once")
+        given.add(key)
+        space[key] = _parse_values(argument, text)
+    return space
+
+
+def space_as_data(space: Space) -> dict[str, Any]:
+    """Return a space as plain JSON values."""
+    return {
+        key: {"low": values.low, "high": values.high} if isinstance(values, ValueRange) else list(values)
+        for key, values in space.items()
+    }
+
+
+def space_of_data(data: Mapping[str, Any]) -> dict[str, tuple[Any, ...] | ValueRange]:
+    """Return the space that `space_as_data` gave."""
+    return {key: ValueRange(**values) if isinstance(values, dict) else tuple(values) for key, values in data.items()}
+
+
+def grid_settings(space: Space) -> list[dict[str, Any]]:
+    """Return every combination of a grid, the last key changing fastest; one empty one for an empty grid.
+
+    Raises ConfigError for a range: a grid needs values.
+    """
+    for key, values in space.items():
+        if isinstance(values, ValueRange):
+            raise ConfigError(f"{key} = {values.low}..{values.high}: a grid needs a list of values; ranges need optuna")
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]  # pyright: ignore[reportArgumentType]
+
+
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings in the form that `--set` takes."""
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+
+
+def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: str) -> FinetuneRecipe:
+    """Return a recipe with some keys set; raises ConfigError for a key or value that a recipe does not take."""
+    values = base.model_dump(exclude_none=True)
+    for key, value in settings.items():
+        *parents, last = key.split(".")
+        target = values
+        for parent in parents:
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"{source}: {key}: {parent!r} is a value, not a section")
+        target[last] = value
+    return validate_recipe(FinetuneRecipe, values, source=source)
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Return settings for a person: `batch_size 16, learning_rate 3e-05`."""
+    return ", ".join(f"{short_key(key)} {value_text(value)}" for key, value in settings.items()) or "as the recipe says"
+
+
+def short_key(key: str) -> str:
+    """Return a recipe key without its section."""
+    return key.rpartition(".")[2]
+
+
+def value_text(value: Any) -> str:
+    """Return a value in as few characters as tell it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
+    low, dots, high = text.partition("..")
+    if dots and "," not in text:
+        return _parse_range(argument, low, high)
+    try:
+        values = tomllib.loads(f"values = [{text}]")["values"]
+    except tomllib.TOMLDecodeError:
+        values = [part.strip() for part in text.split(",")]
+    if not values or "" in values:
+        raise ConfigError(f"--grid {argument!r}: a value is empty")
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ConfigError(f"--grid {argument!r}: {value!r} stands twice")
+    return tuple(values)
+
+
+def _parse_range(argument: str, low: str, high: str) -> ValueRange:
+    try:
+        ends = [tomllib.loads(f"value = {end}")["value"] for end in (low, high)]
+    except tomllib.TOMLDecodeError:
+        ends = []
+    are_numbers = ends and all(
+        isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end) for end in ends
+    )
+    if not are_numbers or ends[0] >= ends[1]:
+        raise ConfigError(f"--grid {argument!r}: a range is two numbers, the lower one first: 1e-5..1e-4")
+    found = ValueRange(*ends)
+    if found.kind == "float" and found.low <= 0:
+        raise ConfigError(f"--grid {argument!r}: a range of fractions begins above 0; its scale is logarithmic")
+    return found

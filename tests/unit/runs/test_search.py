@@ -1,0 +1,309 @@
+"""Searches with a stand-in for fine-tuning: the order of things, failures, interruptions, what is kept and written."""
+
+import json
+import shlex
+
+import pytest
+
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, recipe_toml, validate_recipe
+from maskloom.files import write_json, write_text
+from maskloom.runs import search as search_run
+from maskloom.runs.search import search
+from maskloom.runs.search_space import (
+    GRIDS,
+    ValueRange,
+    grid_settings,
+    overrides_of,
+    parse_space,
+    recipe_with,
+    settings_text,
+    space_as_data,
+    space_of_data,
+)
+from maskloom.runs.search_table import markdown_of, print_table, search_rows
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.training.loop import NumericalError
+
+RATES = {"training.learning_rate": (1e-5, 3e-5, 2e-5)}
+
+
+class Finetuning:
+    """Scores a recipe by its learning rate, writes the files that a run leaves, and counts its calls."""
+
+    def __init__(self, *, failing=(), stops=(), error=NumericalError("the loss is nan")):
+        self.calls, self.failing, self.stops, self.error = [], set(failing), list(stops), error
+
+    def __call__(self, recipe, *, out, resume, **others):
+        rate = recipe.training.learning_rate
+        self.calls.append((rate, recipe.training.batch_size, resume))
+        if (out / "metrics.json").exists():
+            return json.loads((out / "metrics.json").read_text())
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "recipe.toml", recipe_toml(recipe))
+        if rate in self.stops:
+            self.stops.remove(rate)
+            raise KeyboardInterrupt
+        if rate in self.failing:
+            raise self.error
+        score = 0.5 + rate * 1e4 + recipe.training.batch_size / 1000
+        write_text(out / "model" / "config.json", json.dumps({"rate": rate}))
+        result = {
+            "metric": "accuracy", "best_seed": 0,
+            "best": {"step": 3, "epoch": 1.0, "scores": {"accuracy": score, "loss": 1.0}, "degenerate": None},
+            "restarts": {
+                "num_restarts": 2, "scores": {"0": score, "1": score - 0.1}, "mean": score - 0.05,
+                "standard_deviation": 0.0707, "degenerate": {"1": "every prediction is the same class"},
+            },
+        }  # fmt: skip
+        write_json(out / "metrics.json", result)
+        return result
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    write_text(tmp_path / "base" / "config.json", "{}")
+    for name in ("train", "dev"):
+        write_text(tmp_path / f"{name} file.tsv", "text\tlabel\na\t0\n")
+    return {
+        "model": tmp_path / "base",
+        "train": tmp_path / "train file.tsv",
+        "dev": tmp_path / "dev file.tsv",
+        "out": tmp_path / "out",
+    }
+
+
+@pytest.fixture
+def run(inputs, monkeypatch):
+    def start(finetuning, **options):
+        monkeypatch.setattr(search_run, "finetune", finetuning)
+        recipe = options.pop("recipe", FinetuneRecipe())
+        return search(recipe, **{**inputs, "space": RATES, **options})
+
+    return start
+
+
+def test_every_combination_is_tried_and_ranked(run, inputs):
+    finetuning = Finetuning()
+    space = {"training.batch_size": (16, 32), **RATES}
+    result = run(finetuning, space=space)
+    assert [call[:2] for call in finetuning.calls] == [(rate, size) for size in (16, 32) for rate in (1e-5, 3e-5, 2e-5)]
+    assert [trial["name"] for trial in result["trials"][:2]] == ["trial-005", "trial-002"]
+    assert result["best"]["settings"] == {"training.batch_size": 32, "training.learning_rate": 3e-5}
+    plan = json.loads((inputs["out"] / "search.json").read_text())
+    assert [trial["settings"]["training.batch_size"] for trial in plan["trials"]] == [16, 16, 16, 32, 32, 32]
+    assert json.loads((inputs["out"] / "results.json").read_text()) == result
+
+
+def test_only_the_best_model_is_kept(run, inputs):
+    result = run(Finetuning())
+    assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 3e-5}
+    assert result["model"] == str(inputs["out"] / "model")
+    assert not list(inputs["out"].glob("trials/*/model"))
+
+
+def test_all_models_are_kept_on_demand(run, inputs):
+    run(Finetuning(), keep_models="all")
+    assert len(list(inputs["out"].glob("trials/*/model"))) == 3
+    assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 3e-5}
+
+
+def test_equal_scores_go_to_the_earlier_trial(run):
+    result = run(Finetuning(), space={"training.weight_decay": (0.1, 0.2)})
+    assert result["best"]["number"] == 1
+
+
+def test_a_failing_trial_leaves_the_others_alone(run, inputs):
+    result = run(Finetuning(failing=[1e-5, 2e-5]))
+    assert (result["num_trials"], result["num_failed"]) == (3, 2)
+    assert [trial["name"] for trial in result["trials"]] == ["trial-002", "trial-001", "trial-003"]
+    assert result["trials"][1]["error"] == "NumericalError: the loss is nan"
+    assert "NumericalError" in (inputs["out"] / "trials" / "trial-001.failure.txt").read_text()
+    table = (inputs["out"] / "results.md").read_text()
+    assert "| – | trial-001 | 1e-05 | failed: NumericalError: the loss is nan |" in table
+
+
+def test_a_search_without_any_result_says_why(run):
+    with pytest.raises(ConfigError, match="all of 3 trials failed: trial-001: NumericalError: the loss is nan"):
+        run(Finetuning(failing=[1e-5, 2e-5, 3e-5]))
+
+
+@pytest.mark.parametrize("error", [DataError("train.tsv: line 2: empty text"), OSError("no space left")])
+def test_what_no_trial_can_mend_ends_the_search(run, error):
+    finetuning = Finetuning(failing=[1e-5], error=error)
+    with pytest.raises(type(error), match=str(error)):
+        run(finetuning)
+    assert len(finetuning.calls) == 1
+
+
+def test_an_interrupted_search_goes_on_in_the_middle(run, inputs):
+    whole = run(Finetuning(), out=inputs["out"].with_name("whole"))
+    finetuning = Finetuning(stops=[3e-5])
+    with pytest.raises(KeyboardInterrupt):
+        run(finetuning)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run(finetuning)
+    result = run(finetuning, resume=True, space=None)
+    assert finetuning.calls == [(1e-5, 32, False), (3e-5, 32, False), (3e-5, 32, True), (2e-5, 32, False)]
+    assert [trial["score"] for trial in result["trials"]] == [trial["score"] for trial in whole["trials"]]
+    assert result["best"]["seconds"] is None
+    assert run(finetuning, resume=True) == result
+    assert len(finetuning.calls) == 4
+
+
+def test_a_trial_killed_before_it_began_is_begun(run, inputs):
+    (inputs["out"] / "trials" / "trial-002").mkdir(parents=True)
+    (inputs["out"] / "trials" / "trial-002" / "run.json").write_text("{}")
+    (inputs["out"] / "trials").rename(inputs["out"].with_name("left"))
+    with pytest.raises(KeyboardInterrupt):
+        run(Finetuning(stops=[1e-5]), out=inputs["out"].with_name("other"))
+    other = inputs["out"].with_name("other")
+    (inputs["out"].with_name("left") / "trial-002").rename(other / "trials" / "trial-002")
+    assert run(Finetuning(), out=other, resume=True)["num_failed"] == 0
+
+
+def test_failures_of_numbers_stay_and_others_are_tried_again(run):
+    run(Finetuning(failing=[1e-5]))
+    again = Finetuning()
+    assert run(again, resume=True)["num_failed"] == 1
+    assert again.calls == []
+
+
+def test_other_failures_are_tried_again(run):
+    run(Finetuning(failing=[1e-5], error=RuntimeError("out of memory")))
+    again = Finetuning()
+    assert run(again, resume=True)["num_failed"] == 0
+    assert again.calls == [(1e-5, 32, False)]
+
+
+def test_a_resumed_search_is_the_same_search(run, inputs):
+    run(Finetuning())
+    with pytest.raises(ConfigError, match="started with space"):
+        run(Finetuning(), resume=True, space={"training.epochs": (1.0,)})
+    inputs["dev"].write_text("text\tlabel\nb\t0\n")
+    with pytest.raises(ConfigError, match="started with dev"):
+        run(Finetuning(), resume=True)
+
+
+def test_the_command_of_a_trial_says_all_that_it_did(run, inputs):
+    recipe = validate_recipe(FinetuneRecipe, {"restarts": 2, "data": {"max_length": 64}}, source="test")
+    reading = ReadingOptions(format="rte", on_bad_rows="skip")
+    result = run(Finetuning(), recipe=recipe, reading=reading, metric="f1")
+    words = shlex.split(result["best"]["command"])
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    assert words[:2] == ["maskloom", "finetune"]
+    assert options["--train"] == str(inputs["train"])
+    assert options["--set"] == "training.learning_rate=3e-05"
+    assert (options["--format"], options["--on-bad-rows"], options["--metric"]) == ("rte", "skip", "f1")
+    again = load_recipe(FinetuneRecipe, options["--recipe"], [options["--set"]])
+    assert (again.restarts, again.data.max_length, again.task) == (2, 64, "pair")
+    stored = load_recipe(FinetuneRecipe, inputs["out"] / "trials" / "trial-002" / "recipe.toml")
+    assert again == stored
+
+
+def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
+    for options, message in [
+        ({"space": {"training.learning_rat": (1.0,)}}, "did you mean 'training.learning_rate'"),
+        ({"space": {"training.batch_size": (8, 0)}}, "trial 2: training.batch_size = 0"),
+        ({"space": {"seed.x": (1,)}}, "'seed' is a value, not a section"),
+        ({"space": {"training.epochs": ValueRange(1.0, 2.0)}}, "ranges need optuna"),
+        ({"num_trials": 3}, "--trials is for optuna"),
+        ({"method": "optuna"}, "number of trials"),
+        ({"method": "optuna", "num_trials": 2, "space": {}}, "something to search"),
+        ({"reading": ReadingOptions(format="rte"), "recipe": FinetuneRecipe(task="single")}, "rte is a pair task"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            run(Finetuning(), **options)
+        assert not inputs["out"].exists()
+    with pytest.raises(DataError, match=r"nowhere\.tsv: cannot be read"):
+        run(Finetuning(), train=inputs["out"] / "nowhere.tsv")
+    assert not inputs["out"].exists()
+
+
+def test_grids_as_arguments():
+    space = parse_space(
+        ["training.batch_size=16,32", "training.learning_rate=5e-5, 3e-5", "training.optimizer=adamw,x"]
+    )
+    assert space == {
+        "training.batch_size": (16, 32),
+        "training.learning_rate": (5e-5, 3e-5),
+        "training.optimizer": ("adamw", "x"),
+    }
+    assert parse_space(["paper"]) == GRIDS["paper"]
+    assert len(grid_settings(GRIDS["paper"])) == 18
+    assert grid_settings(GRIDS["none"]) == [{}]
+    assert parse_space(["training.epochs=1.0", "small"])["training.epochs"] == (1.0,)
+    assert parse_space(["small", "training.epochs=1.0"])["training.epochs"] == (1.0,)
+    assert parse_space(["training.learning_rate=1e-5..1e-4"]) == {"training.learning_rate": ValueRange(1e-5, 1e-4)}
+    assert parse_space(["training.batch_size=8..64"])["training.batch_size"].kind == "int"
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["huge", "a=", "=1", "a=1,1", "a=1,,2", "a=2..1", "a=1..x", "a=0.0..1.0", "a=-1.0..1.0", "a=true..false"],
+)
+def test_arguments_that_are_no_grid(argument):
+    with pytest.raises(ConfigError, match="--grid"):
+        parse_space([argument])
+
+
+def test_a_key_given_twice_is_refused():
+    with pytest.raises(ConfigError, match="given before"):
+        parse_space(["a=1", "a=2"])
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_published_grids_are_recipes_and_survive_json(name):
+    for settings in grid_settings(GRIDS[name]):
+        recipe = recipe_with(FinetuneRecipe(), settings, source=name)
+        assert load_recipe(FinetuneRecipe, None, overrides_of(settings)).training == recipe.training
+    assert space_of_data(json.loads(json.dumps(space_as_data(GRIDS[name])))) == GRIDS[name]
+
+
+def test_settings_in_words():
+    assert (
+        settings_text({"training.learning_rate": 3e-5, "training.batch_size": 8}) == "learning_rate 3e-05, batch_size 8"
+    )
+    assert settings_text({}) == "as the recipe says"
+
+
+def test_the_table_says_what_was_best_on_dev_and_how_runs_spread(run, capsys):
+    result = run(Finetuning())
+    headers, rows = search_rows(result)
+    assert headers == ["rank", "trial", "learning_rate", "accuracy, best on dev", "mean ± sd", "degenerate", "minutes"]
+    assert rows[0][:6] == ["1", "trial-002", "3e-05", "0.8320", "0.7820 ± 0.0707 (2 runs)", "1 of 2 (seed 1)"]
+    print_table(headers, rows, "Title")
+    assert capsys.readouterr().out == f"Title\n\n{markdown_of(headers, rows)}\n"
+    assert markdown_of(["a|b"], [["c"]]) == "| a\\|b |\n|---|\n| c |"
+
+
+def test_optuna_goes_on_as_if_it_had_not_been_interrupted(run, inputs):
+    pytest.importorskip("optuna")
+    options = {"method": "optuna", "num_trials": 5, "space": {"training.learning_rate": ValueRange(1e-5, 1e-4)}}
+    whole = run(Finetuning(), **options, out=inputs["out"].with_name("whole"))
+    rates = [trial["settings"]["training.learning_rate"] for trial in sorted(whole["trials"], key=_number)]
+    assert len(set(rates)) == 5
+    assert all(1e-5 <= rate <= 1e-4 for rate in rates)
+    cut = Finetuning(stops=[rates[2]])
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, **options)
+    result = run(Finetuning(), resume=True, space=None)
+    assert [trial["settings"] for trial in result["trials"]] == [trial["settings"] for trial in whole["trials"]]
+    assert result["num_trials"] == 5
+    assert (inputs["out"] / "optuna.journal").exists()
+
+
+def test_optuna_never_tries_the_same_twice(run):
+    pytest.importorskip("optuna")
+    result = run(Finetuning(failing=[2e-5]), method="optuna", num_trials=9)
+    tried = [trial["settings"]["training.learning_rate"] for trial in result["trials"]]
+    assert sorted(tried) == [1e-5, 2e-5, 3e-5]
+
+
+def test_a_missing_optuna_is_named(run, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"pip install maskloom\[search\]"):
+        run(Finetuning(), method="optuna", num_trials=2)
+
+
+def _number(trial):
+    return trial["number"]
