@@ -134,17 +134,46 @@ class FinetuneTraining(TrainingSection):
         return TrainingSection(steps=steps, **values)
 
 
+class SpanSection(Section):
+    """Answers as spans of a context (paper 4.2, 4.3), in the terms of the published code.
+
+    `stride` is the step from one window to the next; an answer is kept empty when the null answer scores more than
+    `null_threshold` above it, in data with questions that have none.
+    """
+
+    stride: Count = 128
+    max_question_length: Count = 64
+    max_answer_length: Count = 30
+    num_best: Count = 20
+    null_threshold: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+
+
+class TaggingSection(Section):
+    """Tags of words (paper 5.3): how they are written in files, and how much of a document a word sees."""
+
+    scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io"] = "auto"
+    context: Literal["sentence", "document"] = "sentence"
+    crf: bool = False
+
+
 class FinetuneRecipe(Section):
-    """A fine-tuning run: task, data, training."""
+    """A fine-tuning run: task, data, training; the sections of kinds of task are read by those kinds alone."""
 
     kind: Literal["finetune"] = "finetune"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     restarts: Count = 1
-    task: Literal["single", "pair", "regression", "multilabel"] = "single"
+    task: Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] = "single"
     class_weights: Literal["none", "balanced"] | dict[str, float] = "none"
     from_scratch: bool = False
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
+    span: SpanSection = SpanSection()
+    tagging: TaggingSection = TaggingSection()
+
+    def task_settings(self) -> dict[str, Any]:
+        """Return the section of the kind of task as plain values; {} for a kind that has none."""
+        section = getattr(self, self.task, None)
+        return section.model_dump() if isinstance(section, Section) else {}
 
 
 RecipeT = TypeVar("RecipeT", bound=Section)

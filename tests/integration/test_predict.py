@@ -159,9 +159,9 @@ def test_evaluation_in_pieces_equals_the_whole(classifier, tmp_path, monkeypatch
 def test_a_model_without_classifier_says_so(tmp_path):
     folder = model_folder(tmp_path / "plain", heads=("mlm",), num_labels=None)
     (tmp_path / "in.txt").write_text("alpha\n")
-    with pytest.raises(ConfigError, match="no classifier"):
+    with pytest.raises(ConfigError, match="no head of a task"):
         predict(folder, tmp_path / "in.txt", tmp_path / "out.jsonl")
-    with pytest.raises(ConfigError, match="no classifier"):
+    with pytest.raises(ConfigError, match="no head of a task"):
         evaluate(folder, tmp_path / "in.txt")
 
 

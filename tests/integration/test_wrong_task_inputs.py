@@ -201,9 +201,9 @@ def test_wrong_labels_for_evaluation(classifier, tmp_path, content, message):
 
 def test_models_that_lack_what_a_use_needs(pretrained, classifier, tmp_path):
     (tmp_path / "in.csv").write_bytes(FINE)
-    with pytest.raises(ConfigError, match="no classifier"):
+    with pytest.raises(ConfigError, match="no head of a task"):
         evaluate(pretrained, tmp_path / "in.csv")
-    with pytest.raises(ConfigError, match="no classifier"):
+    with pytest.raises(ConfigError, match="no head of a task"):
         predict(pretrained, tmp_path / "in.csv", tmp_path / "out.csv")
     with pytest.raises(ConfigError, match="no masked-LM head"):
         fill_mask(classifier, "a [MASK]")

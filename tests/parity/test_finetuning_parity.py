@@ -9,7 +9,7 @@ from maskloom.config import FinetuneTraining
 from maskloom.files import write_json
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
-from maskloom.tasks.task import make_task
+from maskloom.tasks.kinds import make_task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, train_steps
 

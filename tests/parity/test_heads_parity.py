@@ -1,14 +1,27 @@
 """Heads, losses and gradients against transformers' models, which score every position of a padded batch."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import BertConfig as PeerConfig
-from transformers import BertForPreTraining, BertForSequenceClassification
+from transformers import (
+    BertForMultipleChoice,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
 
 from maskloom.checkpoints.bert_names import WORD_EMBEDDINGS, model_names
-from maskloom.checkpoints.huggingface import load_model
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.data.batch import ChoiceBatch, ClassificationBatch, TokenBatch
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.choice import MultipleChoice
+from maskloom.objectives.span import SpanPrediction
+from maskloom.objectives.tagging import Tagging
 
 pytestmark = pytest.mark.parity
 
@@ -142,6 +155,66 @@ def test_classifier_logits(tmp_path, num_labels):
     ids, segments, mask, _, _ = padded_batch([37, 13, 2, 99])
     logits = ours.heads["classifier"](ours.encoder(ids, segments, mask).pooled)
     assert (logits - peer(ids, mask.long(), segments).logits).abs().max() <= 1e-5
+
+
+def packed(ids, segments, mask):
+    is_real = mask.bool()
+    arrays = {"token_ids": ids[is_real], "segment_ids": segments[is_real], "lengths": is_real.sum(1)}
+    return {name: values.numpy() for name, values in arrays.items()}
+
+
+def saved_pair(peer_type, folder, heads, num_labels=None):
+    """Our model of random weights, and what transformers opens from our folder."""
+    config = BertConfig(**{**SIZES, "initializer_range": 0.3})
+    ours = build_model(config, heads, num_labels, seed=1).eval()
+    save_model(ours, folder)
+    peer, loading = peer_type.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return ours, peer.eval()
+
+
+@torch.no_grad()
+def test_spans_of_answers(tmp_path):
+    ours, peer = saved_pair(BertForQuestionAnswering, tmp_path, ("span",))
+    lengths = [37, 37, 37]  # without padding, over which the peer's loss runs too
+    ids, segments, mask, _, _ = padded_batch(lengths)
+    labels = torch.tensor([[3, 9], [0, 0], [36, 36]])
+    expected = peer(ids, mask.long(), segments, start_positions=labels[:, 0], end_positions=labels[:, 1])
+    batch = ClassificationBatch(**packed(ids, segments, mask), labels=labels.numpy(), indices=None)
+    objective = SpanPrediction()
+    logits = objective.logits(ours, batch).view(3, 37, 2)
+    assert (logits[..., 0] - expected.start_logits).abs().max() <= 1e-5
+    assert (logits[..., 1] - expected.end_logits).abs().max() <= 1e-5
+    (total,), (count,) = objective.loss_sums(ours, batch).values(), objective.target_counts(batch).values()
+    torch.testing.assert_close(total / count, expected.loss, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_tags_of_words(tmp_path):
+    ours, peer = saved_pair(BertForTokenClassification, tmp_path, ("tagger",), num_labels=7)
+    ids, segments, mask, _, _ = padded_batch([37, 13, 2, 99])
+    labels = torch.randint(0, 7, ids.shape)
+    labels[(torch.rand(ids.shape) < 0.4) | ~mask.bool()] = -100
+    expected = peer(ids, mask.long(), segments, labels=labels)
+    batch = TokenBatch(**packed(ids, segments, mask), labels=labels[mask.bool()].numpy(), indices=None)
+    objective = Tagging()
+    assert (objective.logits(ours, batch) - expected.logits[mask.bool()]).abs().max() <= 1e-5
+    (total,), (count,) = objective.loss_sums(ours, batch).values(), objective.target_counts(batch).values()
+    torch.testing.assert_close(total / count, expected.loss, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_scores_of_choices(tmp_path):
+    ours, peer = saved_pair(BertForMultipleChoice, tmp_path, ("choice",))
+    ids, segments, mask, _, _ = padded_batch([37, 13, 2, 99, 14, 20])
+    labels = torch.tensor([2, 0])
+    shaped = [tensor.view(2, 3, -1) for tensor in (ids, mask.long(), segments)]
+    expected = peer(*shaped, labels=labels)
+    batch = ChoiceBatch(**packed(ids, segments, mask), labels=labels.numpy(), indices=np.arange(2), num_choices=3)
+    objective = MultipleChoice()
+    assert (objective.logits(ours, batch).view(2, 3) - expected.logits).abs().max() <= 1e-5
+    (total,), (count,) = objective.loss_sums(ours, batch).values(), objective.target_counts(batch).values()
+    torch.testing.assert_close(total / count, expected.loss, rtol=1e-5, atol=1e-6)
 
 
 def test_next_sentence_class_zero_means_next(tmp_path):

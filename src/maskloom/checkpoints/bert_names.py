@@ -78,24 +78,33 @@ _LAYER = (
 
 POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
 
-# The TensorFlow heads hold (classes, hidden) matrices, as ours do: they are not transposed.
+
+def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
+    """Return the rows of an output layer. TensorFlow's hold (classes, hidden), as ours do: they are not transposed."""
+    return (
+        TensorName(f"heads.{head}.dense.weight", None, f"{huggingface}.weight", f"{tensorflow}output_weights"),
+        TensorName(f"heads.{head}.dense.bias", None, f"{huggingface}.bias", f"{tensorflow}output_bias"),
+    )
+
+
 HEADS: dict[str, tuple[TensorName, ...]] = {
     "mlm": (
         *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
         *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
         TensorName("heads.mlm.bias", None, "cls.predictions.bias", "cls/predictions/output_bias"),
     ),
-    "nsp": (
-        TensorName(
-            "heads.nsp.dense.weight", None, "cls.seq_relationship.weight", "cls/seq_relationship/output_weights"
-        ),
-        TensorName("heads.nsp.dense.bias", None, "cls.seq_relationship.bias", "cls/seq_relationship/output_bias"),
-    ),
-    "classifier": (
-        TensorName("heads.classifier.dense.weight", None, "classifier.weight", "output_weights"),
-        TensorName("heads.classifier.dense.bias", None, "classifier.bias", "output_bias"),
-    ),
+    "nsp": _output("nsp", "cls.seq_relationship", "cls/seq_relationship/"),
+    "classifier": _output("classifier", "classifier", ""),
+    "tagger": _output("tagger", "classifier", ""),
+    "choice": _output("choice", "classifier", ""),
+    "span": _output("span", "qa_outputs", "cls/squad/"),
 }
+
+# Heads of one published name: config.json's architecture says which of them a file holds.
+SAME_NAME = ("classifier", "tagger", "choice")
+
+# Heads that read token vectors: models with these alone are published without a pooler.
+TOKEN_HEADS = frozenset({"tagger", "span"})
 
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 
@@ -121,9 +130,10 @@ def encoder_names(num_layers: int) -> list[TensorName]:
     return [*_EMBEDDINGS, *(row.for_layer(layer) for layer in range(num_layers) for row in _LAYER)]
 
 
-def model_names(num_layers: int, heads: Sequence[str]) -> list[TensorName]:
+def model_names(num_layers: int, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
     """Return the tensors of an encoder with pooler and heads."""
-    return [*encoder_names(num_layers), *POOLER, *(row for head in heads for row in HEADS[head])]
+    pooler = POOLER if has_pooler else ()
+    return [*encoder_names(num_layers), *pooler, *(row for head in heads for row in HEADS[head])]
 
 
 def is_ignored(name: str) -> bool:

@@ -13,7 +13,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from maskloom.checkpoints.bert_names import HEADS, POOLER, TIED_COPIES, TensorName, canonical, is_ignored, model_names
+from maskloom.checkpoints.bert_names import (
+    HEADS,
+    POOLER,
+    SAME_NAME,
+    TIED_COPIES,
+    TOKEN_HEADS,
+    TensorName,
+    canonical,
+    is_ignored,
+    model_names,
+)
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights, read_json
 from maskloom.config import ConfigError, DataError
 from maskloom.models.assembled import EncoderWithHeads, build_model
@@ -25,14 +35,14 @@ _GOOGLE_CONFIG = "bert_config.json"
 # What transformers calls a model with these heads; the first row whose heads are all there names it.
 _ARCHITECTURES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("classifier",), "BertForSequenceClassification"),
+    (("tagger",), "BertForTokenClassification"),
+    (("choice",), "BertForMultipleChoice"),
+    (("span",), "BertForQuestionAnswering"),
     (("mlm", "nsp"), "BertForPreTraining"),
     (("mlm",), "BertForMaskedLM"),
     (("nsp",), "BertForNextSentencePrediction"),
     ((), "BertModel"),
 )
-
-# Heads of published models that this program has no place for; they are left out by name, not by accident.
-_FOREIGN_HEADS = ("qa_outputs.", "cls/squad/")
 
 
 @dataclass(frozen=True)
@@ -76,13 +86,14 @@ def load_model(
     ill-shaped tensor at once.
     """
     folder = Path(folder)
-    config = BertConfig.from_published(read_config(folder), str(_config_path(folder)))
+    published_config = read_config(folder)
+    config = BertConfig.from_published(published_config, str(_config_path(folder)))
     stored = open_weights(folder)
     contents = _Contents.read(stored, config)
-    present = [head for head in HEADS if any(row.huggingface in contents.tensors for row in HEADS[head])]
+    present = _present_heads(contents, published_config)
     wanted = list(present if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
-    labels = _num_labels(contents, num_labels, "classifier" in loaded_heads)
+    labels = _num_labels(contents, num_labels, not {"classifier", "tagger"}.isdisjoint(loaded_heads))
     with torch.device("meta"):
         planned = build_model(config, wanted, labels)
     rows = model_names(config.num_hidden_layers, loaded_heads)
@@ -97,7 +108,7 @@ def load_model(
     _copy(model, rows, contents)
     copied = {row.huggingface for row in rows}
     new = [row.huggingface for row in model_names(config.num_hidden_layers, wanted) if row.huggingface not in copied]
-    unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied] + contents.foreign
+    unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied]
     report = LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)))
     return model, report
 
@@ -134,20 +145,17 @@ class _Contents:
     transposed: frozenset[str]
     copies: dict[str, StoredTensor]
     ignored: list[str]
-    foreign: list[str]
     problems: list[str]
 
     @classmethod
     def read(cls, stored: dict[str, StoredTensor], config: BertConfig) -> _Contents:
         tensorflow = {row.tensorflow: row for row in model_names(config.num_hidden_layers, tuple(HEADS))}
-        contents = cls({}, frozenset(), {}, [], [], [])
+        contents = cls({}, frozenset(), {}, [], [])
         transposed = set()
         for name, tensor in stored.items():
             published, is_transposed = canonical(name, tensorflow)
             if is_ignored(name):
                 contents.ignored.append(name)
-            elif name.startswith(_FOREIGN_HEADS):
-                contents.foreign.append(name)
             elif published in TIED_COPIES:
                 contents.copies[published] = tensor
             elif published in contents.tensors:
@@ -165,7 +173,6 @@ class _Contents:
             frozenset(transposed),
             contents.copies,
             contents.ignored,
-            contents.foreign,
             contents.problems,
         )
 
@@ -177,6 +184,16 @@ class _Contents:
     def shape(self, published: str) -> tuple[int, ...]:
         shape = self.tensors[published].shape
         return shape[::-1] if published in self.transposed else shape
+
+
+def _present_heads(contents: _Contents, published_config: dict[str, Any]) -> list[str]:
+    """Return the heads that a file holds; of those that share a published name, the one of the architecture named."""
+    named = published_config.get("architectures") or [""]
+    by_architecture = {name: heads[0] for heads, name in _ARCHITECTURES if heads}
+    sharing = by_architecture.get(str(named[0]))
+    chosen = sharing if sharing in SAME_NAME else SAME_NAME[0]
+    held = [head for head in HEADS if any(row.huggingface in contents.tensors for row in HEADS[head])]
+    return [head for head in held if head not in SAME_NAME or head == chosen]
 
 
 def _num_labels(contents: _Contents, num_labels: int | None, is_loaded: bool) -> int | None:
@@ -241,7 +258,9 @@ def _published_tensors(model: EncoderWithHeads, *, has_prefix: bool) -> dict[str
     """Return the tensors to write. Parts of a joint projection are copied: the file keeps them apart."""
     parameters = dict(model.named_parameters())
     tensors = {}
-    for row in model_names(model.config.num_hidden_layers, tuple(model.heads)):
+    heads = tuple(model.heads)
+    has_pooler = not heads or not TOKEN_HEADS.issuperset(heads)
+    for row in model_names(model.config.num_hidden_layers, heads, has_pooler=has_pooler):
         name = row.huggingface if has_prefix else row.huggingface.removeprefix("bert.")
         values = _part(parameters[row.ours].detach(), row).cpu()
         tensors[name] = values.clone() if row.part is not None else values.contiguous()
@@ -256,8 +275,9 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
     architecture = next(name for heads, name in _ARCHITECTURES if set(heads) <= set(model.heads))
     dtype = str(model.encoder.word_embeddings.dtype).removeprefix("torch.")
     content = {"architectures": [architecture], **own, "dtype": dtype, "position_embedding_type": "absolute"}
-    if "classifier" in model.heads:
-        num_labels: int = model.heads["classifier"].num_labels  # pyright: ignore[reportAssignmentType]
+    labelled = next((name for name in ("classifier", "tagger") if name in model.heads), None)
+    if labelled is not None:
+        num_labels: int = model.heads[labelled].num_labels  # pyright: ignore[reportAssignmentType]
         names = {str(index): f"LABEL_{index}" for index in range(num_labels)}
         content["id2label"] = names
         content["label2id"] = {name: int(index) for index, name in names.items()}

@@ -51,7 +51,8 @@ def finetune(
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples that decide which weights are kept.")],
     out: Out,
     task: Annotated[
-        Literal["single", "pair", "regression", "multilabel"] | None, typer.Option("--task", help="Kind of the task.")
+        Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None,
+        typer.Option("--task", help="Kind of the task."),
     ] = None,
     format_name: Format = None,
     recipe: Recipe = None,

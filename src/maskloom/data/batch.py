@@ -85,6 +85,61 @@ class ClassificationBatch(PackedBatch):
         ]
 
 
+@dataclass(frozen=True)
+class TokenBatch(PackedBatch):
+    """A batch for tasks with a target per token (BERT paper 5.3).
+
+    Shapes in words: `token_ids`, `segment_ids` and `labels` (tokens,) int64, labels -100 where a token is not scored,
+    or None when unknown; `lengths` (sequences,) int64 in tokens, `indices` (sequences,) int64 places in the data set.
+    """
+
+    labels: np.ndarray | None
+    indices: np.ndarray
+
+    def split(self, num_sequences: int) -> list[TokenBatch]:
+        """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
+        return [
+            TokenBatch(
+                token_ids=self.token_ids[tokens],
+                segment_ids=self.segment_ids[tokens],
+                lengths=self.lengths[rows],
+                labels=None if self.labels is None else self.labels[tokens],
+                indices=self.indices[rows],
+            )
+            for rows, tokens in _cuts(self.lengths, num_sequences)
+        ]
+
+
+@dataclass(frozen=True)
+class ChoiceBatch(PackedBatch):
+    """A batch for multiple choice: the `num_choices` sequences of an example stand together (BERT paper 4.4).
+
+    Shapes in words: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (examples times choices,) int64 in tokens,
+    `labels` (examples,) int64 the right choice, or None when unknown, `indices` (examples,) int64.
+    """
+
+    labels: np.ndarray | None
+    indices: np.ndarray
+    num_choices: int
+
+    def split(self, num_examples: int) -> list[ChoiceBatch]:
+        """Cut in order into batches of `num_examples`, the last perhaps smaller. Raises ValueError below 1."""
+        parts = []
+        for rows, tokens in _cuts(self.lengths, num_examples * self.num_choices):
+            examples = slice(rows.start // self.num_choices, rows.stop // self.num_choices)
+            parts.append(
+                ChoiceBatch(
+                    token_ids=self.token_ids[tokens],
+                    segment_ids=self.segment_ids[tokens],
+                    lengths=self.lengths[rows],
+                    labels=None if self.labels is None else self.labels[examples],
+                    indices=self.indices[examples],
+                    num_choices=self.num_choices,
+                )
+            )
+        return parts
+
+
 def pack_encodings(
     encodings: Sequence[tuple[Sequence[int], Sequence[int]]],
     labels: np.ndarray | None,

@@ -16,10 +16,13 @@ from maskloom.data.batch import ClassificationBatch
 from maskloom.inference.model_folder import load_tokenizer, read_settings, resolve_model_folder
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.classification import classifier_logits
-from maskloom.tasks.encoding import batches_by_length, encode_examples
-from maskloom.tasks.examples import Example
-from maskloom.tasks.task import Task, kind_of_problem, make_task
+from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.classification import kind_of_problem
+from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
+from maskloom.tasks.evaluation import ModelOutputs, model_outputs
+from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 
 Pooling = Literal["mean", "cls"]
@@ -29,8 +32,8 @@ TextOrPair = str | tuple[str, str]
 class Predictor:
     """Texts in, numpy arrays and dictionaries out; batches are sorted by length and bounded in tokens.
 
-    `task` is None for a model without a classifier. Texts longer than `max_length` tokens are cut, and the number of
-    texts cut so far stands in `num_truncated`.
+    `task` is None for a model without the head of a task. Texts longer than `max_length` tokens are cut, and the number
+    of texts cut so far stands in `num_truncated`.
     """
 
     def __init__(
@@ -90,13 +93,35 @@ class Predictor:
         """Return one prediction a text or pair of texts, in order.
 
         A class: `{"label", "probabilities"}`; several labels: `{"labels", "probabilities"}`; regression: `{"score"}`.
-        Raises ConfigError when the model has no classifier or wants pairs and gets single texts.
+        Raises ConfigError when the model is for no such task or wants pairs and gets single texts.
         """
-        if self.task is None:
-            raise ConfigError("this model has no classifier; fine-tune it first (maskloom finetune)")
+        task = self.required_task()
+        if task.heads != ("classifier",):
+            raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it takes no plain texts or pairs")
         self._check_pairing(texts)
-        logits = self._outputs(texts, lambda batch: classifier_logits(self.model, batch), self.task.num_outputs)
-        return self.task.decode(logits)
+        return self.predict_examples(ReadExamples(_examples(texts), ReadingReport(Path("input"))))
+
+    def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
+        """Return one prediction an example of the model's own kind of task, in order, as its task decodes it."""
+        task = self.required_task()
+        if not data.examples:
+            return []
+        encoded = task.encode(data, self.tokenizer, self.max_length)
+        self.num_truncated += encoded.account().get("num_truncated_examples", 0)
+        return task.decode(encoded, self.outputs(encoded).rows)
+
+    def outputs(self, encoded: EncodedData) -> ModelOutputs:
+        """Return the outputs of the model's head for encoded examples; raises DataError for broken weights."""
+        try:
+            return model_outputs(self.model, self.required_task().objective, encoded, max_tokens=self.max_tokens)
+        except ValueError as error:
+            raise DataError(str(error)) from None
+
+    def required_task(self) -> Task:
+        """Return the task that the model was fine-tuned for; raises ConfigError when there is none."""
+        if self.task is None:
+            raise ConfigError("this model has no head of a task; fine-tune it first (maskloom finetune)")
+        return self.task
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
@@ -177,17 +202,30 @@ class Predictor:
 
 
 def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> Task | None:
-    if "classifier" not in model.heads:
-        return None
     config = read_config(path)
     names = _label_names(path, config)
-    kind = settings.get("kind") or kind_of_problem(config.get("problem_type"), len(names))
-    if kind not in ("single", "pair", "regression", "multilabel"):
+    kind = settings.get("kind") or _kind_of(model, config, len(names))
+    if kind is None:
+        return None
+    if kind not in KINDS:
         raise DataError(f"{path}: maskloom.json: kind {kind!r} is not known")
+    has_labels = kind not in ("regression", "span", "choice")
     try:
-        return make_task(kind, () if kind == "regression" else names, primary=settings.get("primary"))
+        task = KINDS[kind].make(names if has_labels else (), settings.get("primary"), settings.get("settings", {}))
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None
+    missing = [head for head in task.heads if head not in model.heads]
+    if missing:
+        raise DataError(f"{path}: maskloom.json: a {kind} task needs the head {missing[0]!r}, which the weights lack")
+    return task
+
+
+def _kind_of(model: EncoderWithHeads, config: dict[str, Any], num_labels: int) -> Kind | None:
+    """Return the kind of task that the heads of a model are for, or None."""
+    if "classifier" in model.heads:
+        return kind_of_problem(config.get("problem_type"), num_labels)
+    by_head: dict[str, Kind] = {"span": "span", "tagger": "tagging", "choice": "choice"}
+    return next((kind for head, kind in by_head.items() if head in model.heads), None)
 
 
 def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:

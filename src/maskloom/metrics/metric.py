@@ -15,12 +15,20 @@ class Metric(Protocol):
         """Name of the score that decides which model is best; higher is better."""
         ...
 
-    def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
-        """Take in one batch of model outputs and true values, first axis: examples."""
+    def update(self, predictions: Any, targets: Any) -> None:
+        """Take in the decisions and true values of some examples, in one order."""
         ...
 
     def compute(self) -> dict[str, float]:
         """Return every score of what was taken in. Raises ValueError when nothing was."""
+        ...
+
+    def reference(self) -> float | None:
+        """Return the primary score of always giving the same answer; None where that says nothing."""
+        ...
+
+    def degeneracy(self) -> str | None:
+        """Say in what way the predictions are those of a model that answers the same always, or return None."""
         ...
 
 

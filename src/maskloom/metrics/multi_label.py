@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, f1, gathered
+from maskloom.metrics.metric import checked_pair
 
 
 class MultiLabelMetric:
@@ -20,8 +20,8 @@ class MultiLabelMetric:
             raise ValueError(f"metric {primary!r} is not one of {known} (a multi-label task)")
         self.primary = primary
         self.num_labels = num_labels
-        self._predictions: list[np.ndarray] = []
-        self._targets: list[np.ndarray] = []
+        self._true_positives, self._predicted, self._actual = np.zeros((3, num_labels), dtype=np.int64)
+        self._num_exact = self._num_examples = 0
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
         """Take in decisions and truths, both of shape (examples, labels); raises ValueError for other than 0 and 1."""
@@ -31,22 +31,38 @@ class MultiLabelMetric:
         for values in (predictions, targets):
             if not np.isin(values, (0, 1)).all():
                 raise ValueError("multi-label F1: takes decisions, 0 or 1; apply the threshold first")
-        self._predictions.append(predictions.astype(np.int8))
-        self._targets.append(targets.astype(np.int8))
+        chosen, true = predictions.astype(bool), targets.astype(bool)
+        self._true_positives += (chosen & true).sum(axis=0)
+        self._predicted += chosen.sum(axis=0)
+        self._actual += true.sum(axis=0)
+        self._num_exact += int((chosen == true).all(axis=1).sum())
+        self._num_examples += len(chosen)
 
     def compute(self) -> dict[str, float]:
         """Return shares in 0..1."""
-        predictions = gathered(self._predictions, name="multi-label F1")
-        targets = gathered(self._targets, name="multi-label F1")
-        # scikit-learn reads one column as a binary task and would then score class 0 as well; the flat form is equal.
-        if self.num_labels == 1:
-            micro = macro = f1(targets[:, 0], predictions[:, 0], labels=[0, 1])
-        else:
-            micro = f1(targets, predictions, average="micro")
-            macro = f1(targets, predictions, average="macro")
-        exact = float((predictions == targets).all(axis=1).mean())
-        return {"f1_micro": micro, "f1_macro": macro, "exact_match": exact}
+        if not self._num_examples:
+            raise ValueError("multi-label F1: no examples were given; a score of nothing is not defined")
+        # F1 = 2 TP / (predicted + actual), for each label and for all of them together
+        by_label = _f1(self._true_positives, self._predicted + self._actual)
+        micro = _f1(self._true_positives.sum(), self._predicted.sum() + self._actual.sum())
+        exact = self._num_exact / self._num_examples
+        return {"f1_micro": float(micro), "f1_macro": float(by_label.mean()), "exact_match": exact}
+
+    def f1_by_label(self) -> np.ndarray:
+        """Return the F1 of each label, (labels,) in 0..1."""
+        return _f1(self._true_positives, self._predicted + self._actual)
+
+    def reference(self) -> None:
+        """Return None: no constant answer is an obvious rival."""
+
+    def degeneracy(self) -> str | None:
+        """Say that no label is ever predicted, where that is so."""
+        return "no label is ever predicted" if self.predicts_nothing() else None
 
     def predicts_nothing(self) -> bool:
         """Tell whether no label was ever predicted: the mark of a degenerate run."""
-        return not any(part.any() for part in self._predictions)
+        return not self._predicted.any()
+
+
+def _f1(true_positives: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return 2.0 * true_positives / np.maximum(sizes, 1)

@@ -46,6 +46,14 @@ class RegressionMetric:
         sides = (self._predictions, self._targets)
         return any(len(np.unique(gathered(side, name="correlation"))) == 1 for side in sides)
 
+    def reference(self) -> float:
+        """Return the correlation of a constant answer: none."""
+        return 0.0
+
+    def degeneracy(self) -> str | None:
+        """Say that every prediction is the same number, where that is so."""
+        return "every prediction is the same number" if self.is_constant() else None
+
 
 def _is_nearly_constant(values: np.ndarray) -> bool:
     """Tell whether the spread drowns in rounding; a correlation of rounding errors means nothing."""

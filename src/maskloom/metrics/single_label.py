@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, f1, gathered
+from maskloom.metrics.metric import checked_pair, f1
 
 
 class SingleLabelMetric:
@@ -20,8 +20,7 @@ class SingleLabelMetric:
             raise ValueError(f"metric {primary!r} is not one of {known} (a task of {num_labels} classes)")
         self.primary = primary
         self.num_labels = num_labels
-        self._predictions: list[np.ndarray] = []
-        self._targets: list[np.ndarray] = []
+        self._counts = np.zeros((num_labels, num_labels), dtype=np.int64)
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
         """Take in class ids, both of shape (examples,); raises ValueError for an id outside the classes."""
@@ -29,36 +28,53 @@ class SingleLabelMetric:
         for what, values in (("prediction", predictions), ("target", targets)):
             if len(values) and not (values.min() >= 0 and values.max() < self.num_labels):
                 raise ValueError(f"a {what} lies outside the classes 0 to {self.num_labels - 1}")
-        self._predictions.append(predictions.astype(np.int64))
-        self._targets.append(targets.astype(np.int64))
+        np.add.at(self._counts, (targets.astype(np.int64), predictions.astype(np.int64)), 1)
 
     def compute(self) -> dict[str, float]:
         """Return shares in 0..1, and the Matthews correlation in -1..1."""
         from sklearn.metrics import accuracy_score, matthews_corrcoef
 
-        predictions = gathered(self._predictions, name="accuracy")
-        targets = gathered(self._targets, name="accuracy")
-        scores = {"accuracy": float(accuracy_score(targets, predictions))}
+        # Every score is a function of how often each class was taken for each; one weighted row a cell is enough.
+        targets, predictions = np.nonzero(self._gathered())
+        weights = self._counts[targets, predictions]
+        scores = {"accuracy": float(accuracy_score(targets, predictions, sample_weight=weights))}
         if self.num_labels == 2:
-            scores["f1"] = f1(targets, predictions, labels=[0, 1])
+            scores["f1"] = f1(targets, predictions, labels=[0, 1], sample_weight=weights)
         # Classes that occur nowhere are left out of the mean: a class that dev happens to lack is not a failure.
         present = np.union1d(targets, predictions)
-        scores["f1_macro"] = f1(targets, predictions, labels=present, average="macro")
+        scores["f1_macro"] = f1(targets, predictions, labels=present, average="macro", sample_weight=weights)
         is_constant = len(np.unique(predictions)) == 1 or len(np.unique(targets)) == 1
-        scores["matthews"] = 0.0 if is_constant else float(matthews_corrcoef(targets, predictions))
+        scores["matthews"] = (
+            0.0 if is_constant else float(matthews_corrcoef(targets, predictions, sample_weight=weights))
+        )
         return scores
 
     def majority_share(self) -> float:
         """Return the accuracy of always answering the commonest target: what a run that learnt nothing reaches."""
-        return float(np.bincount(gathered(self._targets, name="accuracy")).max() / sum(map(len, self._targets)))
+        counts = self._gathered().sum(axis=1)
+        return float(counts.max() / counts.sum())
+
+    def reference(self) -> float:
+        """Return the primary score of always answering the commonest target."""
+        return self.score_of_majority()[self.primary]
 
     def score_of_majority(self) -> dict[str, float]:
         """Return every score of always answering the commonest target."""
-        targets = gathered(self._targets, name="accuracy")
+        counts = self._gathered().sum(axis=1)
         constant = SingleLabelMetric(self.num_labels, primary=self.primary)
-        constant.update(np.full_like(targets, np.bincount(targets).argmax()), targets)
+        constant._counts[:, counts.argmax()] = counts
         return constant.compute()
 
     def predicts_one_class(self) -> bool:
         """Tell whether every prediction is the same class: the mark of a degenerate run."""
-        return len(np.unique(gathered(self._predictions, name="accuracy"))) == 1
+        return int((self._gathered().sum(axis=0) > 0).sum()) == 1
+
+    def degeneracy(self) -> str | None:
+        """Say that every prediction is the same class, where that is so."""
+        return "every prediction is the same class" if self.predicts_one_class() else None
+
+    def _gathered(self) -> np.ndarray:
+        """Return counts (true classes, predicted classes); raises ValueError when there are no examples."""
+        if not self._counts.any():
+            raise ValueError("accuracy: no examples were given; a score of nothing is not defined")
+        return self._counts

@@ -11,11 +11,11 @@ from torch import nn
 from maskloom.config import ConfigError
 from maskloom.layers.initialization import initialize
 from maskloom.models.bert import Bert, BertConfig
-from maskloom.models.heads import ClassificationHead, MaskedLMHead, NextSentenceHead
+from maskloom.models.heads import ClassificationHead, MaskedLMHead, NextSentenceHead, SpanHead
 
 
 class EncoderWithHeads(nn.Module):
-    """An encoder and its heads by name ("mlm", "nsp", "classifier"); objectives call them, it has no forward itself."""
+    """An encoder and its heads by name ("mlm", "classifier", "span" …); objectives call them, it has no forward."""
 
     encoder: Bert
     heads: nn.ModuleDict
@@ -70,8 +70,8 @@ def build_model(
 ) -> EncoderWithHeads:
     """Build a model with fresh weights that depend on the seed alone, not on which heads there are or their order.
 
-    `num_labels` is for the "classifier" head. Raises ConfigError for an unknown or repeated head, or a classifier
-    without a number of labels.
+    `num_labels` is for the "classifier" and "tagger" heads. Raises ConfigError for an unknown or repeated head, or one
+    of these without a number of labels.
     """
     device = torch.get_default_device()
     with torch.device("meta"):
@@ -94,6 +94,9 @@ def _assemble(config: BertConfig, heads: Sequence[str], num_labels: int | None) 
         ),
         "nsp": lambda: NextSentenceHead(config.hidden_size),
         "classifier": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
+        "tagger": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
+        "choice": lambda: ClassificationHead(config.hidden_size, 1, config.head_dropout),
+        "span": lambda: SpanHead(config.hidden_size),
     }
     unknown = [name for name in heads if name not in builders]
     if unknown:

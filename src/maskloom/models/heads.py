@@ -1,4 +1,4 @@
-"""Heads on top of an encoder: masked-LM, next-sentence and classification (BERT paper 3.3, 3.5)."""
+"""Heads on top of an encoder: masked-LM, next-sentence, classification, span (BERT paper 3.3, 3.5, 4.2)."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ class NextSentenceHead(nn.Module):
 
 
 class ClassificationHead(nn.Module):
-    """Dropout, then dense: (sequences, hidden) to (sequences, num_labels) (paper 3.5).
+    """Dropout, then dense: (rows, hidden) to (rows, num_labels) (paper 3.5).
 
+    Rows are pooled sequences for classification and multiple choice, tokens for tagging.
     Differs from the paper: it writes no bias; the published code has one.
     """
 
@@ -66,6 +67,21 @@ class ClassificationHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.dense = nn.Linear(hidden_size, num_labels)
 
-    def forward(self, pooled: Tensor) -> Tensor:
+    def forward(self, vectors: Tensor) -> Tensor:
         """Return one logit (or regression value) per label."""
-        return self.dense(self.dropout(pooled))
+        return self.dense(self.dropout(vectors))
+
+
+class SpanHead(nn.Module):
+    """Start and end logits of an answer: (tokens, hidden) to (tokens, 2), without dropout (paper 4.2).
+
+    Differs from the paper: its start and end vectors have no bias; the published code has one.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, 2)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the logits of "the answer starts here" and "it ends here"."""
+        return self.dense(hidden)

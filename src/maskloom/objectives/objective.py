@@ -21,6 +21,10 @@ class Objective(Protocol):
         """Return scalar sums of the loss over the targets of a batch, with the names of `target_counts`."""
         ...
 
+
+class SummedObjective(Objective, Protocol):
+    """An objective whose evaluation is a sum over batches too."""
+
     def evaluation_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, float]:
         """Return sums that add over batches to whatever `evaluation_metrics` needs."""
         ...

@@ -13,7 +13,7 @@ import numpy as np
 from maskloom.files import replacing
 from maskloom.inference import Predictor
 from maskloom.inference.predictor import Pooling
-from maskloom.runs.predict import check_output, text_or_pair
+from maskloom.runs.predict import check_output
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import Example, ReadingReport
@@ -77,7 +77,7 @@ def _vectors(
     predictor: Predictor, examples: Iterator[Example], pooling: Pooling, normalize: bool
 ) -> Iterator[np.ndarray]:
     while window := list(islice(examples, _WINDOW)):
-        texts = [text_or_pair(example) for example in window]
+        texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]
         yield predictor.encode(texts, pooling=pooling, normalize=normalize)
 
 

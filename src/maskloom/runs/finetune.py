@@ -13,7 +13,7 @@ import torch
 
 import maskloom
 from maskloom.checkpoints.huggingface import read_config
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
+from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, resolve_model_folder
 from maskloom.runs.finetune_restarts import (
@@ -30,11 +30,11 @@ from maskloom.runs.run_folder import prepare_run_folder
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.encoding import EncodedExamples
+from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.labels import balanced_weights, check_variety, label_names_of, read_label_names, weights_by_name
-from maskloom.tasks.reading import read_examples
-from maskloom.tasks.task import Task, make_task
+from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.labels import balanced_weights, weights_by_name
+from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError
@@ -45,8 +45,8 @@ class _Prepared:
     """The task with both data sets read and encoded, and the account of that."""
 
     task: Task
-    train: EncodedExamples
-    dev: EncodedExamples
+    train: EncodedData
+    dev: EncodedData
     takes_pairs: bool
     account: dict[str, Any]
 
@@ -79,7 +79,7 @@ def finetune(
     recipe = recipe.model_copy(update={"task": kind})
     tokenizer = load_tokenizer(source)
     _check_length(recipe.data.max_length, source, tokenizer)
-    prepared = _prepare(recipe, kind, tokenizer, Path(train), Path(dev), reading, metric)
+    prepared = _prepare(recipe, tokenizer, Path(train), Path(dev), reading, metric)
     inputs = {
         "model": _fingerprint(*_model_files(source)),
         "train": _fingerprint(Path(train)),
@@ -87,7 +87,7 @@ def finetune(
         "reading": reading.as_dict(),
         "metric": prepared.task.primary,
     }
-    settings = _settings(recipe, len(prepared.train))
+    settings = _settings(recipe, prepared.train.num_examples)
     plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
     initial_model(plan, recipe.seed)  # weights that do not fit are refused here, before anything is written
     continues = prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
@@ -157,83 +157,61 @@ def _check_length(max_length: int, source: Path, tokenizer: Tokenizer) -> None:
 
 
 def _prepare(
-    recipe: FinetuneRecipe,
-    kind: Kind,
-    tokenizer: Tokenizer,
-    train: Path,
-    dev: Path,
-    reading: ReadingOptions,
-    metric: str | None,
+    recipe: FinetuneRecipe, tokenizer: Tokenizer, train: Path, dev: Path, reading: ReadingOptions, metric: str | None
 ) -> _Prepared:
     """Read, check and encode both files; nothing is written before this has passed."""
-    train_data, dev_data = read_examples(train, kind, reading), read_examples(dev, kind, reading)
-    check_variety(train_data, kind)
-    takes_pairs = train_data.examples[0].pair is not None
-    if takes_pairs != (dev_data.examples[0].pair is not None):
-        has, lacks = (train, dev) if takes_pairs else (dev, train)
-        raise DataError(f"{lacks}: has no second text, while {has} has one; both must be alike")
-    row = None if reading.format is None else catalog_row(reading.format)
-    names = row.labels if row else ()
-    if not names and kind != "regression":
-        names = read_label_names(reading.labels) if reading.labels else label_names_of(train_data, kind)
-    primary = metric or (row.primary if row else None)
+    kind, settings = task_kind(recipe.task), recipe.task_settings()
+    train_data, dev_data = kind.read(train, reading, settings), kind.read(dev, reading, settings)
+    kind.check(train_data, dev_data)
+    names = kind.label_names(train_data, reading, settings)
+    primary = metric or (None if reading.format is None else catalog_row(reading.format).primary)
     try:
-        task = make_task(kind, names, primary=primary)
+        task = kind.make(names, primary, settings)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    encoded = task.encode(train_data, tokenizer, recipe.data.max_length)
+    encoded = task.encode(train_data, tokenizer, recipe.data.max_length, for_training=True)
     dev_encoded = task.encode(dev_data, tokenizer, recipe.data.max_length)
-    weights = _class_weights(recipe, kind, names, encoded)
+    weights = _class_weights(recipe, task, encoded)
     if weights is not None:
-        task = make_task(kind, names, primary=primary, class_weights=weights)
-    account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded), weights)
+        task = kind.make(names, primary, {**settings, "class_weights": weights})
+    account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
+    takes_pairs = getattr(train_data.examples[0], "pair", None) is not None
     return _Prepared(task, encoded, dev_encoded, takes_pairs, account)
 
 
-def _class_weights(
-    recipe: FinetuneRecipe, kind: Kind, names: tuple[str, ...], train: EncodedExamples
-) -> list[float] | None:
+def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> list[float] | None:
     if recipe.class_weights == "none":
         return None
-    if kind not in ("single", "pair"):
-        raise ConfigError(f"class_weights: a {kind} task has no classes that exclude each other; leave it at none")
+    if task.kind not in ("single", "pair"):
+        raise ConfigError(f"class_weights: a {task.kind} task has no classes that exclude each other; leave it at none")
     if isinstance(recipe.class_weights, dict):
-        return weights_by_name(recipe.class_weights, names)
-    assert train.labels is not None
-    return balanced_weights(train.labels, len(names))
+        return weights_by_name(recipe.class_weights, task.labels)
+    return balanced_weights(task.targets(train), len(task.labels))
 
 
 def _account(
-    recipe: FinetuneRecipe,
-    task: Task,
-    train: tuple[ReadExamples, EncodedExamples],
-    dev: tuple[ReadExamples, EncodedExamples],
-    weights: list[float] | None,
+    recipe: FinetuneRecipe, task: Task, train: tuple[ReadExamples, EncodedData], dev: tuple[ReadExamples, EncodedData]
 ) -> dict[str, Any]:
     """Return what was read, dropped and cut, with notes on what a person should know before trusting a score."""
-    seen = {(example.text, example.pair) for example in train[0].examples}
-    num_shared = sum((example.text, example.pair) in seen for example in dev[0].examples)
+    seen = {example.inputs() for example in train[0].examples}
+    num_shared = sum(example.inputs() in seen for example in dev[0].examples)
     notes = []
     for data, encoded in (train, dev):
         report = data.report
         for reason, count in report.dropped.items():
             line = report.first_dropped_lines[reason]
             notes.append(f"{report.path}: dropped {count} of {report.num_rows} rows: {reason} (first at line {line})")
-        if encoded.num_truncated_examples:
-            notes.append(
-                f"{report.path}: {encoded.num_truncated_examples} of {len(encoded)} examples exceed "
-                f"{encoded.max_length} tokens and lose {encoded.num_truncated_tokens} tokens"
-            )
+        notes += encoded.notes(report.path)
     if num_shared:
-        notes.append(f"{num_shared} of {len(dev[0].examples)} dev texts also stand in train")
+        notes.append(f"{num_shared} of {len(dev[0].examples)} dev examples also stand in train")
     if len(train[1]) < recipe.training.batch_size:
         notes.append(f"batch_size {recipe.training.batch_size} lowered to {len(train[1])}, the number of examples")
     return {
         "kind": task.kind,
         "labels": list(task.labels),
-        "class_weights": weights,
-        "train": {**train[0].report.as_dict(), **train[1].truncation()},
-        "dev": {**dev[0].report.as_dict(), **dev[1].truncation(), "num_also_in_train": num_shared},
+        "class_weights": task.settings.get("class_weights"),
+        "train": {**train[0].report.as_dict(), **train[1].account()},
+        "dev": {**dev[0].report.as_dict(), **dev[1].account(), "num_also_in_train": num_shared},
         "notes": notes,
     }
 
@@ -284,11 +262,13 @@ def _write_model(
             "primary": prepared.task.primary,
             "max_length": recipe.data.max_length,
             "reading": {**reading.as_dict(), "labels": None},
+            "settings": prepared.task.settings,
         }
         write_json(temporary / SETTINGS_FILE, settings)
         summary = (
-            f"A {prepared.task.kind} classifier" if prepared.task.kind != "regression" else "A regression model"
-        ) + f", seed {result['best_seed']}, epoch {result['best']['epoch']}: the best on dev by {result['metric']}."
+            f"A model for a {prepared.task.kind} task, seed {result['best_seed']}, epoch {result['best']['epoch']}: "
+            f"the best on dev by {result['metric']}."
+        )
         write_card(temporary, "Fine-tuned BERT", summary, recipe, result["best"]["scores"])
         temporary.rename(final)
 

@@ -16,9 +16,9 @@ from maskloom.config import TrainingSection
 from maskloom.files import write_json
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.runs.progress import Progress
-from maskloom.tasks.encoding import EncodedExamples, ShuffledBatches
+from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.evaluation import evaluate_task
-from maskloom.tasks.task import PROBLEM_TYPES, Task
+from maskloom.tasks.task import Task
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
 from maskloom.training.session import TrainingSession
@@ -33,8 +33,8 @@ class FinetunePlan:
     task: Task
     source: Path
     from_scratch: bool
-    train: EncodedExamples
-    dev: EncodedExamples
+    train: EncodedData
+    dev: EncodedData
     settings: TrainingSection
 
 
@@ -79,26 +79,15 @@ def run_restart(plan: FinetunePlan, seed: int, folder: Path, log: EventLog, prog
 
 
 def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
-    """Return the encoder of the source folder with a new classifier drawn from `seed`; a head it had is left out.
+    """Return the encoder of the source folder with new heads drawn from `seed`; heads that it had are left out.
 
     From scratch, the encoder has the same configuration and weights drawn from `seed` as well.
     """
-    model, _report = load_model(
-        plan.source, heads=("classifier",), num_labels=plan.task.num_outputs, seed=seed, replace_heads=("classifier",)
-    )
+    heads, num_outputs = plan.task.heads, plan.task.num_outputs
+    model, _report = load_model(plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=heads)
     if plan.from_scratch:
-        return build_model(model.config, heads=("classifier",), num_labels=plan.task.num_outputs, seed=seed)
+        return build_model(model.config, heads=heads, num_labels=num_outputs, seed=seed)
     return model
-
-
-def model_config(task: Task) -> dict[str, Any]:
-    """Return the keys of config.json that say what the outputs of a classifier mean."""
-    names = task.labels or ("score",)
-    return {
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": PROBLEM_TYPES[task.kind],
-    }
 
 
 def summarise_restarts(results: list[dict[str, Any]], primary: str, failures: dict[int, str]) -> dict[str, Any]:
@@ -153,7 +142,7 @@ class _DevWatch:
         }
         best = self.memory.get("best")
         if best is None or outcome.scores[plan.task.primary] > best["scores"][plan.task.primary]:
-            save_model(self._state.model, self._folder / "best", extra_config=model_config(plan.task))
+            save_model(self._state.model, self._folder / "best", extra_config=plan.task.published_config)
             self.memory["best"] = entry
         self.memory["last"] = entry
         self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]

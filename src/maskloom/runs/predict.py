@@ -12,12 +12,10 @@ from typing import IO, Any
 from maskloom.config import ConfigError
 from maskloom.files import replacing
 from maskloom.inference import Predictor
-from maskloom.inference.predictor import TextOrPair
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.reading_defaults import options_for, reading_kind
+from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import Example, ReadingReport
-from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.examples import ReadExamples
 
 _WINDOW = 4096
 
@@ -40,26 +38,21 @@ def predict(
     progress, source, target = progress or SilentProgress(), Path(input), Path(output)
     suffix = check_output(source, target, (".jsonl", ".csv"))
     predictor = Predictor.load(model, max_length=max_length)
-    if predictor.task is None:
-        raise ConfigError(f"{model}: this model has no classifier; fine-tune it first (maskloom finetune)")
-    kind = reading_kind(source, predictor.task.kind, reading, predictor.settings, needs_label=False)
-    options = options_for(source, kind, reading, predictor.settings, needs_label=False)
-    report = ReadingReport(source)
-    examples = iterate_examples(source, kind, options, needs_label=False, report=report)
+    reading_of_input = reading_for(predictor, source, reading, needs_label=False)
     progress.begin("predicting", 0)
     with replacing(target, "w") as file:
         write = _csv_writer(file) if suffix == ".csv" else _json_writer(file)
-        for index, (example, prediction) in enumerate(_predictions(predictor, examples)):
-            write({"index": index, "line": example.line, **_texts(example), **prediction})
+        for index, (example, prediction) in enumerate(_predictions(predictor, reading_of_input)):
+            write({"index": index, "line": example.line, **example.as_row(), **prediction})
             if index % _WINDOW == _WINDOW - 1:
                 progress.advance(index + 1)
     progress.end()
     return {
         "output": str(target),
-        "num_predictions": report.num_kept,
+        "num_predictions": reading_of_input.report.num_kept,
         "num_truncated_examples": predictor.num_truncated,
         "max_length": predictor.max_length,
-        "data": report.as_dict(),
+        "data": reading_of_input.report.as_dict(),
     }
 
 
@@ -75,18 +68,10 @@ def check_output(source: Path, target: Path, suffixes: tuple[str, ...]) -> str:
     return suffix
 
 
-def text_or_pair(example: Example) -> TextOrPair:
-    """Return the text of an example, or both of its texts."""
-    return example.text if example.pair is None else (example.text, example.pair)
-
-
-def _predictions(predictor: Predictor, examples: Iterator[Example]) -> Iterator[tuple[Example, dict[str, Any]]]:
+def _predictions(predictor: Predictor, reading: FileReading) -> Iterator[tuple[Any, dict[str, Any]]]:
+    examples = reading.examples()
     while window := list(islice(examples, _WINDOW)):
-        yield from zip(window, predictor.predict([text_or_pair(example) for example in window]), strict=True)
-
-
-def _texts(example: Example) -> dict[str, str]:
-    return {"text": example.text} if example.pair is None else {"text": example.text, "pair": example.pair}
+        yield from zip(window, predictor.predict_examples(ReadExamples(window, reading.report)), strict=True)
 
 
 def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:

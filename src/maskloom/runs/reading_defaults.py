@@ -2,50 +2,84 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
-from maskloom.tasks.catalog.row import Kind
+from maskloom.inference import Predictor
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.task import TaskKind
 
 
-def options_for(
-    path: Path, kind: Kind, given: ReadingOptions | None, settings: dict[str, Any], *, needs_label: bool
+@dataclass(frozen=True)
+class FileReading:
+    """A file, how it is read for a model, and the account that fills while it is."""
+
+    path: Path
+    kind: TaskKind
+    options: ReadingOptions
+    settings: dict[str, Any]
+    report: ReadingReport
+    needs_label: bool
+
+    def examples(self) -> Iterator[Any]:
+        """Yield the examples of the file."""
+        return self.kind.iterate(
+            self.path, self.options, self.settings, needs_label=self.needs_label, report=self.report
+        )
+
+
+def reading_for(predictor: Predictor, path: Path, given: ReadingOptions | None, *, needs_label: bool) -> FileReading:
+    """Return how a file is read for a model: as a person says, else as in fine-tuning, else by the usual names."""
+    task, known = predictor.required_task(), predictor.settings
+    kind = KINDS[task.kind]
+    if task.kind == "single" and _takes_pairs(path, given, known, needs_label=needs_label):
+        kind = KINDS["pair"]
+    options = _options(path, kind, given, known, task.settings, needs_label=needs_label)
+    return FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
+
+
+def _options(
+    path: Path,
+    kind: TaskKind,
+    given: ReadingOptions | None,
+    known: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    needs_label: bool,
 ) -> ReadingOptions:
     """Return the options given, else those of fine-tuning where the first row reads with them, else the usual names."""
     if given is not None and given != ReadingOptions(on_bad_rows=given.on_bad_rows):
         return given
     default = given or ReadingOptions()
-    stored = {key: value for key, value in settings.get("reading", {}).items() if value is not None}
+    stored = {key: value for key, value in known.get("reading", {}).items() if value is not None}
     stored["on_bad_rows"] = default.on_bad_rows
     for options in [ReadingOptions(**stored), ReadingOptions(**{**stored, "label_column": None})]:
         if needs_label and options.label_column != stored.get("label_column"):
             continue
         try:
-            next(iterate_examples(path, kind, options, needs_label=needs_label), None)
+            next(kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path)), None)
         except DataError:
             continue
         return options
     return default
 
 
-def reading_kind(
-    path: Path, kind: Kind, given: ReadingOptions | None, settings: dict[str, Any], *, needs_label: bool
-) -> Kind:
-    """Return the kind to read as: a classifier of pairs reads pairs, whatever its kind of loss.
+def _takes_pairs(path: Path, given: ReadingOptions | None, known: dict[str, Any], *, needs_label: bool) -> bool:
+    """Tell whether a classifier reads pairs: one of pairs does, whatever its kind of loss.
 
     A classifier that others fine-tuned does not say what it takes; it gets pairs where the file holds them.
     """
-    if kind != "single":
-        return kind
-    takes_pairs = settings.get("takes_pairs")
-    if takes_pairs is None:
-        options = replace(given or ReadingOptions(), on_bad_rows="skip")
-        try:
-            takes_pairs = next(iterate_examples(path, "pair", options, needs_label=needs_label), None) is not None
-        except DataError:
-            takes_pairs = False
-    return "pair" if takes_pairs else "single"
+    takes_pairs = known.get("takes_pairs")
+    if takes_pairs is not None:
+        return takes_pairs
+    options = replace(given or ReadingOptions(), on_bad_rows="skip")
+    try:
+        return next(iterate_examples(path, "pair", options, needs_label=needs_label), None) is not None
+    except DataError:
+        return False

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+_TAKES = {
+    "pair": "pairs of sentences",
+    "span": "questions with their contexts",
+    "tagging": "sentences",
+    "choice": "questions with their choices",
+}
+
 
 def finetuning_lines(result: dict[str, Any]) -> list[str]:
     """Return which weights were kept and their dev scores, how restarts compare, what was read, and what to do next."""
@@ -18,7 +25,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         weights = zip(data["labels"], data["class_weights"], strict=True)
         rows.append(("class weights", ", ".join(f"{label} {weight:.4g}" for label, weight in weights)))
     rows += [("train", _examples(data["train"])), ("dev", _examples(data["dev"]))]
-    takes = "sentences" if result["task"] != "pair" else "pairs of sentences"
+    takes = _TAKES.get(result["task"], "sentences")
     rows += [
         ("model", result["model"]),
         ("try", f"maskloom predict --model {result['model']} --input FILE --output predictions.jsonl ({takes})"),
@@ -74,7 +81,7 @@ def _examples(account: dict[str, Any]) -> str:
     text = f"{account['num_kept']:,} of {account['num_rows']:,} rows of {account['path']}"
     for reason, count in account["dropped"].items():
         text += f"; {count:,} dropped: {reason} (first at line {account['first_dropped_lines'][reason]})"
-    if account["num_truncated_examples"]:
+    if account.get("num_truncated_examples"):
         text += f"; {account['num_truncated_examples']:,} cut to {account['max_length']} tokens"
     if account.get("num_also_in_train"):
         text += f"; {account['num_also_in_train']:,} also in train"

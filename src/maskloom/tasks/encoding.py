@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +20,40 @@ _ORDER_STREAM, _BATCH_STREAM = 0xF17E, 0xBA7C
 # A window is sorted by length and cut into batches: attention then works on few distinct lengths, while batches stay
 # nearly as random as without sorting because a window spans many of them.
 _WINDOW_BATCHES = 16
+
+
+class EncodedData(Protocol):
+    """Examples of one file as token ids, in units: what batches are made of.
+
+    A unit is an example where each makes one sequence or one group of choices; a question's or a sentence's windows
+    are units of their own.
+    """
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each unit, (units,)."""
+        ...
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+        ...
+
+    def batch(self, indices: np.ndarray) -> Any:
+        """Return the units of those indices, packed in that order; labels are None where the data has none."""
+        ...
+
+    def account(self) -> dict[str, Any]:
+        """Return what encoding cut, split or left out, as plain values."""
+        ...
+
+    def notes(self, path: Path) -> list[str]:
+        """Return what a person should know of the encoding of that file before trusting a score."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +92,21 @@ class EncodedExamples:
             indices=np.asarray(indices, dtype=np.int64),
         )
 
-    def truncation(self) -> dict[str, int | float]:
+    @property
+    def num_examples(self) -> int:
+        """Number of examples."""
+        return len(self)
+
+    def notes(self, path: Path) -> list[str]:
+        """Say how many examples were cut, where any were."""
+        if not self.num_truncated_examples:
+            return []
+        return [
+            f"{path}: {self.num_truncated_examples} of {len(self)} examples exceed "
+            f"{self.max_length} tokens and lose {self.num_truncated_tokens} tokens"
+        ]
+
+    def account(self) -> dict[str, Any]:
         """Return what was cut, as plain values."""
         return {
             "max_length": self.max_length,
@@ -95,23 +145,23 @@ def encode_examples(
 
 @dataclass(frozen=True)
 class ShuffledBatches:
-    """An endless stream of full batches in which every example occurs once an epoch; seeking costs O(1).
+    """An endless stream of full batches in which every unit occurs once an epoch; seeking costs O(1).
 
     The stream is epoch after epoch, each in its own order given by (seed, epoch). Windows of it are sorted by length
     and cut into batches, and the batches of a window come in random order. A position is one number: the batch.
     """
 
-    data: EncodedExamples
+    data: EncodedData
     batch_size: int
     seed: int
 
-    def next_batch(self, position: dict[str, int]) -> tuple[ClassificationBatch, dict[str, int]]:
+    def next_batch(self, position: dict[str, int]) -> tuple[Any, dict[str, int]]:
         """Return the batch at a position ({} is the start) and the position after it."""
         number = position.get("batch", 0)
         return self.data.batch(self.indices(number)), {"batch": number + 1}
 
     def indices(self, number: int) -> np.ndarray:
-        """Return the examples of batch `number`, counted from 0."""
+        """Return the units of batch `number`, counted from 0."""
         window, within = divmod(number, _WINDOW_BATCHES)
         members = self._stream(window * _WINDOW_BATCHES * self.batch_size, _WINDOW_BATCHES * self.batch_size)
         by_length = members[np.argsort(self.data.lengths[members], kind="stable")]
@@ -119,7 +169,7 @@ class ShuffledBatches:
         return by_length[chosen * self.batch_size : (chosen + 1) * self.batch_size]
 
     def _stream(self, first: int, count: int) -> np.ndarray:
-        """Return the examples at places first..first+count of the endless stream of epochs."""
+        """Return the units at places first..first+count of the endless stream of epochs."""
         places = np.arange(first, first + count)
         epochs, within = places // len(self.data), places % len(self.data)
         found = np.empty(count, dtype=np.int64)
@@ -129,6 +179,6 @@ class ShuffledBatches:
         return found
 
 
-def batches_by_length(data: EncodedExamples, *, max_tokens: int = 8192) -> Iterator[ClassificationBatch]:
-    """Yield every example once, longest first, in batches of at most `max_tokens` tokens (at least one example)."""
+def batches_by_length(data: EncodedData, *, max_tokens: int = 8192) -> Iterator[Any]:
+    """Yield every unit once, longest first, in batches of at most `max_tokens` tokens (at least one unit)."""
     yield from (data.batch(indices) for indices in sorted_batches(data.lengths, max_tokens))

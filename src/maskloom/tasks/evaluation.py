@@ -1,25 +1,35 @@
-"""The score of a model on labelled data: one pass, each example once, sums and metric together."""
+"""The outputs of a model on encoded data, and its score: one pass, each unit once, sums and metric together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from maskloom.metrics import Metric, MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.classification import classifier_logits
-from maskloom.tasks.encoding import EncodedExamples, batches_by_length
+from maskloom.objectives.task_objective import TaskObjective
+from maskloom.tasks.encoding import EncodedData, batches_by_length
 from maskloom.tasks.task import Task
+
+MAX_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class ModelOutputs:
+    """The rows of every unit in order, with the loss sum and the weight that divides it where there are labels."""
+
+    rows: list[np.ndarray]
+    loss_sum: float = 0.0
+    weight: float = 0.0
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores with the mean loss, what the score of no learning would be, and whether the outputs are degenerate.
 
-    `reference` is the primary score of always giving the commonest class, and None where there is no such thing.
+    `reference` is the primary score of always giving the commonest answer, and None where there is no such thing.
     """
 
     scores: dict[str, float]
@@ -27,48 +37,60 @@ class Evaluation:
     degenerate: str | None
 
 
+OutputsOf = Callable[[EncodedData], ModelOutputs]
+
+
 @torch.inference_mode()
+def model_outputs(
+    model: EncoderWithHeads, objective: TaskObjective, data: EncodedData, *, max_tokens: int = MAX_TOKENS
+) -> ModelOutputs:
+    """Run a model over encoded data in batches of like length.
+
+    Raises ValueError when an output is not a finite number.
+    """
+    model.eval()
+    rows: list[np.ndarray] = [np.empty(0)] * len(data)
+    loss_sum = weight = 0.0
+    for batch in batches_by_length(data, max_tokens=max_tokens):
+        outputs = objective.outputs(model, batch)
+        values = outputs.rows.cpu().numpy()
+        if not np.isfinite(values).all():
+            raise ValueError("the model's outputs are not finite numbers; its weights are broken")
+        if outputs.loss_sum is not None:
+            loss_sum += float(outputs.loss_sum)
+            weight += sum(objective.target_counts(batch).values())
+        ends = np.cumsum(objective.row_counts(batch))
+        for index, part in zip(batch.indices, np.split(values, ends[:-1]), strict=True):
+            rows[index] = part
+    return ModelOutputs(rows, loss_sum, weight)
+
+
 def evaluate_task(
-    model: EncoderWithHeads, task: Task, data: EncodedExamples | Iterable[EncodedExamples], *, max_tokens: int = 8192
+    model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData], *, max_tokens: int = MAX_TOKENS
 ) -> Evaluation:
-    """Score a model on encoded examples, whole or in pieces; only decisions and targets are kept of each piece.
+    """Score a model on encoded examples, whole or in pieces.
 
     Raises ValueError when there are no examples, when they have no labels, or when an output is not finite.
     """
-    model.eval()
+    pieces = data if isinstance(data, Iterable) else [data]
+    return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece, max_tokens=max_tokens))
+
+
+def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: OutputsOf) -> Evaluation:
+    """Score the outputs for pieces of data; of each piece only what the metric needs is kept."""
     metric, loss, weight = task.metric(), 0.0, 0.0
-    for piece in [data] if isinstance(data, EncodedExamples) else data:
-        for batch in batches_by_length(piece, max_tokens=max_tokens):
-            if batch.labels is None:
-                raise ValueError("the data has no labels; an evaluation needs them")
-            logits = classifier_logits(model, batch)
-            labels = torch.from_numpy(batch.labels).to(logits.device)
-            loss += float(task.objective.loss_sum_of(logits, labels))
-            weight += sum(task.objective.target_counts(batch).values())
-            outputs = logits.cpu().numpy()
-            if not np.isfinite(outputs).all():
-                raise ValueError("the model's outputs are not finite numbers; its weights are broken")
-            metric.update(task.decide(outputs), batch.labels)
+    for piece in pieces:
+        targets = task.targets(piece)
+        if targets is None:
+            raise ValueError("the data has no labels; an evaluation needs them")
+        outputs = outputs_of(piece)
+        loss, weight = loss + outputs.loss_sum, weight + outputs.weight
+        metric.update(task.decide(piece, outputs.rows), targets)
     scores = {**metric.compute(), "loss": loss / max(weight, 1e-12)}
-    reference = _reference(metric, task.primary)
-    return Evaluation(scores, reference, _degeneracy(metric, scores, task.primary, reference))
-
-
-def _reference(metric: Metric, primary: str) -> float | None:
-    """Return the primary score of the commonest class, where the metric is one that it can be told for."""
-    if isinstance(metric, SingleLabelMetric):
-        return metric.score_of_majority()[primary]
-    return 0.0 if isinstance(metric, RegressionMetric) else None
-
-
-def _degeneracy(metric: Metric, scores: dict[str, float], primary: str, reference: float | None) -> str | None:
-    """Say in what way a model has learnt nothing, or None."""
-    if isinstance(metric, SingleLabelMetric) and metric.predicts_one_class():
-        return "every prediction is the same class"
-    if isinstance(metric, RegressionMetric) and metric.is_constant():
-        return "every prediction is the same number"
-    if isinstance(metric, MultiLabelMetric) and metric.predicts_nothing():
-        return "no label is ever predicted"
-    if reference is not None and scores[primary] <= reference:
-        return f"{primary} {scores[primary]:.4f} is not above {reference:.4f}, the score of a constant answer"
-    return None
+    reference = metric.reference()
+    degenerate = metric.degeneracy()
+    if degenerate is None and reference is not None and scores[task.primary] <= reference:
+        degenerate = (
+            f"{task.primary} {scores[task.primary]:.4f} is not above {reference:.4f}, the score of a constant answer"
+        )
+    return Evaluation(scores, reference, degenerate)

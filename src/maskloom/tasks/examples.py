@@ -19,6 +19,14 @@ class Example:
     label: str | float | tuple[str, ...] | None
     line: int
 
+    def inputs(self) -> tuple[str, str | None]:
+        """Return what a model sees of the example: two examples with equal inputs are the same but for the label."""
+        return self.text, self.pair
+
+    def as_row(self) -> dict[str, str]:
+        """Return the texts as a row of predictions shows them."""
+        return {"text": self.text} if self.pair is None else {"text": self.text, "pair": self.pair}
+
 
 @dataclass
 class ReadingReport:
@@ -48,7 +56,10 @@ class ReadingReport:
 
 @dataclass(frozen=True)
 class ReadExamples:
-    """The examples of one file in its order, with the account of the reading."""
+    """The examples of one file in its order, with the account of the reading.
 
-    examples: list[Example]
+    An example is a frozen dataclass of its kind of task with `line`, `inputs()` and `as_row()`, as `Example` has them.
+    """
+
+    examples: list[Any]
     report: ReadingReport

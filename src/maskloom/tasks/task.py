@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from torch import nn
 
-from maskloom.metrics import Metric, MultiLabelMetric, RegressionMetric, SingleLabelMetric
-from maskloom.objectives.classification import (
-    MultiLabelClassification,
-    Regression,
-    SequenceObjective,
-    SingleLabelClassification,
-)
+from maskloom.config import DataError
+from maskloom.metrics import Metric
+from maskloom.objectives.task_objective import TaskObjective
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.encoding import EncodedExamples, encode_examples
-from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.labels import encode_labels
-from maskloom.tasks.reading import read_examples
+from maskloom.tasks.encoding import EncodedData
+from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.text.tokenizer import Tokenizer
 
-PROBLEM_TYPES: dict[Kind, str] = {
-    "single": "single_label_classification",
-    "pair": "single_label_classification",
-    "regression": "regression",
-    "multilabel": "multi_label_classification",
-}
-_THRESHOLD = 0.5
+# One array (rows, width) a unit: the rows that the objective gives for it.
+Outputs = Sequence[np.ndarray]
+
+
+class Encode(Protocol):
+    """Examples to token ids."""
+
+    def __call__(
+        self, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
+    ) -> EncodedData:
+        """Encode examples; what cannot be learnt from is left out, counted and listed when it is for training."""
+        ...
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set kind as plain functions.
+    """A kind of task with its labels, as plain functions.
 
-    `read(path, options, needs_label=...)` gives examples, `encode(data, tokenizer, max_length)` token ids with labels,
-    `head(hidden_size, dropout)` a fresh classifier, `decide(logits)` what the metric scores, and `decode(logits)` one
-    dictionary a prediction with probabilities by label name. Logits are arrays (examples, outputs).
+    `heads` names the heads of its models. `decide(encoded, outputs)` gives what the metric takes beside
+    `targets(encoded)`, or None where the data has no labels; `decode(encoded, outputs)` one dictionary an example, in
+    order. `settings` are the kind's own, plain values that are kept beside the model; `published_config` are the
+    keys of config.json that say what its outputs mean.
     """
 
     kind: Kind
     labels: tuple[str, ...]
     primary: str
-    read: Callable[..., ReadExamples]
-    encode: Callable[[ReadExamples, Tokenizer, int], EncodedExamples]
-    head: Callable[[int, float], nn.Module]
-    objective: SequenceObjective
-    decide: Callable[[np.ndarray], np.ndarray]
-    decode: Callable[[np.ndarray], list[dict[str, Any]]]
+    heads: tuple[str, ...]
+    objective: TaskObjective
+    encode: Encode
+    decide: Callable[[EncodedData, Outputs], Any]
+    targets: Callable[[EncodedData], Any]
+    decode: Callable[[EncodedData, Outputs], list[dict[str, Any]]]
     metric: Callable[[], Metric]
+    published_config: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_outputs(self) -> int:
@@ -61,107 +61,34 @@ class Task:
         return max(len(self.labels), 1)
 
 
-def make_task(
-    kind: Kind,
-    labels: Sequence[str] = (),
-    *,
-    primary: str | None = None,
-    class_weights: Sequence[float] | None = None,
-) -> Task:
-    """Return the task of a kind with its label names in the order of their ids.
+@dataclass(frozen=True)
+class TaskKind:
+    """One kind of task: how its files are read, what labels they have, and how the task is made.
 
-    `primary` is the score by which models are compared: accuracy, f1, f1_macro or matthews for one label; pearson,
-    spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. Raises ValueError for
-    a score that the kind does not have.
+    `iterate(path, options, settings, needs_label=, report=)` yields examples; `label_names(train, options, settings)`
+    gives the labels in the order of their ids; `check(train, dev)` raises DataError for data that cannot be learnt
+    from; `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have.
+    `settings` are the kind's own: its recipe section as plain values.
     """
-    names = tuple(labels)
-    if kind == "regression":
-        objective, primary = Regression(), primary or "pearson"
-        decide, decode, metric = _scores, _decode_scores, partial(RegressionMetric, primary=primary)
-    elif kind == "multilabel":
-        objective, primary = MultiLabelClassification(), primary or "f1_micro"
-        decide, decode = _chosen_labels, partial(_decode_labels, names)
-        metric = partial(MultiLabelMetric, len(names), primary=primary)
-    else:
-        objective = SingleLabelClassification(tuple(class_weights) if class_weights is not None else None)
-        primary = primary or "accuracy"
-        decide, decode = _best_class, partial(_decode_class, names)
-        metric = partial(SingleLabelMetric, len(names), primary=primary)
-    metric()  # an unknown score is an error here, not after training
-    return Task(
-        kind=kind,
-        labels=names,
-        primary=primary,
-        read=partial(_read, kind),
-        encode=partial(_encode, kind, names),
-        head=partial(_head, max(len(names), 1)),
-        objective=objective,
-        decide=decide,
-        decode=decode,
-        metric=metric,
-    )
 
+    name: Kind
+    iterate: Callable[..., Iterator[Any]]
+    label_names: Callable[[ReadExamples, ReadingOptions, Mapping[str, Any]], tuple[str, ...]]
+    check: Callable[[ReadExamples, ReadExamples], None]
+    make: Callable[[tuple[str, ...], str | None, Mapping[str, Any]], Task]
 
-def kind_of_problem(problem_type: str | None, num_labels: int) -> Kind:
-    """Return the kind of a model by the `problem_type` of its config; without one, one output means regression."""
-    if problem_type == "multi_label_classification":
-        return "multilabel"
-    if problem_type == "regression" or (problem_type is None and num_labels == 1):
-        return "regression"
-    return "single"
-
-
-def _read(kind: Kind, path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True):
-    return read_examples(path, kind, options, needs_label=needs_label)
-
-
-def _encode(
-    kind: Kind, names: tuple[str, ...], data: ReadExamples, tokenizer: Tokenizer, max_length: int
-) -> EncodedExamples:
-    return encode_examples(data.examples, tokenizer, max_length=max_length, labels=encode_labels(data, kind, names))
-
-
-def _head(num_outputs: int, hidden_size: int, dropout: float) -> nn.Module:
-    from maskloom.models.heads import ClassificationHead
-
-    return ClassificationHead(hidden_size, num_outputs, dropout)
-
-
-def _best_class(logits: np.ndarray) -> np.ndarray:
-    return logits.argmax(axis=1)
-
-
-def _scores(logits: np.ndarray) -> np.ndarray:
-    return logits[:, 0]
-
-
-def _chosen_labels(logits: np.ndarray) -> np.ndarray:
-    return (_sigmoid(logits) >= _THRESHOLD).astype(np.int8)
-
-
-def _decode_class(names: tuple[str, ...], logits: np.ndarray) -> list[dict[str, Any]]:
-    exponents = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    probabilities = exponents / exponents.sum(axis=1, keepdims=True)
-    return [
-        {"label": names[int(row.argmax())], "probabilities": dict(zip(names, map(float, row), strict=True))}
-        for row in probabilities
-    ]
-
-
-def _decode_labels(names: tuple[str, ...], logits: np.ndarray) -> list[dict[str, Any]]:
-    probabilities, chosen = _sigmoid(logits), _chosen_labels(logits)
-    return [
-        {
-            "labels": [name for name, is_chosen in zip(names, marks, strict=True) if is_chosen],
-            "probabilities": dict(zip(names, map(float, row), strict=True)),
-        }
-        for row, marks in zip(probabilities, chosen, strict=True)
-    ]
-
-
-def _decode_scores(logits: np.ndarray) -> list[dict[str, Any]]:
-    return [{"score": float(score)} for score in logits[:, 0]]
-
-
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))
+    def read(
+        self,
+        path: str | Path,
+        options: ReadingOptions | None = None,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        needs_label: bool = True,
+    ) -> ReadExamples:
+        """Read a whole file. Raises DataError, with file and line, for wrong data and a file without usable rows."""
+        report = ReadingReport(Path(path))
+        options = options or ReadingOptions()
+        examples = list(self.iterate(path, options, settings or {}, needs_label=needs_label, report=report))
+        if not examples:
+            raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
+        return ReadExamples(examples, report)

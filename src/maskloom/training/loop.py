@@ -13,7 +13,7 @@ import torch
 from maskloom.config import TrainingSection
 from maskloom.data.counter_random import integers
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.objective import Objective
+from maskloom.objectives.objective import Objective, SummedObjective
 from maskloom.training.optimizers import make_optimizer
 from maskloom.training.schedules import make_schedule
 
@@ -138,7 +138,7 @@ def _clip(parameters: list[torch.Tensor], clip_norm: float | None) -> float:
 
 
 @torch.inference_mode()
-def evaluate(model: EncoderWithHeads, objective: Objective, batches: Iterator[Any]) -> dict[str, float]:
+def evaluate(model: EncoderWithHeads, objective: SummedObjective, batches: Iterator[Any]) -> dict[str, float]:
     """Return the objective's metrics over batches, each target weighing the same; memory does not grow with them."""
     model.eval()
     totals: dict[str, float] = {}

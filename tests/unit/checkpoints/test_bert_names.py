@@ -1,4 +1,4 @@
-from maskloom.checkpoints.bert_names import HEADS, canonical, is_ignored, model_names
+from maskloom.checkpoints.bert_names import HEADS, SAME_NAME, canonical, is_ignored, model_names
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 
@@ -6,7 +6,8 @@ ROWS = model_names(12, ("mlm", "nsp"))
 
 
 def test_table_is_one_to_one_in_every_dialect():
-    rows = model_names(3, tuple(HEADS))
+    # heads of one published name never stand in one file
+    rows = model_names(3, [head for head in HEADS if head not in SAME_NAME[1:]])
     for key in (lambda row: row.huggingface, lambda row: row.tensorflow, lambda row: (row.ours, row.part)):
         assert len({key(row) for row in rows}) == len(rows)
 

@@ -172,9 +172,25 @@ class TestHeads:
         with pytest.raises(ConfigError, match="num_labels of at least 1"):
             load_model(folder, heads=("classifier",))
 
-    def test_heads_of_other_tasks_are_reported(self, folder):
+    def test_heads_that_are_not_asked_for_are_reported(self, folder):
         rewrite(folder, lambda tensors: tensors | {"qa_outputs.weight": torch.zeros(2, 14)})
-        assert load_model(folder)[1].unused_tensors == ("qa_outputs.weight",)
+        assert "qa_outputs.weight" in load_model(folder, heads=("mlm",))[1].unused_tensors
+
+    @pytest.mark.parametrize("head", ["classifier", "tagger", "choice", "span"])
+    def test_the_architecture_tells_heads_of_one_name_apart(self, tmp_path, head):
+        model = build_model(CONFIG, (head,), 3 if head in ("classifier", "tagger") else None, seed=3)
+        save_model(model, tmp_path)
+        loaded, report = load_model(tmp_path)
+        assert tuple(loaded.heads) == (head,)
+        assert torch.equal(loaded.heads[head].dense.weight, model.heads[head].dense.weight)
+        reads_tokens = head in ("tagger", "span")
+        assert report.new_parameters == (("bert.pooler.dense.weight", "bert.pooler.dense.bias") if reads_tokens else ())
+
+    def test_a_head_of_another_kind_starts_afresh(self, tmp_path):
+        save_model(build_model(CONFIG, ("classifier",), 3, seed=3), tmp_path)
+        loaded, report = load_model(tmp_path, heads=("tagger",), num_labels=5)
+        assert loaded.heads["tagger"].num_labels == 5
+        assert report.new_parameters == ("classifier.weight", "classifier.bias")
 
 
 class TestRefusals:

@@ -99,7 +99,7 @@ def test_top_k_is_at_most_the_vocabulary(folder):
 
 
 def test_heads_that_are_not_there(folder, tmp_path):
-    with pytest.raises(ConfigError, match="no classifier"):
+    with pytest.raises(ConfigError, match="no head of a task"):
         Predictor.load(folder).predict(["alpha"])
     classifier = write_model(tmp_path, heads=("classifier",), num_labels=2)
     with pytest.raises(ConfigError, match="no masked-LM head"):

@@ -12,7 +12,7 @@ from maskloom.objectives.classification import (
     SingleLabelClassification,
     classifier_logits,
 )
-from maskloom.training.loop import accumulate_gradients, evaluate
+from maskloom.training.loop import accumulate_gradients
 
 CONFIG = BertConfig(
     vocab_size=37, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=13,
@@ -80,16 +80,14 @@ def test_accumulation_equals_one_batch(case, micro_batch_size):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_evaluation_over_batches_weighs_examples_equally(case):
+def test_outputs_and_loss_come_from_one_pass(case):
     objective, labels, num_outputs, _ = CASES[case]
     model, batch = build_model(CONFIG, ("classifier",), num_outputs, seed=1).eval(), batch_of(labels)
-    whole = evaluate(model, objective, iter([batch]))
-    assert evaluate(model, objective, iter(batch.split(2))) == pytest.approx(whole)
-    expected = mean_by_torch(case, classifier_logits(model, batch), labels)
-    assert whole["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
-    if case == "plain":
-        right = classifier_logits(model, batch).argmax(1).numpy() == labels
-        assert whole["accuracy"] == pytest.approx(right.mean())
+    outputs = objective.outputs(model, batch)
+    assert torch.equal(outputs.rows, classifier_logits(model, batch))
+    assert torch.equal(outputs.loss_sum, objective.loss_sum_of(outputs.rows, batch))
+    assert objective.outputs(model, batch_of(None)).loss_sum is None
+    assert objective.row_counts(batch).tolist() == [1] * len(batch.lengths)
 
 
 def test_labels_are_needed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["single", "pair", "regression", "multilabel"]
+Kind = Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,19 @@
 import numpy as np
 import pytest
 
-from maskloom.tasks.task import kind_of_problem, make_task
+from maskloom.config import ConfigError
+from maskloom.tasks.classification import kind_of_problem
+from maskloom.tasks.kinds import make_task
+
+
+def outputs(rows):
+    """One array of one row an example."""
+    return [np.array([row], dtype=np.float32) for row in rows]
 
 
 def test_class_probabilities_by_name():
     task = make_task("single", ["no", "yes", "maybe"])
-    (first, second) = task.decode(np.array([[0.0, 2.0, 1.0], [800.0, -800.0, 0.0]], dtype=np.float32))
+    (first, second) = task.decode(None, outputs([[0.0, 2.0, 1.0], [800.0, -800.0, 0.0]]))
     assert first["label"] == "yes"
     expected = np.exp([0, 2, 1]) / np.exp([0, 2, 1]).sum()
     assert list(first["probabilities"].values()) == pytest.approx(expected)
@@ -17,23 +24,28 @@ def test_class_probabilities_by_name():
 
 def test_several_labels_at_the_threshold():
     task = make_task("multilabel", ["a", "b"])
-    logits = np.array([[0.0, -1e-6], [-900.0, 900.0]], dtype=np.float32)
-    first, second = task.decode(logits)
+    logits = outputs([[0.0, -1e-6], [-900.0, 900.0]])
+    first, second = task.decode(None, logits)
     assert first["labels"] == ["a"]
     assert second["labels"] == ["b"]
     assert second["probabilities"] == {"a": 0.0, "b": 1.0}
-    assert task.decide(logits).tolist() == [[1, 0], [0, 1]]
+    assert task.decide(None, logits).tolist() == [[1, 0], [0, 1]]
 
 
 def test_scores_keep_their_scale():
     task = make_task("regression")
-    assert task.decode(np.array([[4.25]], dtype=np.float32)) == [{"score": 4.25}]
+    assert task.decode(None, outputs([[4.25]])) == [{"score": 4.25}]
     assert task.num_outputs == 1
 
 
 def test_unknown_scores_are_refused_before_training():
     with pytest.raises(ValueError, match="'bleu' is not one of"):
         make_task("pair", ["a", "b"], primary="bleu")
+
+
+def test_unknown_kinds_are_refused():
+    with pytest.raises(ConfigError, match="task 'parsing' is not known; known: single, pair"):
+        make_task("parsing")
 
 
 @pytest.mark.parametrize(

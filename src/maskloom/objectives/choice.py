@@ -1,0 +1,38 @@
+"""Loss of the right one among several choices, each scored by itself (BERT paper 4.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskloom.data.batch import ChoiceBatch
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.task_objective import TaskObjective, encode_batch, label_tensor, labels_of
+
+
+@dataclass(frozen=True)
+class MultipleChoice(TaskObjective):
+    """Cross-entropy over the scores of an example's choices; a score is a product with one learnt vector."""
+
+    name: ClassVar[str] = "choice"
+
+    def target_counts(self, batch: ChoiceBatch) -> dict[str, float]:
+        """Return the number of examples."""
+        return {self.name: float(len(labels_of(batch)))}
+
+    def row_counts(self, batch: ChoiceBatch) -> np.ndarray:
+        """Return the number of choices of each example."""
+        return np.full(len(batch.indices), batch.num_choices, dtype=np.int64)
+
+    def logits(self, model: EncoderWithHeads, batch: ChoiceBatch) -> Tensor:
+        """Return one score a choice, (examples times choices, 1)."""
+        return model.heads["choice"](encode_batch(model, batch).pooled).float()
+
+    def loss_sum_of(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
+        """Return the sum over examples of negative log probabilities, in nats."""
+        scores = logits.view(-1, batch.num_choices)
+        return F.cross_entropy(scores, label_tensor(batch, logits), reduction="sum")

@@ -1,0 +1,49 @@
+"""Loss of the start and the end of an answer among the tokens of a window (BERT paper 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskloom.data.batch import ClassificationBatch
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.task_objective import TaskObjective, encode_batch, label_tensor, labels_of
+
+
+@dataclass(frozen=True)
+class SpanPrediction(TaskObjective):
+    """Mean of the cross-entropies of start and end over all tokens of the window, the question's included.
+
+    Labels are (windows, 2) places of the first and last token of the answer in their window; 0, the [CLS] token,
+    stands for an answer that is not in it. Differs from the published code: its softmax also runs over padding, of
+    which there is none here.
+    """
+
+    name: ClassVar[str] = "span"
+
+    def target_counts(self, batch: ClassificationBatch) -> dict[str, float]:
+        """Return the number of windows."""
+        return {self.name: float(len(labels_of(batch)))}
+
+    def row_counts(self, batch: ClassificationBatch) -> np.ndarray:
+        """Return the number of tokens of each window."""
+        return batch.lengths
+
+    def logits(self, model: EncoderWithHeads, batch: ClassificationBatch) -> Tensor:
+        """Return start and end logits, (tokens, 2)."""
+        return model.heads["span"](encode_batch(model, batch).last_hidden_state).float()
+
+    def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
+        """Return the sum over windows of (start loss + end loss) / 2, in nats; logits (tokens, 2)."""
+        lengths = torch.from_numpy(batch.lengths).to(logits.device)
+        is_token = torch.arange(int(batch.lengths.max()), device=logits.device)[None, :] < lengths[:, None]
+        padded = logits.new_full((*is_token.shape, 2), float("-inf"))
+        padded[is_token] = logits
+        targets = label_tensor(batch, logits)
+        start = F.cross_entropy(padded[..., 0], targets[:, 0], reduction="sum")
+        return (start + F.cross_entropy(padded[..., 1], targets[:, 1], reduction="sum")) / 2

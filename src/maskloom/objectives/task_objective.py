@@ -1,0 +1,81 @@
+"""What the objective of a task offers beyond a loss: the outputs that are scored and decoded, from the same pass."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.outputs import EncoderOutput
+from maskloom.objectives.objective import model_device
+
+
+@dataclass(frozen=True)
+class BatchOutputs:
+    """What a head gave for a batch: `rows` (rows, width) in order, and the summed loss where the batch has labels."""
+
+    rows: Tensor
+    loss_sum: Tensor | None
+
+
+class TaskObjective(ABC):
+    """A loss that is a function of a head's logits, so that scoring and loss share one pass.
+
+    A batch consists of units; each owns `row_counts` consecutive rows of the logits: one row for a sequence that is
+    classified, one a token for spans and tags, one a choice for multiple choice. `name` is the loss's name in reports.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def target_counts(self, batch: Any) -> dict[str, float]:
+        """Return the number (or weight) of the targets of a batch. Raises ValueError when it has no labels."""
+
+    @abstractmethod
+    def logits(self, model: EncoderWithHeads, batch: Any) -> Tensor:
+        """Return the head's outputs, (rows, width) float32."""
+
+    @abstractmethod
+    def loss_sum_of(self, logits: Tensor, batch: Any) -> Tensor:
+        """Return the summed loss of logits (rows, width) against the labels of a batch."""
+
+    def row_counts(self, batch: Any) -> np.ndarray:
+        """Return how many rows each unit of a batch owns, (units,) int64."""
+        return np.ones(batch.num_sequences, dtype=np.int64)
+
+    def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
+        """Return the summed loss by name, as the training loop takes it."""
+        return {self.name: self.loss_sum_of(self.logits(model, batch), batch)}
+
+    def outputs(self, model: EncoderWithHeads, batch: Any) -> BatchOutputs:
+        """Return what is scored and decoded, with the loss where there are labels."""
+        logits = self.logits(model, batch)
+        return BatchOutputs(logits, None if batch.labels is None else self.loss_sum_of(logits, batch))
+
+
+def encode_batch(model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False) -> EncoderOutput:
+    """Run the encoder over the packed tokens of a batch."""
+    device = model_device(model)
+    layout = SequenceLayout.from_lengths(batch.lengths, device)
+    token_ids, segment_ids = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.segment_ids)
+    return model.encoder.encode_packed(
+        token_ids.to(device), segment_ids.to(device), layout, keep_hidden_states=keep_hidden_states
+    )
+
+
+def labels_of(batch: Any) -> np.ndarray:
+    """Return the labels of a batch; raises ValueError when it has none."""
+    if batch.labels is None:
+        raise ValueError("the batch has no labels; a loss needs them")
+    return batch.labels
+
+
+def label_tensor(batch: Any, logits: Tensor) -> Tensor:
+    """Return the labels of a batch beside its logits."""
+    return torch.from_numpy(labels_of(batch)).to(logits.device)

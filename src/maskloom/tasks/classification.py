@@ -1,0 +1,183 @@
+"""The four kinds of task on one vector a text or pair: one label, a score, or several labels (BERT paper 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskloom.config import DataError
+from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
+from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
+from maskloom.tasks.catalog import catalog_row
+from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.encoding import EncodedExamples, encode_examples
+from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.labels import check_variety, encode_labels, label_names_of, read_label_names
+from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.task import Outputs, Task, TaskKind
+from maskloom.text.tokenizer import Tokenizer
+
+PROBLEM_TYPES: dict[Kind, str] = {
+    "single": "single_label_classification",
+    "pair": "single_label_classification",
+    "regression": "regression",
+    "multilabel": "multi_label_classification",
+}
+_THRESHOLD = 0.5
+
+
+def classification_kind(kind: Kind) -> TaskKind:
+    """Return one of the kinds single, pair, regression and multilabel."""
+    return TaskKind(
+        name=kind,
+        iterate=partial(_iterate, kind),
+        label_names=partial(_label_names, kind),
+        check=partial(_check, kind),
+        make=partial(classification_task, kind),
+    )
+
+
+def classification_task(
+    kind: Kind, labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Task:
+    """Return the task of a kind with its label names in the order of their ids.
+
+    `primary` is the score by which models are compared: accuracy, f1, f1_macro or matthews for one label; pearson,
+    spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. `settings` may hold
+    `class_weights` by id. Raises ValueError for a score that the kind does not have.
+    """
+    settings = dict(settings or {})
+    if kind == "regression":
+        objective, primary = Regression(), primary or "pearson"
+        decide, decode, metric = _scores, _decode_scores, partial(RegressionMetric, primary=primary)
+    elif kind == "multilabel":
+        objective, primary = MultiLabelClassification(), primary or "f1_micro"
+        decide, decode = _chosen_labels, partial(_decode_labels, labels)
+        metric = partial(MultiLabelMetric, len(labels), primary=primary)
+    else:
+        weights = settings.get("class_weights")
+        objective = SingleLabelClassification(None if weights is None else tuple(weights))
+        primary = primary or "accuracy"
+        decide, decode = _best_class, partial(_decode_class, labels)
+        metric = partial(SingleLabelMetric, len(labels), primary=primary)
+    metric()  # an unknown score is an error here, not after training
+    names = labels or ("score",)
+    return Task(
+        kind=kind,
+        labels=labels,
+        primary=primary,
+        heads=("classifier",),
+        objective=objective,
+        encode=partial(_encode, kind, labels),
+        decide=lambda _, outputs: decide(_stacked(outputs)),
+        targets=lambda encoded: encoded.labels,  # pyright: ignore[reportAttributeAccessIssue]
+        decode=lambda _, outputs: decode(_stacked(outputs)),
+        metric=metric,
+        published_config={
+            "id2label": {str(number): name for number, name in enumerate(names)},
+            "label2id": {name: number for number, name in enumerate(names)},
+            "problem_type": PROBLEM_TYPES[kind],
+        },
+        settings=settings,
+    )
+
+
+def kind_of_problem(problem_type: str | None, num_labels: int) -> Kind:
+    """Return the kind of a model by the `problem_type` of its config; without one, one output means regression."""
+    if problem_type == "multi_label_classification":
+        return "multilabel"
+    if problem_type == "regression" or (problem_type is None and num_labels == 1):
+        return "regression"
+    return "single"
+
+
+def _iterate(
+    kind: Kind,
+    path: str | Path,
+    options: ReadingOptions,
+    settings: Mapping[str, Any],
+    *,
+    needs_label: bool,
+    report: ReadingReport,
+) -> Iterator[Example]:
+    return iterate_examples(path, kind, options, needs_label=needs_label, report=report)
+
+
+def _label_names(
+    kind: Kind, train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]
+) -> tuple[str, ...]:
+    if options.format is not None and (names := catalog_row(options.format).labels):
+        return names
+    if kind == "regression":
+        return ()
+    return read_label_names(options.labels) if options.labels else label_names_of(train, kind)
+
+
+def _check(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
+    check_variety(train, kind)
+    takes_pairs = train.examples[0].pair is not None
+    if takes_pairs != (dev.examples[0].pair is not None):
+        has, lacks = (train, dev) if takes_pairs else (dev, train)
+        raise DataError(f"{lacks.report.path}: has no second text, while {has.report.path} has one; both must be alike")
+
+
+def _encode(
+    kind: Kind,
+    names: tuple[str, ...],
+    data: ReadExamples,
+    tokenizer: Tokenizer,
+    max_length: int,
+    *,
+    for_training: bool = False,
+) -> EncodedExamples:
+    return encode_examples(data.examples, tokenizer, max_length=max_length, labels=encode_labels(data, kind, names))
+
+
+def _stacked(outputs: Outputs) -> np.ndarray:
+    """Return the one row of every unit, (examples, outputs)."""
+    return np.concatenate(outputs) if len(outputs) else np.empty((0, 1), dtype=np.float32)
+
+
+def _best_class(logits: np.ndarray) -> np.ndarray:
+    return logits.argmax(axis=1)
+
+
+def _scores(logits: np.ndarray) -> np.ndarray:
+    return logits[:, 0]
+
+
+def _chosen_labels(logits: np.ndarray) -> np.ndarray:
+    return (_sigmoid(logits) >= _THRESHOLD).astype(np.int8)
+
+
+def _decode_class(names: tuple[str, ...], logits: np.ndarray) -> list[dict[str, Any]]:
+    exponents = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    probabilities = exponents / exponents.sum(axis=1, keepdims=True)
+    return [
+        {"label": names[int(row.argmax())], "probabilities": dict(zip(names, map(float, row), strict=True))}
+        for row in probabilities
+    ]
+
+
+def _decode_labels(names: tuple[str, ...], logits: np.ndarray) -> list[dict[str, Any]]:
+    probabilities, chosen = _sigmoid(logits), _chosen_labels(logits)
+    return [
+        {
+            "labels": [name for name, is_chosen in zip(names, marks, strict=True) if is_chosen],
+            "probabilities": dict(zip(names, map(float, row), strict=True)),
+        }
+        for row, marks in zip(probabilities, chosen, strict=True)
+    ]
+
+
+def _decode_scores(logits: np.ndarray) -> list[dict[str, Any]]:
+    return [{"score": float(score)} for score in logits[:, 0]]
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))

@@ -1,0 +1,33 @@
+"""The table of kinds of task: one line a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from maskloom.config import ConfigError
+from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.classification import classification_kind
+from maskloom.tasks.task import Task, TaskKind
+
+KINDS: dict[Kind, TaskKind] = {
+    "single": classification_kind("single"),
+    "pair": classification_kind("pair"),
+    "regression": classification_kind("regression"),
+    "multilabel": classification_kind("multilabel"),
+}
+
+
+def task_kind(name: str) -> TaskKind:
+    """Return the kind of that name; raises ConfigError that lists the known ones."""
+    for kind in KINDS.values():
+        if kind.name == name:
+            return kind
+    raise ConfigError(f"task {name!r} is not known; known: {', '.join(KINDS)}")
+
+
+def make_task(
+    kind: Kind, labels: Sequence[str] = (), *, primary: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Task:
+    """Return a task of a kind. Raises ValueError for a score that the kind does not have."""
+    return task_kind(kind).make(tuple(labels), primary, settings or {})
