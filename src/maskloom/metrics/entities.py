@@ -168,7 +168,6 @@ class EntityMetric:
         self._num_right += int((predicted == true).sum())
         self._true_labels += np.bincount(true.astype(np.int64), minlength=len(self._true_labels))
         self._predicted_labels += np.bincount(predicted.astype(np.int64), minlength=len(self._true_labels))
-        num_types = len(self.table.types)
         self._counts += self._sums(predicted.astype(np.int64), true.astype(np.int64), lengths, None)
         self._strict += self._sums(predicted.astype(np.int64), true.astype(np.int64), lengths, self.scheme)
 

@@ -1,0 +1,388 @@
+"""Tagged sentences from files: CoNLL columns, JSONL with tokens and tags, and raw text to be tagged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from maskloom.config import ConfigError, DataError
+from maskloom.metrics.entities import Scheme, is_tag
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.tables import Row, read_rows
+from maskloom.tasks.tagging.schemes import SchemeFinder, breach_of, convert_tags
+from maskloom.tasks.tagging.sentences import TaggedSentence, split_text
+
+Layout = Literal["columns", "jsonl", "text"]
+DOCUMENT_START = "-DOCSTART-"
+
+_FORMATS: dict[str, Layout] = {"conll": "columns", "conll2003": "columns", "jsonl": "jsonl", "text": "text"}
+_WORD_KEYS = ("tokens", "words")
+_TAG_KEYS = ("tags", "ner_tags", "labels")
+_TEXT_KEYS = ("text", "sentence")
+_DOCUMENT_KEYS = ("document", "document_id", "doc_id")
+_SPACES = re.compile("[ \t]+")
+# How many lines are looked at to tell a .txt file in columns from one of raw text.
+_SNIFFED_LINES = 200
+
+
+@dataclass(frozen=True)
+class TaggedSentences:
+    """The sentences of one file in its order, the account of the reading, and the scheme of the file."""
+
+    examples: list[TaggedSentence]
+    report: ReadingReport
+    scheme: Scheme | None
+
+
+@dataclass
+class _BadSentenceError(Exception):
+    """A sentence breaks a rule; `reason` is the rule in the form that is counted, `line` where it is broken."""
+
+    reason: str
+    line: int
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}{': ' if self.detail else ''}{self.detail}"
+
+
+@dataclass
+class _Found:
+    """A sentence as it stands in a file, with the first rule that it breaks."""
+
+    sentence: TaggedSentence
+    problem: _BadSentenceError | None = None
+
+
+def read_sentences(
+    path: str | Path,
+    options: ReadingOptions | None = None,
+    *,
+    scheme: Scheme | Literal["auto"] = "auto",
+    target: Scheme = "iob2",
+    needs_label: bool = True,
+) -> TaggedSentences:
+    """Read a whole file as `iterate_sentences` does; raises DataError also when no sentence is usable."""
+    report = ReadingReport(Path(path))
+    found = find_scheme(path, options) if needs_label and scheme == "auto" else scheme
+    examples = list(
+        iterate_sentences(path, options, scheme=found, target=target, needs_label=needs_label, report=report)
+    )
+    if not examples:
+        raise DataError(f"{path}: no usable sentences: {report.num_rows} read, dropped: {report.dropped or 'none'}")
+    return TaggedSentences(examples, report, None if found == "auto" else found)
+
+
+def iterate_sentences(
+    path: str | Path,
+    options: ReadingOptions | None = None,
+    *,
+    scheme: Scheme | Literal["auto"] = "auto",
+    target: Scheme = "iob2",
+    needs_label: bool = True,
+    report: ReadingReport | None = None,
+) -> Iterator[TaggedSentence]:
+    """Yield the sentences of a file one by one, their tags checked against `scheme` and written in `target`.
+
+    A file in columns has one word a line and a blank line between sentences; the word is the first column and the tag
+    the last unless `options` names others by number; -DOCSTART- opens a document. JSONL has `tokens` with `tags`, or
+    `text` that is still to be cut into words. A .txt file without columns is one raw sentence a line, for prediction
+    only. A file without marks of documents counts as one document. `scheme="auto"` reads the file once more to detect
+    it. Raises DataError, with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip",
+    which counts it, and for a file that cannot be read.
+    """
+    path, options = Path(path), options or ReadingOptions()
+    report = report or ReadingReport(path)
+    if needs_label and scheme == "auto":
+        scheme = find_scheme(path, options)
+    for found in _find_sentences(path, options, needs_label=needs_label):
+        report.num_rows += 1
+        try:
+            if found.problem is not None:
+                raise found.problem
+            sentence = _converted(found.sentence, scheme, target) if needs_label else found.sentence
+        except _BadSentenceError as problem:
+            if options.on_bad_rows == "error":
+                raise DataError(f"{path}: line {problem.line}: {problem}") from None
+            report.drop(problem.reason, problem.line)
+            continue
+        report.num_kept += 1
+        yield sentence
+
+
+def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> Scheme:
+    """Return the scheme that the tags of a file are written in; where there are mistakes, the one with fewest."""
+    finder = SchemeFinder()
+    for found in _find_sentences(Path(path), options or ReadingOptions(), needs_label=True):
+        if found.problem is None:
+            finder.add(found.sentence.tags or ())
+    return finder.scheme()
+
+
+def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> Layout:
+    """Return how a file is laid out: as `options.format` says, by suffix, or by a look at a .txt file.
+
+    Without labels a .txt file is raw text, unless its first lines have equal numbers of columns that end in a tag.
+    Raises ConfigError for an unknown format.
+    """
+    path, options = Path(path), options or ReadingOptions()
+    if options.format is not None:
+        if options.format not in _FORMATS:
+            raise ConfigError(f"format {options.format!r}: tagging knows {', '.join(_FORMATS)}")
+        return _FORMATS[options.format]
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
+    if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
+        return "jsonl"
+    return "text" if suffixes[-1:] == [".txt"] and not needs_label and not _is_in_columns(path) else "columns"
+
+
+def _is_in_columns(path: Path) -> bool:
+    widths = set()
+    for number, row in enumerate(read_rows(path, "text")):
+        fields = _SPACES.split(str(next(iter(row.fields))).strip(" \t"))
+        if fields[0] == DOCUMENT_START:
+            return True
+        if fields != [""]:
+            if len(fields) < 2 or not is_tag(fields[-1]):
+                return False
+            widths.add(len(fields))
+        if number >= _SNIFFED_LINES:
+            break
+    return len(widths) == 1
+
+
+def _find_sentences(path: Path, options: ReadingOptions, *, needs_label: bool) -> Iterator[_Found]:
+    layout = layout_of_sentences(path, options, needs_label=needs_label)
+    if layout == "columns":
+        return _Columns(path, options, needs_label=needs_label).sentences()
+    if layout == "text" and needs_label:
+        raise DataError(f"{path}: raw text has no tags; give columns or JSONL with tokens and tags")
+    parse = _text_record if layout == "text" else _json_record
+    return _record_sentences(path, "text" if layout == "text" else "jsonl", parse, options, needs_label=needs_label)
+
+
+def _converted(sentence: TaggedSentence, scheme: Scheme | Literal["auto"], target: Scheme) -> TaggedSentence:
+    """Check the tags and write them in the target scheme."""
+    tags = sentence.tags or ()
+    for place, tag in enumerate(tags):
+        if not is_tag(tag):
+            detail = f"{tag!r} is neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
+            raise _BadSentenceError("unknown form of tag", sentence.line_of(place), detail)
+    assert scheme != "auto"
+    breach = breach_of(tags, scheme)
+    if breach:
+        place, rule = breach
+        where = "" if sentence.columns is not None else f"word {place + 1}: "
+        raise _BadSentenceError("tag not allowed by the scheme", sentence.line_of(place), f"{where}{rule}")
+    return replace(sentence, tags=tuple(convert_tags(tags, scheme, target)))
+
+
+class _Columns:
+    """Reads a file in columns; the width and the separator are those of its first word."""
+
+    def __init__(self, path: Path, options: ReadingOptions, *, needs_label: bool) -> None:
+        self._path = path
+        self._needs_label = needs_label
+        self._word = _column_number(options.text_column, "word") or 1
+        self._tag = _column_number(options.label_column, "tag")
+        self._width: int | None = None
+        self._is_tabbed = False
+
+    def sentences(self) -> Iterator[_Found]:
+        """Yield the sentences between blank lines, with the place of each."""
+        rows: list[tuple[str, ...]] = []
+        problem: _BadSentenceError | None = None
+        opening: tuple[str, ...] | None = None
+        first_line = number = document = 0
+        is_document_open = False
+        for line, text in self._lines_and_end():
+            fields = () if text is None else self._fields(text)
+            is_opening = fields[:1] == (DOCUMENT_START,)
+            if fields and not is_opening:
+                first_line = first_line or line
+                rows.append(fields)
+                problem = problem or self._problem(fields, line)
+                continue
+            if rows:
+                number += 1
+                is_document_open = True
+                yield self._found(rows, problem, first_line, number, document, opening)
+                rows, problem, opening, first_line = [], None, None, 0
+            if is_opening:
+                document += is_document_open
+                is_document_open, opening = True, fields
+
+    def _lines_and_end(self) -> Iterator[tuple[int, str | None]]:
+        line = 0
+        for row in read_rows(self._path, "text"):
+            line = row.line
+            yield line, str(next(iter(row.fields)))
+        yield line + 1, None
+
+    def _fields(self, text: str) -> tuple[str, ...]:
+        bare = text.strip(" \t")
+        if not bare:
+            return ()
+        if bare.startswith(DOCUMENT_START):
+            return tuple(_SPACES.split(bare))
+        if self._width is None:
+            self._is_tabbed = "\t" in bare
+        # Other white space, such as a no-break space, may be part of a word.
+        return tuple(text.split("\t")) if self._is_tabbed else tuple(_SPACES.split(bare))
+
+    def _problem(self, fields: tuple[str, ...], line: int) -> _BadSentenceError | None:
+        if self._width is None:
+            self._width = len(fields)
+            self._check_width(line)
+        if len(fields) != self._width:
+            separator = "tabs" if self._is_tabbed else "spaces"
+            detail = f"{len(fields)} between {separator}, expected {self._width} as in the first row"
+            return _BadSentenceError("wrong number of columns", line, detail)
+        if not fields[self._word - 1].strip():
+            return _BadSentenceError("empty word", line)
+        if self._needs_label and not fields[(self._tag or self._width) - 1].strip():
+            return _BadSentenceError("missing tag", line)
+        return None
+
+    def _check_width(self, line: int) -> None:
+        assert self._width is not None
+        for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else None)):
+            if number is not None and number > self._width:
+                raise DataError(
+                    f"{self._path}: line {line}: column {number} was asked for as the {what}, the row has {self._width}"
+                )
+        if self._needs_label and self._width < 2:
+            raise DataError(
+                f"{self._path}: line {line}: one column; a word and its tag are expected, with a space or a tab between"
+            )
+
+    def _found(
+        self,
+        rows: list[tuple[str, ...]],
+        problem: _BadSentenceError | None,
+        line: int,
+        number: int,
+        document: int,
+        opening: tuple[str, ...] | None,
+    ) -> _Found:
+        if problem is not None:
+            return _Found(TaggedSentence((), None, line, number, document), problem)
+        tag = (self._tag or len(rows[0])) - 1
+        return _Found(
+            TaggedSentence(
+                words=tuple(row[self._word - 1] for row in rows),
+                tags=tuple(row[tag].strip() for row in rows) if self._needs_label else None,
+                line=line,
+                number=number,
+                document=document,
+                columns=tuple(rows),
+                opening=opening,
+            )
+        )
+
+
+def _column_number(column: str | None, what: str) -> int | None:
+    if column is None:
+        return None
+    if not column.isdecimal() or int(column) < 1:
+        raise ConfigError(f"column {column!r} of the {what}: columns of such a file are given by number, from 1")
+    return int(column)
+
+
+def _record_sentences(
+    path: Path, layout: str, parse: Callable[..., TaggedSentence], options: ReadingOptions, *, needs_label: bool
+) -> Iterator[_Found]:
+    """Yield one sentence a record; records with equal names of documents that follow each other are one document."""
+    number = document = 0
+    previous: Any = None
+    for row in read_rows(path, layout):
+        if row.problem == "blank line":
+            continue
+        number += 1
+        try:
+            if row.problem:
+                raise _BadSentenceError(row.problem, row.line)
+            name = _document_name(row)
+            if number > 1 and name != previous:
+                document += 1
+            previous = name
+            yield _Found(parse(row, options, number, document, needs_label=needs_label))
+        except _BadSentenceError as problem:
+            yield _Found(TaggedSentence((), None, row.line, number, document), problem)
+
+
+def _document_name(row: Row) -> Any:
+    if not isinstance(row.fields, dict):
+        return None
+    return next((str(row.fields[key]) for key in _DOCUMENT_KEYS if key in row.fields), None)
+
+
+def _text_record(row: Row, options: ReadingOptions, number: int, document: int, *, needs_label: bool) -> TaggedSentence:
+    return _sentence_of_text(str(next(iter(row.fields))), row.line, number, document)
+
+
+def _sentence_of_text(text: Any, line: int, number: int, document: int) -> TaggedSentence:
+    if not isinstance(text, str):
+        raise _BadSentenceError("text is not a string", line, type(text).__name__)
+    _check_unicode(text, line)
+    words, spans = split_text(text)
+    if not words:
+        raise _BadSentenceError("a sentence without words", line)
+    return TaggedSentence(words, None, line, number, document, source_text=text, source_spans=spans)
+
+
+def _json_record(row: Row, options: ReadingOptions, number: int, document: int, *, needs_label: bool) -> TaggedSentence:
+    assert isinstance(row.fields, dict)
+    fields, line = row.fields, row.line
+    named = options.text_column
+    key = named if named in fields else next((key for key in _WORD_KEYS if key in fields and not named), None)
+    text_key = next((key for key in _TEXT_KEYS if key in fields), None)
+    if key is None and not named and text_key is not None and not needs_label:
+        return _sentence_of_text(fields[text_key], line, number, document)
+    if key is None:
+        keys = ", ".join(map(repr, list(fields)[:12])) or "none"
+        raise _BadSentenceError(
+            "no list of words", line, f"expected the key {named or ' or '.join(_WORD_KEYS)!r}, found {keys}"
+        )
+    if isinstance(fields[key], str) and not needs_label:
+        return _sentence_of_text(fields[key], line, number, document)
+    words = _strings(fields[key], line, "word")
+    if not words:
+        raise _BadSentenceError("a sentence without words", line)
+    tags = _json_tags(fields, options, line, len(words)) if needs_label else None
+    return TaggedSentence(words, tags, line, number, document)
+
+
+def _json_tags(fields: dict[str, Any], options: ReadingOptions, line: int, num_words: int) -> tuple[str, ...]:
+    named = options.label_column
+    key = named if named in fields else next((key for key in _TAG_KEYS if key in fields and not named), None)
+    if key is None:
+        keys = ", ".join(map(repr, list(fields)[:12]))
+        raise _BadSentenceError(
+            "no list of tags", line, f"expected the key {named or ' or '.join(_TAG_KEYS)!r}, found {keys}"
+        )
+    tags = _strings(fields[key], line, "tag")
+    if len(tags) != num_words:
+        raise _BadSentenceError("words and tags differ in number", line, f"{num_words} words, {len(tags)} tags")
+    return tags
+
+
+def _strings(values: Any, line: int, what: str) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise _BadSentenceError(f"{what}s are not a list", line, f"{values!r:.60} is a {type(values).__name__}")
+    for place, value in enumerate(values, start=1):
+        if not isinstance(value, str):
+            raise _BadSentenceError(f"a {what} is not a string", line, f"{what} {place} is {value!r:.60}")
+        if not value.strip():
+            raise _BadSentenceError(f"empty {what}", line, f"{what} {place} is {value!r}")
+        _check_unicode(value, line)
+    return tuple(values)
+
+
+def _check_unicode(text: str, line: int) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise _BadSentenceError("text holds half of a surrogate pair", line, "it is not valid Unicode")

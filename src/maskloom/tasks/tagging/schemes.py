@@ -1,0 +1,125 @@
+"""Schemes that write entities as one tag a word: checking, detecting and converting them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+
+from maskloom.metrics.entities import Entity, Scheme, entities_of
+
+# In the order in which they are tried: where two fit equally well, the first says the same as the other.
+SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "bioes", "bilou", "io")
+_PREFIXES: dict[Scheme, str] = {"iob2": "BI", "iob1": "BI", "bioes": "BIES", "bilou": "BILU", "io": "I"}
+
+
+@dataclass
+class SchemeFinder:
+    """Finds the scheme of a file from all its neighbouring tags."""
+
+    _pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, tags: Sequence[str]) -> None:
+        """Take in the tags of one sentence."""
+        self._pairs.update(pairwise(["O", *tags, "O"]))
+
+    def scheme(self) -> Scheme:
+        """Return the scheme with the fewest breaches, which is the one meant when there is a mistake in the file.
+
+        Tags that only open with I- fit IO and IOB1, which then mean the same entities; IOB1 is returned. Without any
+        entity it is IOB2.
+        """
+        breaches: dict[Scheme, tuple[int, int]] = {}
+        for scheme in SCHEMES:
+            bad = [pair for pair in self._pairs if _breach(*pair, scheme) or _is_unusual(*pair, scheme)]
+            # At a tie the scheme that knows every prefix is the likelier one.
+            foreign = [pair for pair in bad if pair[1][0] not in f"O{_PREFIXES[scheme]}"]
+            breaches[scheme] = (sum(self._pairs[pair] for pair in bad), sum(self._pairs[pair] for pair in foreign))
+        return min(SCHEMES, key=lambda scheme: breaches[scheme])
+
+
+def breach_of(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
+    """Return the place of the first tag that a scheme does not allow, with the rule that it breaks, or None.
+
+    The place is that of the word, the last word's where an entity stays open at the end. In IOB1 B- may stand where I-
+    would do: it says the same, and the training file of CoNLL-2003 has two of them.
+    """
+    for place, (previous, tag) in enumerate(pairwise(["O", *tags, "O"])):
+        rule = _breach(previous, tag, scheme)
+        if rule:
+            return (place, rule) if place < len(tags) else (place - 1, f"{rule} (the sentence ends here)")
+    return None
+
+
+def convert_tags(tags: Sequence[str], source: Scheme, target: Scheme) -> list[str]:
+    """Write the entities of one sentence in another scheme.
+
+    IO cannot tell neighbouring entities of one type apart: in it they become one. Raises ValueError for tags that
+    `source` does not allow.
+    """
+    breach = breach_of(tags, source)
+    if breach:
+        raise ValueError(f"tag {breach[0]} is {tags[breach[0]]!r}: {breach[1]}")
+    return list(tags) if source == target else tags_of(entities_of(tags), len(tags), target)
+
+
+def tags_of(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[str]:
+    """Write entities, in order and without overlaps, as tags; raises ValueError where they overlap or do not fit."""
+    tags = ["O"] * num_words
+    previous = Entity("", 0, 0)
+    for entity in entities:
+        if not previous.end <= entity.start < entity.end <= num_words:
+            raise ValueError(f"{entity} overlaps the one before it, or is not within {num_words} words")
+        first, inside, last, single = _prefixes(scheme)
+        if scheme == "iob1":
+            touches = entity.type == previous.type and entity.start == previous.end and previous.end > 0
+            first = single = "B" if touches else "I"
+        length = entity.end - entity.start
+        prefixes = [single] if length == 1 else [first, *[inside] * (length - 2), last]
+        tags[entity.start : entity.end] = [f"{prefix}-{entity.type}" for prefix in prefixes]
+        previous = entity
+    return tags
+
+
+def tag_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
+    """Return every tag of a scheme for some types: O first, then type by type, so that no tag of dev is unknown."""
+    return ("O", *(f"{prefix}-{kind}" for kind in sorted(set(types)) for prefix in _PREFIXES[scheme]))
+
+
+def _prefixes(scheme: Scheme) -> tuple[str, str, str, str]:
+    """Return the prefixes of the first, inner and last word of an entity, and of its only word."""
+    if scheme == "io":
+        return "I", "I", "I", "I"
+    if scheme == "bioes":
+        return "B", "I", "E", "S"
+    if scheme == "bilou":
+        return "B", "I", "L", "U"
+    return "B", "I", "I", "B"
+
+
+@lru_cache(maxsize=65536)
+def _breach(previous: str, tag: str, scheme: Scheme) -> str | None:
+    """Return the rule that a tag breaks after another (O at both ends of a sentence), or None."""
+    name, prefix = scheme.upper(), tag[0]
+    if prefix != "O" and prefix not in _PREFIXES[scheme]:
+        return f"{name} has the prefixes {', '.join(f'{p}-' for p in _PREFIXES[scheme])} and no {prefix}-"
+    goes_on = previous != "O" and previous[2:] == tag[2:]
+    if scheme == "iob2" and prefix == "I" and not goes_on:
+        return f"in IOB2 an entity opens with B-, so {tag} cannot follow {previous}"
+    if scheme in ("bioes", "bilou"):
+        last = "E" if scheme == "bioes" else "L"
+        is_inner = prefix in ("I", last)
+        if previous[0] in "BI" and not (is_inner and goes_on):
+            return (
+                f"in {name} the entity of {previous} goes on until {last}{previous[1:]}, and {tag} does not continue it"
+            )
+        if is_inner and previous[0] not in "BI":
+            return f"in {name} an entity opens with B-, so {tag} cannot follow {previous}"
+    return None
+
+
+def _is_unusual(previous: str, tag: str, scheme: Scheme) -> bool:
+    """Tell whether a tag is not what writers of the scheme put, though it can be understood: IOB1's B- after O."""
+    return scheme == "iob1" and tag[0] == "B" and (previous == "O" or previous[2:] != tag[2:])

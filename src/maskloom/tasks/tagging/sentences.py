@@ -1,0 +1,58 @@
+"""A sentence as words with tags, and where its words stand in a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from maskloom.text.normalization import words_with_offsets
+
+
+@dataclass(frozen=True)
+class TaggedSentence:
+    """One sentence of a file: its words, and their tags where the file has them, in the scheme asked for.
+
+    `line` is the file line of the first word and `number` counts sentences from 1; `document` counts documents of the
+    file from 0. `columns` holds the fields of each word of a file in columns, as they stand there, and `opening` those
+    of the -DOCSTART- line right before the sentence. `source_text` and `source_spans` are the text that raw words were cut
+    from and the characters (start, end) of each; without a text, words count as joined by single spaces.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    line: int
+    number: int
+    document: int
+    columns: tuple[tuple[str, ...], ...] | None = None
+    opening: tuple[str, ...] | None = None
+    source_text: str | None = None
+    source_spans: tuple[tuple[int, int], ...] | None = None
+
+    @cached_property
+    def text(self) -> str:
+        """The text of the sentence: the line it was cut from, or its words with a space between."""
+        return " ".join(self.words) if self.source_text is None else self.source_text
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The characters of `text`, (start, end), that each word stands on."""
+        if self.source_spans is not None:
+            return self.source_spans
+        found, start = [], 0
+        for word in self.words:
+            found.append((start, start + len(word)))
+            start += len(word) + 1
+        return tuple(found)
+
+    def line_of(self, word: int) -> int:
+        """Return the file line of a word: every word has its own where the file is in columns."""
+        return self.line + word if self.columns is not None else self.line
+
+
+def split_text(text: str) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
+    """Cut raw text into words and their characters: at white space and around punctuation, as BERT's tokenizer does.
+
+    A word is the text between its first and last character as it stands there, case and accents kept.
+    """
+    spans = tuple((start, end) for _, start, end in words_with_offsets(text, lowercase=False))
+    return tuple(text[start:end] for start, end in spans), spans

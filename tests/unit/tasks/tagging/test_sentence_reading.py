@@ -1,0 +1,258 @@
+import gzip
+import json
+
+import pytest
+
+from maskloom.config import ConfigError, DataError
+from maskloom.metrics.entities import entities_of
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.tagging.reading import find_scheme, iterate_sentences, layout_of_sentences, read_sentences
+
+CONLL = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+
+Peter NNP B-NP B-PER
+Blackburn NNP I-NP I-PER
+
+-DOCSTART- -X- -X- O
+
+Rome NNP B-NP B-LOC
+
+
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="data.conll"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def jsonl(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_columns_are_read_with_lines_numbers_and_documents(write):
+    data = read_sentences(write(CONLL))
+    assert [(s.words, s.tags, s.line, s.number, s.document) for s in data.examples] == [
+        (("EU", "rejects"), ("B-ORG", "O"), 3, 1, 0),
+        (("Peter", "Blackburn"), ("B-PER", "I-PER"), 6, 2, 0),
+        (("Rome",), ("B-LOC",), 11, 3, 1),
+    ]
+    assert data.scheme == "iob2"
+    assert data.examples[1].line_of(1) == 7
+    assert data.examples[0].opening == data.examples[2].opening == ("-DOCSTART-", "-X-", "-X-", "O")
+    assert data.examples[1].opening is None
+    assert data.examples[0].columns == (("EU", "NNP", "B-NP", "B-ORG"), ("rejects", "VBZ", "B-VP", "O"))
+    assert (data.report.num_rows, data.report.num_kept) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        CONLL.replace(" ", "\t"),
+        CONLL.replace("\n", "\r\n"),
+        "\ufeff" + CONLL,
+        CONLL.rstrip("\n"),
+        CONLL.replace(" ", "   "),
+        CONLL.replace("\n\n", "\n \t\n"),
+        CONLL.replace("O\n\n", "O\n"),
+    ],
+    ids=["tabs", "crlf", "byte-order mark", "no last line end", "wide", "blanks in blank lines", "close"],
+)
+def test_variants_of_columns_read_the_same(write, content):
+    if content == CONLL.replace("O\n\n", "O\n"):
+        # the blank line after -DOCSTART- may be missing; that of the first sentence then is as well
+        content = content.replace("rejects VBZ B-VP O\n", "rejects VBZ B-VP O\n\n")
+    found = read_sentences(write(content)).examples
+    assert [(s.words, s.tags, s.document) for s in found] == [
+        (s.words, s.tags, s.document) for s in read_sentences(write(CONLL, "plain.conll")).examples
+    ]
+
+
+def test_any_column_can_be_the_tag_or_the_word(write):
+    path = write(CONLL)
+    chunks = read_sentences(path, ReadingOptions(label_column="3")).examples
+    assert chunks[1].tags == ("B-NP", "I-NP")
+    swapped = read_sentences(write("B-X\tw\nO\tv\n"), ReadingOptions(text_column="2", label_column="1")).examples[0]
+    assert (swapped.words, swapped.tags) == (("w", "v"), ("B-X", "O"))
+
+
+def test_tags_are_converted_to_the_scheme_asked_for(write):
+    path = write("a I-X\nb I-X\nc B-X\nd O\n")
+    assert find_scheme(path) == "iob1"
+    assert read_sentences(path).examples[0].tags == ("B-X", "I-X", "B-X", "O")
+    assert read_sentences(path, target="bioes").examples[0].tags == ("B-X", "E-X", "S-X", "O")
+    assert read_sentences(path, scheme="iob1", target="io").examples[0].tags == ("I-X", "I-X", "I-X", "O")
+
+
+def test_a_no_break_space_belongs_to_its_word(write):
+    assert read_sentences(write("a\xa0b O\n")).examples[0].words == ("a\xa0b",)
+
+
+def test_jsonl_with_documents(write):
+    content = jsonl(
+        {"tokens": ["a", "b"], "tags": ["B-X", "O"], "document": "one"},
+        {"tokens": ["c"], "tags": ["O"], "document": "one"},
+        {"tokens": ["d"], "tags": ["O"], "document": "two"},
+    )
+    data = read_sentences(write(content, "data.jsonl"))
+    assert [(s.words, s.tags, s.line, s.document) for s in data.examples] == [
+        (("a", "b"), ("B-X", "O"), 1, 0),
+        (("c",), ("O",), 2, 0),
+        (("d",), ("O",), 3, 1),
+    ]
+    named = write(jsonl({"w": ["a"], "t": ["I-X"]}), "named.jsonl")
+    assert read_sentences(named, ReadingOptions(text_column="w", label_column="t")).examples[0].tags == ("B-X",)
+
+
+def test_compressed_files(write):
+    path = write(gzip.compress(CONLL.encode()), "train.conll.gz")
+    assert len(read_sentences(path).examples) == 3
+
+
+def test_raw_text_is_cut_at_punctuation_with_its_characters(write):
+    path = write("Héllo, Mr. Smith's\tcat\n", "raw.txt")
+    sentence = read_sentences(path, needs_label=False).examples[0]
+    assert sentence.words == ("Héllo", ",", "Mr", ".", "Smith", "'", "s", "cat")
+    assert [sentence.text[start:end] for start, end in sentence.spans] == list(sentence.words)
+    assert sentence.text == "Héllo, Mr. Smith's\tcat"
+    same = read_sentences(write(jsonl({"text": sentence.text}), "raw.jsonl"), needs_label=False).examples[0]
+    assert (same.words, same.spans) == (sentence.words, sentence.spans)
+
+
+def test_words_without_a_text_count_as_joined_by_spaces(write):
+    sentence = read_sentences(write(CONLL)).examples[1]
+    assert sentence.text == "Peter Blackburn"
+    assert sentence.spans == ((0, 5), (6, 15))
+
+
+def test_layouts(write):
+    assert layout_of_sentences(write(CONLL, "a.txt"), needs_label=False) == "columns"
+    assert layout_of_sentences(write("a O\nb B-X\n", "b.txt"), needs_label=False) == "columns"
+    assert layout_of_sentences(write("Vitamin B-12\nHello O\nthere\n", "c.txt"), needs_label=False) == "text"
+    assert layout_of_sentences(write("one\ntwo\n", "d.txt"), needs_label=False) == "text"
+    assert layout_of_sentences(write("one\ntwo\n", "d.txt"), needs_label=True) == "columns"
+    assert layout_of_sentences(write("one\n", "d.conll"), needs_label=False) == "columns"
+    assert layout_of_sentences(write("{}", "d.jsonl.gz")) == "jsonl"
+    assert layout_of_sentences(write("a b", "e.txt"), ReadingOptions(format="conll"), needs_label=False) == "columns"
+    with pytest.raises(ConfigError, match="tagging knows conll"):
+        layout_of_sentences(write("", "f.txt"), ReadingOptions(format="cola"))
+
+
+def test_columns_without_tags_can_be_read_for_prediction(write):
+    data = read_sentences(write("Rome\nis\n\nbig\n"), needs_label=False)
+    assert [s.words for s in data.examples] == [("Rome", "is"), ("big",)]
+    assert data.examples[0].tags is None
+    assert data.scheme is None
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "line", "says"),
+    [
+        ("a O\nb\n", "d.conll", 2, "wrong number of columns: 1 between spaces, expected 2"),
+        ("a\tO\nb c O\n", "d.conll", 2, "1 between tabs"),
+        ("a O\n\nb x O\n", "d.conll", 3, "wrong number of columns: 3"),
+        ("a B-X\nb NN\n", "d.conll", 2, "'NN' is neither O nor a prefix"),
+        ("a B-X\nb B-\n", "d.conll", 2, "unknown form of tag: 'B-'"),
+        ("a B-X\nb O\nc I-X\nd B-X\ne O\nf B-X\n", "d.conll", 3, "in IOB2 an entity opens with B-"),
+        ("a B-X\nb E-X\n\nc B-X\n", "d.conll", 4, "goes on until E-X"),
+        ("a\tO\n\tO\n", "d.conll", 2, "empty word"),
+        ("a\tO\nb\t\n", "d.conll", 2, "missing tag"),
+        ("a\nb\n", "d.conll", 1, "one column"),
+        (b"a O\nb\xff O\n", "d.conll", 2, "0xff, which is not UTF-8"),
+        (jsonl({"tokens": [], "tags": []}), "d.jsonl", 1, "a sentence without words"),
+        (jsonl({"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": []}), "d.jsonl", 2, "1 words, 0 tags"),
+        (jsonl({"tokens": ["a"], "tags": [3]}), "d.jsonl", 1, "a tag is not a string: tag 1 is 3"),
+        (jsonl({"tokens": "a", "tags": ["O"]}), "d.jsonl", 1, "words are not a list"),
+        (jsonl({"tokens": ["a", " "], "tags": ["O", "O"]}), "d.jsonl", 1, "empty word: word 2"),
+        (jsonl({"tokens": ["a"]}), "d.jsonl", 1, "no list of tags"),
+        (jsonl({"text": "a"}), "d.jsonl", 1, "no list of words: expected the key 'tokens or words', found 'text'"),
+        (jsonl({"tokens": ["a", "b"], "tags": ["O", "I-X"]}, {"tokens": ["a", "b"], "tags": ["O", "B-X"]},
+               {"tokens": ["a", "b"], "tags": ["B-X", "I-X"]}), "d.jsonl", 1, "word 2: in IOB2"),
+        ("{]\n", "d.jsonl", 1, "not valid JSON"),
+        ('{"tokens": ["\\ud800"], "tags": ["O"]}\n', "d.jsonl", 1, "half of a surrogate pair"),
+    ],
+)  # fmt: skip
+def test_wrong_data_is_refused_with_its_line(write, content, name, line, says):
+    path = write(content, name)
+    with pytest.raises(DataError) as error:
+        read_sentences(path)
+    assert f"{path}: line {line}: " in str(error.value)
+    assert says in str(error.value)
+
+
+def test_empty_files_and_files_without_sentences_are_refused(write):
+    with pytest.raises(DataError, match="the file is empty"):
+        read_sentences(write(""))
+    with pytest.raises(DataError, match="no usable sentences: 0 read"):
+        read_sentences(write("-DOCSTART- -X- O\n\n\n"))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_sentences("nowhere.conll")
+    with pytest.raises(DataError, match="raw text has no tags"):
+        read_sentences(write("a b\n", "a.txt"), ReadingOptions(format="text"))
+    with pytest.raises(DataError, match="line 1: a sentence without words"):
+        read_sentences(write("\x01\n", "b.txt"), needs_label=False)
+
+
+def test_bad_sentences_are_skipped_and_counted(write):
+    content = "a O\nb\n\nc B-X\nd I-X\n\ne O\nf I-X\n\ng ?\n\nh I-Y\n\ni B-X\n"
+    report = ReadingReport(write(content))
+    kept = list(iterate_sentences(report.path, ReadingOptions(on_bad_rows="skip"), report=report))
+    assert [(s.words, s.number) for s in kept] == [(("c", "d"), 2), (("i",), 6)]
+    assert report.dropped == {
+        "wrong number of columns": 1,
+        "tag not allowed by the scheme": 2,
+        "unknown form of tag": 1,
+    }
+    assert report.first_dropped_lines["tag not allowed by the scheme"] == 8
+    assert report.num_rows == report.num_kept + sum(report.dropped.values())
+
+
+def test_a_scheme_that_is_stated_is_held_to(write):
+    path = write("a I-X\nb I-X\n")
+    assert read_sentences(path, scheme="io").examples[0].tags == ("B-X", "I-X")
+    with pytest.raises(DataError, match="line 1: tag not allowed by the scheme: in IOB2"):
+        read_sentences(path, scheme="iob2")
+
+
+def test_column_numbers_are_checked(write):
+    path = write("a O\n")
+    with pytest.raises(ConfigError, match="given by number, from 1"):
+        read_sentences(path, ReadingOptions(label_column="tag"))
+    with pytest.raises(ConfigError, match="given by number, from 1"):
+        read_sentences(path, ReadingOptions(text_column="0"))
+    with pytest.raises(DataError, match="line 1: column 3 was asked for as the tag, the row has 2"):
+        read_sentences(path, ReadingOptions(label_column="3"))
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("split", "original", "num_sentences", "num_words", "num_documents", "num_entities"),
+    [
+        ("train.txt", "eng.train", 14_041, 203_621, 946, 23_499),
+        ("valid.txt", "eng.testa", 3_250, 51_362, 216, 5_942),
+        ("test.txt", "eng.testb", 3_453, 46_435, 231, 5_648),
+    ],
+)
+def test_conll_2003_has_its_published_counts(
+    data_folder, split, original, num_sentences, num_words, num_documents, num_entities
+):
+    data = read_sentences(data_folder / "conll2003" / split)
+    assert data.scheme == "iob2"
+    assert len(data.examples) == data.report.num_kept == num_sentences
+    assert sum(len(sentence.words) for sentence in data.examples) == num_words
+    assert len({sentence.document for sentence in data.examples}) == num_documents
+    assert sum(len(entities_of(sentence.tags)) for sentence in data.examples) == num_entities
+    in_iob1 = read_sentences(data_folder / "conll2003" / "iob1" / original)
+    assert in_iob1.scheme == "iob1"
+    assert [(s.words, s.tags, s.document) for s in in_iob1.examples] == [
+        (s.words, s.tags, s.document) for s in data.examples
+    ]

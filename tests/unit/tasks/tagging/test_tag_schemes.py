@@ -1,0 +1,133 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maskloom.metrics.entities import Entity, entities_of
+from maskloom.tasks.tagging.schemes import SCHEMES, SchemeFinder, breach_of, convert_tags, tag_names, tags_of
+
+ALL_PAIRS = list(itertools.product(SCHEMES, repeat=2))
+
+
+@st.composite
+def entities(draw, apart=False):
+    """Entities of one sentence, with neighbours of the same type unless `apart`, and its number of words."""
+    found, place = [], draw(st.integers(0, 2))
+    for length, gap, kind in draw(
+        st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.sampled_from(["PER", "LOC", "a-b"])), max_size=6)
+    ):
+        found.append(Entity(kind, place, place + length))
+        place += length + max(gap, int(apart))
+    return found, place
+
+
+@pytest.mark.parametrize(("source", "target"), ALL_PAIRS)
+@settings(max_examples=30)
+@given(case=entities(apart=True))
+def test_every_scheme_converts_to_every_other_and_back(source, target, case):
+    found, num_words = case
+    tags = tags_of(found, num_words, source)
+    there = convert_tags(tags, source, target)
+    assert entities_of(there) == found
+    assert breach_of(there, target) is None
+    assert convert_tags(there, target, source) == tags
+
+
+@pytest.mark.parametrize(("source", "target"), [pair for pair in ALL_PAIRS if "io" not in pair])
+@settings(max_examples=30)
+@given(case=entities())
+def test_neighbours_of_one_type_stay_apart(source, target, case):
+    found, num_words = case
+    tags = convert_tags(tags_of(found, num_words, source), source, target)
+    assert entities_of(tags, strict=target) == found
+    assert tags == tags_of(found, num_words, target)
+
+
+def test_io_joins_neighbours_of_one_type():
+    assert convert_tags(["B-PER", "B-PER", "B-LOC"], "iob2", "io") == ["I-PER", "I-PER", "I-LOC"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [
+        ("io", "I-PER I-PER I-PER I-LOC O I-PER"),
+        ("iob1", "I-PER I-PER B-PER I-LOC O I-PER"),
+        ("iob2", "B-PER I-PER B-PER B-LOC O B-PER"),
+        ("bioes", "B-PER E-PER S-PER S-LOC O S-PER"),
+        ("bilou", "B-PER L-PER U-PER U-LOC O U-PER"),
+    ],
+)
+def test_tags_of_one_sentence(scheme, expected):
+    found = [Entity("PER", 0, 2), Entity("PER", 2, 3), Entity("LOC", 3, 4), Entity("PER", 5, 6)]
+    assert tags_of(found, 6, scheme) == expected.split()
+
+
+@pytest.mark.parametrize("second", [Entity("PER", 1, 3), Entity("PER", 3, 3), Entity("PER", 4, 6)])
+def test_entities_that_do_not_fit_are_refused(second):
+    with pytest.raises(ValueError, match="overlaps the one before it, or is not within 5 words"):
+        tags_of([Entity("LOC", 0, 2), second], 5, "iob2")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags", "place", "rule"),
+    [
+        ("iob2", "O I-PER", 1, "in IOB2 an entity opens with B-, so I-PER cannot follow O"),
+        ("iob2", "B-LOC I-PER", 1, "I-PER cannot follow B-LOC"),
+        ("iob2", "E-PER", 0, "IOB2 has the prefixes B-, I- and no E-"),
+        ("io", "O B-PER", 1, "IO has the prefixes I- and no B-"),
+        ("bioes", "B-PER O", 1, "the entity of B-PER goes on until E-PER, and O does not"),
+        ("bioes", "B-PER I-PER", 1, "(the sentence ends here)"),
+        ("bioes", "B-PER E-LOC", 1, "E-LOC does not continue it"),
+        ("bioes", "S-PER E-PER", 1, "E-PER cannot follow S-PER"),
+        ("bioes", "E-PER", 0, "cannot follow O"),
+        ("bilou", "B-PER L-PER I-PER", 2, "in BILOU an entity opens with B-, so I-PER cannot follow L-PER"),
+        ("iob1", "S-PER", 0, "no S-"),
+    ],
+)
+def test_the_first_breach_is_named_with_its_rule(scheme, tags, place, rule):
+    breach = breach_of(tags.split(), scheme)
+    assert breach is not None
+    assert breach[0] == place
+    assert rule in breach[1]
+    with pytest.raises(ValueError, match=f"tag {place} is"):
+        convert_tags(tags.split(), scheme, "iob2")
+
+
+@pytest.mark.parametrize(
+    ("sentences", "expected"),
+    [
+        (["O O"], "iob2"),
+        (["B-PER I-PER O", "B-LOC B-LOC"], "iob2"),
+        (["I-PER I-PER O"], "iob1"),
+        (["I-PER B-PER O"], "iob1"),
+        (["O S-PER"], "bioes"),
+        (["B-PER E-PER"], "bioes"),
+        (["B-PER L-PER"], "bilou"),
+        (["U-PER O B-PER I-PER L-PER"], "bilou"),
+        # one mistake does not change what is meant
+        (["B-PER I-PER", "B-LOC O B-LOC", "O I-PER"], "iob2"),
+        (["I-PER I-PER O I-LOC", "O B-PER", "I-PER B-PER"], "iob1"),
+        (["B-PER E-PER", "S-PER O S-PER", "B-PER O"], "bioes"),
+    ],
+)
+def test_schemes_are_told_apart(sentences, expected):
+    finder = SchemeFinder()
+    for tags in sentences:
+        finder.add(tags.split())
+    assert finder.scheme() == expected
+
+
+@given(st.lists(entities(), min_size=1, max_size=5), st.sampled_from(["iob1", "iob2", "bioes", "bilou"]))
+def test_a_scheme_that_is_found_says_what_was_meant(cases, scheme):
+    finder = SchemeFinder()
+    for found, num_words in cases:
+        finder.add(tags_of(found, num_words, scheme))
+    for found, num_words in cases:
+        assert entities_of(tags_of(found, num_words, scheme)) == found
+        assert breach_of(tags_of(found, num_words, scheme), finder.scheme()) is None
+
+
+def test_tag_names_are_whole_whatever_training_held():
+    assert tag_names(["PER", "LOC", "PER"], "iob2") == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert tag_names(["X"], "bioes") == ("O", "B-X", "I-X", "E-X", "S-X")
