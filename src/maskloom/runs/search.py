@@ -21,6 +21,7 @@ from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder
 from maskloom.runs.search_space import (
     Space,
+    ValueRange,
     grid_settings,
     overrides_of,
     recipe_with,
@@ -149,7 +150,7 @@ def _listed_settings(
         raise ConfigError("optuna needs the number of trials (--trials)")
     if not space:
         raise ConfigError("optuna needs something to search: --grid training.learning_rate=1e-5..1e-4")
-    ends = {key: values[0] if isinstance(values, list | tuple) else values.low for key, values in space.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    ends = {key: values.low if isinstance(values, ValueRange) else values[0] for key, values in space.items()}
     recipe_with(recipe, ends, source="the first trial")
     return []
 

@@ -97,10 +97,12 @@ def grid_settings(space: Space) -> list[dict[str, Any]]:
 
     Raises ConfigError for a range: a grid needs values.
     """
+    choices = []
     for key, values in space.items():
         if isinstance(values, ValueRange):
             raise ConfigError(f"{key} = {values.low}..{values.high}: a grid needs a list of values; ranges need optuna")
-    return [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]  # pyright: ignore[reportArgumentType]
+        choices.append(values)
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:

@@ -30,8 +30,9 @@ RATES = {"training.learning_rate": (1e-5, 3e-5, 2e-5)}
 class Finetuning:
     """Scores a recipe by its learning rate, writes the files that a run leaves, and counts its calls."""
 
-    def __init__(self, *, failing=(), stops=(), error=NumericalError("the loss is nan")):
-        self.calls, self.failing, self.stops, self.error = [], set(failing), list(stops), error
+    def __init__(self, *, failing=(), stops=(), error=None):
+        self.calls, self.failing, self.stops = [], set(failing), list(stops)
+        self.error = error or NumericalError("the loss is nan")
 
     def __call__(self, recipe, *, out, resume, **others):
         rate = recipe.training.learning_rate

@@ -1,0 +1,113 @@
+"""Commands for the GLUE benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maskloom.cli.options import (
+    AsJson,
+    Model,
+    Out,
+    Overrides,
+    Recipe,
+    Resume,
+    chosen_recipe,
+    print_json,
+    progress_display,
+)
+from maskloom.cli.search import Grid, Restarts
+
+glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
+
+Data = Annotated[Path, typer.Option("--data", help="Folder with CoLA/, SST-2/, MRPC/ ... as GLUE distributes them.")]
+AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Let files be absent; the leaderboard does not.")]
+
+
+@glue_app.command("run")
+def run(
+    data: Data,
+    model: Model,
+    out: Out,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Tasks joined by commas, such as cola,mrpc; else all that are there.")
+    ] = None,
+    grid: Grid = None,
+    restarts: Restarts = None,
+    recipe: Recipe = None,
+    resume: Resume = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search settings for each task (by default the paper's grid), and show all official scores on dev."""
+    from maskloom.config import FinetuneRecipe
+    from maskloom.runs.glue import glue_run
+    from maskloom.runs.glue.table import glue_rows, notes_of
+    from maskloom.runs.search_space import parse_space
+    from maskloom.runs.search_table import print_table
+
+    changes = [*(overrides or []), *([f"restarts={restarts}"] if restarts else [])]
+    if grid is None and not (resume and (out / "recipe.toml").exists()):
+        grid = ["paper"]
+    result = glue_run(
+        chosen_recipe(FinetuneRecipe, recipe, changes, out, resume),
+        data=data,
+        model=model,
+        out=out,
+        tasks=None if tasks is None else tasks.split(","),
+        space=None if grid is None else parse_space(grid),
+        resume=resume,
+        progress=progress_display(),
+    )
+    if as_json:
+        print_json(result)
+    else:
+        print_table(*glue_rows(result), title="GLUE, dev")
+        typer.echo("\n" + "\n".join(notes_of(result)))
+        typer.echo(f"written to {out} (glue.md, glue.json); next: maskloom glue submit --run {out} --data {data}")
+    if result["failed"]:
+        raise typer.Exit(1)
+
+
+@glue_app.command("submit")
+def submit(
+    run_folder: Annotated[Path, typer.Option("--run", help="The folder of a GLUE run.")],
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="The zip to write.")] = Path("submission.zip"),
+    allow_partial: AllowPartial = False,
+    as_json: AsJson = False,
+) -> None:
+    """Answer the test files and write the zip that the leaderboard takes, checked."""
+    from maskloom.runs.glue import submit_glue
+
+    result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=progress_display())
+    if as_json:
+        print_json(result)
+        return
+    for name, file in result["files"].items():
+        unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""
+        typer.echo(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
+    for name, reason in result["absent"].items():
+        typer.echo(f"{name + '.tsv':<12}  left out: {reason}")
+    state = "complete" if result["is_complete"] else "PARTIAL: the leaderboard does not take it"
+    typer.echo(f"{result['output']}: checked, {state}")
+
+
+@glue_app.command("check")
+def check(
+    submission: Annotated[Path, typer.Argument(help="A zip for the leaderboard.")],
+    allow_partial: AllowPartial = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check names, headers, indices, line counts and label words of a submission."""
+    from maskloom.runs.glue import check_submission
+
+    problems = check_submission(submission, allow_partial=allow_partial)
+    if as_json:
+        print_json({"path": str(submission), "problems": problems})
+    else:
+        typer.echo("\n".join(problems) if problems else f"{submission}: sound")
+    if problems:
+        raise typer.Exit(3)

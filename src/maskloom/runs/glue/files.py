@@ -1,0 +1,173 @@
+"""Where GLUE's files lie and what a submission is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from maskloom.config import ConfigError, DataError
+from maskloom.tasks.tables import read_rows
+
+_MATCHED = frozenset({"fiction", "government", "slate", "telephone", "travel"})
+_MISMATCHED = frozenset({"facetoface", "letters", "nineeleven", "oup", "verbatim"})
+_DIAGNOSTIC_FOLDERS = ("MNLI", "AX", "diagnostic", ".")
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """A task of GLUE: its catalog row, its folder, and its labelled and unlabelled files by column of the score."""
+
+    name: str
+    folder: str
+    dev: dict[str, str]
+    test: dict[str, str]
+    train: str = "train.tsv"
+
+    def training_files(self, data: Path) -> tuple[Path, Path]:
+        """Return the paths of train and of the dev file by which models are chosen (the matched one of MNLI)."""
+        return data / self.folder / self.train, data / self.folder / next(iter(self.dev.values()))
+
+
+@dataclass(frozen=True)
+class SubmissionFile:
+    """One file of a submission: the task whose model answers, its rows without the header, and the words it may hold.
+
+    `labels` is empty for scores, which lie from 0 to 5.
+    """
+
+    column: str
+    task: str
+    num_rows: int
+    labels: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the file within the zip."""
+        return f"{self.column}.tsv"
+
+
+def _plain(name: str, folder: str) -> GlueTask:
+    return GlueTask(name, folder, dev={folder: "dev.tsv"}, test={folder: "test.tsv"})
+
+
+TASKS: tuple[GlueTask, ...] = (
+    _plain("cola", "CoLA"),
+    _plain("sst-2", "SST-2"),
+    _plain("mrpc", "MRPC"),
+    _plain("sts-b", "STS-B"),
+    _plain("qqp", "QQP"),
+    GlueTask(
+        "mnli",
+        "MNLI",
+        dev={"MNLI-m": "dev_matched.tsv", "MNLI-mm": "dev_mismatched.tsv"},
+        test={"MNLI-m": "test_matched.tsv", "MNLI-mm": "test_mismatched.tsv"},
+    ),
+    _plain("qnli", "QNLI"),
+    _plain("rte", "RTE"),
+    _plain("wnli", "WNLI"),
+)
+
+_BINARY = ("0", "1")
+_INFERENCE = ("contradiction", "entailment", "neutral")
+_ENTAILMENT = ("entailment", "not_entailment")
+SUBMISSION: tuple[SubmissionFile, ...] = (
+    SubmissionFile("AX", "mnli", 1_104, _INFERENCE),
+    SubmissionFile("CoLA", "cola", 1_063, _BINARY),
+    SubmissionFile("MNLI-m", "mnli", 9_796, _INFERENCE),
+    SubmissionFile("MNLI-mm", "mnli", 9_847, _INFERENCE),
+    SubmissionFile("MRPC", "mrpc", 1_725, _BINARY),
+    SubmissionFile("QNLI", "qnli", 5_463, _ENTAILMENT),
+    SubmissionFile("QQP", "qqp", 390_965, _BINARY),
+    SubmissionFile("RTE", "rte", 3_000, _ENTAILMENT),
+    SubmissionFile("SST-2", "sst-2", 1_821, _BINARY),
+    SubmissionFile("STS-B", "sts-b", 1_379, ()),
+    SubmissionFile("WNLI", "wnli", 146, _BINARY),
+)
+
+
+def glue_task(name: str) -> GlueTask:
+    """Return the task of that name, in any case; raises ConfigError that lists the known ones."""
+    for task in TASKS:
+        if name.strip().lower() in (task.name, f"glue:{task.name}"):
+            return task
+    raise ConfigError(f"{name!r} is not a task of GLUE; known: {', '.join(task.name for task in TASKS)}")
+
+
+def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask], dict[str, str]]:
+    """Return the tasks whose training files are there, and for each other one the files that were looked for.
+
+    Tasks that are asked for by name must be there: raises DataError that lists what was looked for; so it does when
+    no task is there at all, and for a folder that does not exist.
+    """
+    if not data.is_dir():
+        raise DataError(f"{data}: there is no such folder; GLUE's files lie in it as CoLA/train.tsv, RTE/dev.tsv ...")
+    wanted = [glue_task(name) for name in names] if names is not None else list(TASKS)
+    wanted = [task for index, task in enumerate(wanted) if task not in wanted[:index]]
+    found, absent = [], {}
+    for task in wanted:
+        missing = [path for path in task.training_files(data) if not path.is_file()]
+        if not missing:
+            found.append(task)
+            continue
+        absent[task.name] = ", ".join(map(str, missing))
+    if absent and names is not None:
+        listed = "; ".join(f"{name}: {paths}" for name, paths in absent.items())
+        raise DataError(f"{data}: files of tasks that were asked for are not there: {listed}")
+    if not found:
+        raise DataError(f"{data}: no task of GLUE is there; looked for {'; '.join(absent.values())}")
+    return found, absent
+
+
+def diagnostic_file(data: Path, *, labelled: bool = False) -> Path | None:
+    """Return the diagnostic set AX, to be answered or with its labels, where it lies; the distribution varies."""
+    name = "diagnostic-full.tsv" if labelled else "diagnostic.tsv"
+    paths = [data / folder / name for folder in _DIAGNOSTIC_FOLDERS] + ([] if labelled else [data / "AX" / "AX.tsv"])
+    return next((path for path in paths if path.is_file()), None)
+
+
+def check_genres(path: Path, *, matched: bool) -> None:
+    """Raise DataError when a file of MNLI holds a genre of the other of its two sets: m and mm were mixed up.
+
+    Genres are the evidence; a file without them, or with others, passes.
+    """
+    rows = read_rows(path, "tsv")
+    header = next(rows)
+    names = [str(name) for name in header.fields]
+    if "genre" not in names:
+        return
+    column, others = names.index("genre"), _MISMATCHED if matched else _MATCHED
+    for row in rows:
+        genre = list(row.fields)[column] if len(row.fields) > column else ""
+        if genre in others:
+            this, other = ("matched", "mismatched") if matched else ("mismatched", "matched")
+            raise DataError(
+                f"{path}: line {row.line}: the genre {genre!r} belongs to the {other} set, "
+                f"this file to the {this} one; were the two files mixed up?"
+            )
+
+
+def count_test_rows(path: Path) -> int:
+    """Return the number of rows of a file to be answered, whose first column must count them from 0.
+
+    Raises DataError, with the line, for a header without `index` or `id`, a row out of order and a blank row within.
+    """
+    rows = read_rows(path, "tsv")
+    header = next(rows)
+    first = str(next(iter(header.fields))).strip().lower()
+    if first not in ("index", "id"):
+        raise DataError(f"{path}: line 1: the first column is {first!r}; a test file of GLUE begins with index or id")
+    num_rows, blank = 0, None
+    for row in rows:
+        if list(row.fields) == [""]:
+            blank = blank or row.line
+            continue
+        if blank is not None:
+            raise DataError(f"{path}: line {blank}: a blank line within the file")
+        index = next(iter(row.fields))
+        if index != str(num_rows):
+            raise DataError(f"{path}: line {row.line}: index {index!r}, expected {num_rows}; rows keep their order")
+        num_rows += 1
+    if not num_rows:
+        raise DataError(f"{path}: no rows")
+    return num_rows

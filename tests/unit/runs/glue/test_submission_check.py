@@ -1,0 +1,121 @@
+"""Zips with one fault each; the sound one has the lengths of the real test files."""
+
+import zipfile
+
+import pytest
+
+from maskloom.config import DataError
+from maskloom.runs.glue import check_submission
+from maskloom.runs.glue.files import SUBMISSION
+
+LINES = {
+    "AX": 1105, "CoLA": 1064, "MNLI-m": 9797, "MNLI-mm": 9848, "MRPC": 1726, "QNLI": 5464, "QQP": 390_966,
+    "RTE": 3001, "SST-2": 1822, "STS-B": 1380, "WNLI": 147,
+}  # fmt: skip
+WORDS = {"AX": "entailment", "MNLI-m": "neutral", "MNLI-mm": "contradiction", "QNLI": "not_entailment"}
+WORDS |= {"RTE": "entailment", "STS-B": "4.25"}
+
+
+@pytest.fixture(scope="module")
+def contents():
+    return {
+        f"{name}.tsv": "index\tprediction\n"
+        + "".join(f"{index}\t{WORDS.get(name, '1')}\n" for index in range(lines - 1))
+        for name, lines in LINES.items()
+    }
+
+
+def write(path, contents, **changes):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, text in {**contents, **changes}.items():
+            if text is not None:
+                archive.writestr(name, text)
+    return path
+
+
+def faults(tmp_path, contents, **changes):
+    """Return the problems of a zip of the small files only, one of them changed."""
+    small = {name: text for name, text in contents.items() if name in ("WNLI.tsv", "STS-B.tsv", "RTE.tsv")}
+    return check_submission(write(tmp_path / "s.zip", small, **changes), allow_partial=True)
+
+
+def test_a_whole_submission_is_sound(tmp_path, contents):
+    assert check_submission(write(tmp_path / "s.zip", contents)) == []
+    assert {file.column: file.num_rows + 1 for file in SUBMISSION} == LINES
+
+
+def test_absent_files_are_named_unless_allowed(tmp_path, contents):
+    assert faults(tmp_path, contents) == []
+    (problem,) = check_submission(tmp_path / "s.zip")
+    assert problem == "absent: AX.tsv, CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, SST-2.tsv"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("WNLI.tsv", lambda text: text.replace("index\tprediction", "id\tlabel"), "line 1: the header is 'id\\tlabel'"),
+        ("WNLI.tsv", lambda text: text.removeprefix("index\tprediction\n"), "line 1: the header is '0\\t1'"),
+        ("WNLI.tsv", lambda text: text.replace("\n5\t1", "\n6\t1"), "line 7: the index is '6', expected 5"),
+        ("WNLI.tsv", lambda text: text.replace("\n0\t", "\n1\t"), "line 2: the index is '1', expected 0"),
+        ("WNLI.tsv", lambda text: text + "146\t1\n", "has 148 lines with its header, expected 147"),
+        ("WNLI.tsv", lambda text: text[: text.rindex("145")], "has 146 lines with its header, expected 147"),
+        ("WNLI.tsv", lambda text: text.replace("3\t1\n", "3\tentailment\n", 1), "'entailment' is not one of 0, 1"),
+        ("WNLI.tsv", lambda text: text.replace("3\t1\n", "3 1\n", 1), "line 5: 1 fields"),
+        ("WNLI.tsv", lambda text: text + "\n", "line 148: 1 fields"),
+        ("WNLI.tsv", lambda text: "", "is empty"),
+        ("RTE.tsv", lambda text: text.replace("9\tentailment", "9\t1", 1), "line 11: the prediction '1' is not one of"),
+        ("RTE.tsv", lambda text: text.replace("entailment", "Entailment", 1), "'Entailment' is not one of"),
+        ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\t5.01", 1), "line 9: the score 5.01 does not lie from 0"),
+        ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\t-0.1", 1), "the score -0.1 does not lie"),
+        ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\tnan", 1), "'nan' is not a number"),
+        ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\tinf", 1), "'inf' is not a number"),
+    ],
+)
+def test_every_fault_is_named_with_its_line(tmp_path, contents, name, change, problem):
+    found = faults(tmp_path, contents, **{name: change(contents[name])})
+    assert any(line.startswith(f"{name}: ") and problem in line for line in found), found
+
+
+def test_one_kind_of_fault_is_told_once(tmp_path, contents):
+    found = faults(tmp_path, contents, **{"WNLI.tsv": contents["WNLI.tsv"].replace("\t1", "\tx")})
+    assert found == ["WNLI.tsv: line 2: the prediction 'x' is not one of 0, 1"]
+
+
+def test_windows_line_ends_pass(tmp_path, contents):
+    assert faults(tmp_path, contents, **{"WNLI.tsv": contents["WNLI.tsv"].replace("\n", "\r\n")}) == []
+
+
+def test_names_of_files(tmp_path, contents):
+    found = faults(tmp_path, contents, **{"glue/CoLA.tsv": "x", "cola.tsv": "x", "notes.txt": "x"})
+    assert found == [
+        "glue/CoLA.tsv: lies in a folder; the zip must be flat",
+        "cola.tsv: not a file of a submission; did you mean CoLA.tsv?",
+        "notes.txt: not a file of a submission",
+    ]
+    write(tmp_path / "none.zip", {"a.txt": ""})
+    assert "none of the files" in check_submission(tmp_path / "none.zip", allow_partial=True)[-1]
+
+
+def test_a_name_that_stands_twice(tmp_path, contents):
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
+        archive.writestr("WNLI.tsv", contents["WNLI.tsv"])
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("WNLI.tsv", contents["WNLI.tsv"])
+    assert check_submission(tmp_path / "s.zip", allow_partial=True) == ["WNLI.tsv: stands 2 times in the zip"]
+
+
+def test_broken_files(tmp_path, contents):
+    with pytest.raises(DataError, match="there is no such file"):
+        check_submission(tmp_path / "no.zip")
+    (tmp_path / "text.zip").write_text("index\tprediction\n")
+    with pytest.raises(DataError, match="not a zip file"):
+        check_submission(tmp_path / "text.zip")
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
+        archive.writestr("WNLI.tsv", b"index\tprediction\n0\t\xff\n")
+        archive.writestr("RTE.tsv", contents["RTE.tsv"])
+    raw = bytearray((tmp_path / "s.zip").read_bytes())
+    raw[raw.index(b"0\tentailment")] ^= 1
+    (tmp_path / "s.zip").write_bytes(raw)
+    found = check_submission(tmp_path / "s.zip", allow_partial=True)
+    assert any("WNLI.tsv: byte 19 is not UTF-8" in line for line in found)
+    assert any("RTE.tsv: cannot be unpacked" in line for line in found)
