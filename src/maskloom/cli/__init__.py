@@ -8,6 +8,8 @@ import typer
 
 from maskloom.cli import training, use
 from maskloom.cli.corpora import corpus_app, vocab_app
+from maskloom.cli.glue import glue_app
+from maskloom.cli.search import search
 
 app = typer.Typer(
     name="maskloom",
@@ -21,6 +23,8 @@ app.add_typer(vocab_app, name="vocab")
 app.add_typer(corpus_app, name="corpus")
 app.command("pretrain")(training.pretrain)
 app.command("finetune")(training.finetune)
+app.command("search")(search)
+app.add_typer(glue_app, name="glue")
 app.command("evaluate")(use.evaluate)
 app.command("predict")(use.predict)
 app.command("fill-mask")(use.fill_mask)
