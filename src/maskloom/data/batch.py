@@ -91,10 +91,13 @@ class TokenBatch(PackedBatch):
 
     Shapes in words: `token_ids`, `segment_ids` and `labels` (tokens,) int64, labels -100 where a token is not scored,
     or None when unknown; `lengths` (sequences,) int64 in tokens, `indices` (sequences,) int64 places in the data set.
+    `chains` (tokens,) int64 numbers, in ascending order, the runs of tokens whose targets depend on each other, and is
+    -1 at tokens of none; None where targets are apart.
     """
 
     labels: np.ndarray | None
     indices: np.ndarray
+    chains: np.ndarray | None = None
 
     def split(self, num_sequences: int) -> list[TokenBatch]:
         """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
@@ -105,6 +108,7 @@ class TokenBatch(PackedBatch):
                 lengths=self.lengths[rows],
                 labels=None if self.labels is None else self.labels[tokens],
                 indices=self.indices[rows],
+                chains=None if self.chains is None else self.chains[tokens],
             )
             for rows, tokens in _cuts(self.lengths, num_sequences)
         ]
