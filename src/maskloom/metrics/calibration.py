@@ -1,0 +1,178 @@
+"""How far probabilities can be believed: calibration error, Brier score, likelihood, and the temperature that mends it.
+
+A row of logits with one class each (targets (examples,) of ids) becomes probabilities by softmax; with several labels
+(targets (examples, labels) of 0 and 1) each label has its own by the logistic function. A temperature divides the logits
+first (Guo et al. 2017): above 1 it takes confidence away, below 1 it adds some.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+NUM_BINS = 15
+# A model that makes no mistake on the data it is fitted on would get temperature 0, which says nothing of other data.
+TEMPERATURE_RANGE = (0.05, 20.0)
+
+
+def softmax(logits: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    """Return probabilities along an axis, float64."""
+    return np.exp(log_softmax(logits, axis=axis))
+
+
+def log_softmax(logits: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    """Return log probabilities along an axis, in nats, float64; finite for finite logits."""
+    shifted = logits.astype(np.float64) - logits.max(axis=axis, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the probability of each label by itself, float64."""
+    return 0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))
+
+
+def log_sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the log probability of each label by itself, in nats, float64; finite for finite logits."""
+    return -np.logaddexp(0.0, -logits.astype(np.float64))
+
+
+class CalibrationMetric:
+    """Expected calibration error, Brier score and negative log likelihood, gathered over batches of logits.
+
+    Memory does not grow with the examples. For classes the error compares, in `num_bins` bins of equal width, the mean
+    probability of the likeliest class with how often it is right, weighted by the examples of the bin. With several
+    labels it compares the probability of a label with how often the label is there, for each label by itself; the mean
+    over labels counts. A bin holds its upper edge and not its lower one; 0 lies in the first.
+    """
+
+    def __init__(self, *, temperature: float = 1.0, num_bins: int = NUM_BINS) -> None:
+        if num_bins < 1:
+            raise ValueError(f"num_bins is {num_bins}; at least one is needed")
+        self.temperature = checked_temperature(temperature)
+        self._edges = np.linspace(0.0, 1.0, num_bins + 1)
+        self._counts = self._confidences = self._hits = np.empty((0, 0))
+        self._squares = self._likelihood = 0.0
+        self._num_rows = self._num_values = 0
+
+    def update(self, logits: np.ndarray, targets: np.ndarray) -> None:
+        """Take in logits (examples, classes) and true ids (examples,), or 0/1 targets of the shape of the logits.
+
+        Raises ValueError for shapes that do not agree and for logits that are not finite numbers.
+        """
+        logits, targets = _checked(logits, targets)
+        if not len(logits):
+            return
+        scaled = logits / self.temperature
+        if targets.ndim == 1:
+            probabilities = softmax(scaled)
+            truths = targets[:, None] == np.arange(logits.shape[1])
+            confidences = probabilities.max(axis=1, keepdims=True)
+            hits = probabilities.argmax(axis=1)[:, None] == targets[:, None]
+            self._num_values += len(logits)
+        else:
+            probabilities = confidences = sigmoid(scaled)
+            hits = truths = targets
+            self._num_values += logits.size
+        self._num_rows += len(logits)
+        self._squares += float(((probabilities - truths) ** 2).sum())
+        self._likelihood += float(_losses(scaled, targets).sum())
+        self._put(confidences, hits)
+
+    def compute(self) -> dict[str, float]:
+        """Return `calibration_error` (0..1), `brier_score` and `negative_log_likelihood` (nats).
+
+        The Brier score is the squared distance of the probabilities from the truth: summed over classes, 0..2, and
+        averaged over examples; averaged over examples and labels alike, 0..1, with several labels. Raises ValueError
+        when no examples were given.
+        """
+        errors = self.errors()
+        return {
+            "calibration_error": float(errors.mean()),
+            "brier_score": self._squares / self._num_values,
+            "negative_log_likelihood": self._likelihood / self._num_values,
+        }
+
+    def errors(self) -> np.ndarray:
+        """Return the expected calibration error of each label, (labels,); one number, (1,), for classes."""
+        if not self._num_rows:
+            raise ValueError("calibration: no examples were given; an error of nothing is not defined")
+        return np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
+
+    def _put(self, confidences: np.ndarray, hits: np.ndarray) -> None:
+        """Add values (examples, columns) to the sums of their bins."""
+        shape = (confidences.shape[1], len(self._edges) - 1)
+        if not self._counts.size:
+            self._counts, self._confidences, self._hits = np.zeros((3, *shape))
+        if self._counts.shape != shape:
+            raise ValueError(f"calibration: {shape[0]} labels after {len(self._counts)}; all batches must be alike")
+        bins = np.maximum(np.searchsorted(self._edges, confidences, side="left") - 1, 0)
+        places = (np.arange(shape[0]) * shape[1] + np.minimum(bins, shape[1] - 1)).ravel()
+        size = shape[0] * shape[1]
+        self._counts += np.bincount(places, minlength=size).reshape(shape)
+        self._confidences += np.bincount(places, confidences.ravel(), minlength=size).reshape(shape)
+        self._hits += np.bincount(places, hits.ravel().astype(np.float64), minlength=size).reshape(shape)
+
+
+def calibration(
+    logits: np.ndarray, targets: np.ndarray, *, temperature: float = 1.0, num_bins: int = NUM_BINS
+) -> dict[str, float]:
+    """Return the figures of `CalibrationMetric` for one set of logits."""
+    metric = CalibrationMetric(temperature=temperature, num_bins=num_bins)
+    metric.update(logits, targets)
+    return metric.compute()
+
+
+def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, *, temperature: float = 1.0) -> float:
+    """Return the mean over examples (and labels, where there are several) of -log p of what is true, in nats."""
+    logits, targets = _checked(logits, targets)
+    if not logits.size:
+        raise ValueError("likelihood: no examples were given; a mean of nothing is not defined")
+    return float(_losses(logits / checked_temperature(temperature), targets).mean())
+
+
+def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the temperature in `TEMPERATURE_RANGE` with the highest likelihood; deterministic.
+
+    The likelihood has one maximum in the temperature, because it is concave in its inverse. Where every temperature is
+    as good as 1, as with logits that are all equal, the answer is 1. Raises ValueError when no examples are given.
+    """
+    from scipy.optimize import minimize_scalar
+
+    def loss(log_temperature: float) -> float:
+        return negative_log_likelihood(logits, targets, temperature=float(np.exp(log_temperature)))
+
+    low, high = TEMPERATURE_RANGE
+    found = minimize_scalar(
+        loss, bounds=(np.log(low), np.log(high)), method="bounded", options={"xatol": 1e-6, "maxiter": 200}
+    )
+    fitted = float(np.exp(found.x))
+    return fitted if loss(float(found.x)) < loss(0.0) else 1.0
+
+
+def checked_temperature(value: object) -> float:
+    """Return a temperature; raises ValueError unless it is a finite number above 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0.0 < value < float("inf"):
+        raise ValueError(f"temperature {value!r}: a finite number above 0 is expected")
+    return float(value)
+
+
+def _losses(scaled: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return -log p of each target, in nats: (examples,), or (examples, labels)."""
+    if targets.ndim == 1:
+        return -log_softmax(scaled)[np.arange(len(targets)), targets]
+    return -log_sigmoid(np.where(targets > 0, scaled, -scaled))
+
+
+def _checked(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets)
+    if logits.ndim != 2 or targets.shape not in (logits.shape[:1], logits.shape):
+        raise ValueError(f"calibration: logits have shape {logits.shape}, targets {targets.shape}; they must agree")
+    if not np.isfinite(logits).all():
+        raise ValueError("calibration: a logit is not a finite number")
+    if targets.ndim == 2 and not np.isin(targets, (0, 1)).all():
+        raise ValueError("calibration: the targets of several labels are 0 or 1")
+    if targets.ndim == 1:
+        if len(targets) and not (targets.min() >= 0 and targets.max() < logits.shape[1]):
+            raise ValueError(f"calibration: a target lies outside the classes 0 to {logits.shape[1] - 1}")
+        targets = targets.astype(np.int64)
+    return logits, targets
