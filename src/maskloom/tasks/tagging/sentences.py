@@ -14,7 +14,7 @@ class TaggedSentence:
 
     `line` is the file line of the first word and `number` counts sentences from 1; `document` counts documents of the
     file from 0. `columns` holds the fields of each word of a file in columns, as they stand there, and `opening` those
-    of the -DOCSTART- line right before the sentence. `source_text` and `source_spans` are the text that raw words were cut
+    of the -DOCSTART- line right before it. `source_text` and `source_spans` are the text that raw words were cut
     from and the characters (start, end) of each; without a text, words count as joined by single spaces.
     """
 
@@ -43,6 +43,14 @@ class TaggedSentence:
             found.append((start, start + len(word)))
             start += len(word) + 1
         return tuple(found)
+
+    def inputs(self) -> tuple[str, ...]:
+        """Return what a model sees of the sentence."""
+        return self.words
+
+    def as_row(self) -> dict[str, str]:
+        """Return the text as a row of predictions shows it."""
+        return {"text": self.text}
 
     def line_of(self, word: int) -> int:
         """Return the file line of a word: every word has its own where the file is in columns."""

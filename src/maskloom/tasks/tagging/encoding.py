@@ -1,0 +1,204 @@
+"""Sentences of words to token ids: every word keeps one place that is scored (BERT paper 5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskloom.config import ConfigError, DataError
+from maskloom.data.batch import TokenBatch
+from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.windows import Context, plan_windows
+from maskloom.text.tokenizer import Tokenizer
+
+NOT_SCORED = -100
+
+
+@dataclass(frozen=True)
+class EncodedSentences:
+    """Word pieces of all sentences end to end, once, and the windows on them that make the units.
+
+    `pieces` are flat token ids; word w owns `pieces[word_starts[w]:word_starts[w + 1]]` and sentence s the words
+    `sentence_starts[s]` to `sentence_starts[s + 1]`. `labels` (words,) are ids of tags, or None. `windows` are as
+    `plan_windows` returns them; a unit is [CLS], the pieces of a window, [SEP]. `num_vanished_words` had no pieces at
+    all and count as [UNK].
+    """
+
+    sentences: Sequence[TaggedSentence]
+    pieces: np.ndarray
+    word_starts: np.ndarray
+    sentence_starts: np.ndarray
+    labels: np.ndarray | None
+    windows: np.ndarray
+    cls_id: int
+    sep_id: int
+    max_length: int
+    context: Context
+    num_vanished_words: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each window, special tokens included."""
+        return self.windows[:, 1] - self.windows[:, 0] + 2
+
+    @property
+    def num_examples(self) -> int:
+        """Number of sentences."""
+        return len(self.sentences)
+
+    @property
+    def num_words(self) -> int:
+        """Number of words, all of which are scored."""
+        return len(self.word_starts) - 1
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self.windows)
+
+    def batch(self, indices: np.ndarray) -> TokenBatch:
+        """Return the windows of those indices, packed; labels stand at the first pieces of the words scored there.
+
+        The chains are the sentences that have scored words in a window, with all of their words that are in it.
+        """
+        lengths = self.lengths[indices].astype(np.int64)
+        token_ids = np.empty(int(lengths.sum()), dtype=np.int64)
+        labels = np.full(len(token_ids), NOT_SCORED, dtype=np.int64)
+        chains = np.full(len(token_ids), -1, dtype=np.int64)
+        num_chains = place = 0
+        for index, length in zip(np.asarray(indices).tolist(), lengths.tolist(), strict=True):
+            first, end, first_word, end_word = self.windows[index].tolist()
+            token_ids[place] = self.cls_id
+            token_ids[place + 1 : place + length - 1] = self.pieces[first:end]
+            token_ids[place + length - 1] = self.sep_id
+            shift = place + 1 - first
+            if self.labels is not None:
+                labels[self.word_starts[first_word:end_word] + shift] = self.labels[first_word:end_word]
+            words, sentences = self._chain_words(first, end, first_word, end_word)
+            chains[self.word_starts[words] + shift] = num_chains + sentences
+            num_chains += int(sentences[-1]) + 1
+            place += length
+        return TokenBatch(
+            token_ids=token_ids,
+            segment_ids=np.zeros_like(token_ids),
+            lengths=lengths,
+            labels=None if self.labels is None else labels,
+            indices=np.asarray(indices, dtype=np.int64),
+            chains=chains,
+        )
+
+    def word_rows(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
+        """Return one row of outputs a word, (words, width), in order: that of its first piece where it is scored."""
+        rows = [
+            values[self.word_starts[first_word:end_word] - first + 1]
+            for values, (first, _, first_word, end_word) in zip(outputs, self.windows.tolist(), strict=True)
+        ]
+        return np.concatenate(rows) if rows else np.empty((0, 1), dtype=np.float32)
+
+    def by_sentence(self, values: np.ndarray) -> list[np.ndarray]:
+        """Cut an array with one entry a word into one array a sentence."""
+        return np.split(values, self.sentence_starts[1:-1]) if self.num_examples else []
+
+    def account(self) -> dict[str, Any]:
+        """Return what was split, as plain values; nothing is ever left out."""
+        return {
+            "max_length": self.max_length,
+            "num_truncated_examples": 0,
+            "num_words": self.num_words,
+            "num_vanished_words": self.num_vanished_words,
+            "num_windows": len(self),
+            "num_split_sentences": self._num_split(),
+        }
+
+    def notes(self, path: Path) -> list[str]:
+        """Say how many sentences are seen in parts."""
+        num_split = self._num_split()
+        if not num_split:
+            return []
+        return [
+            f"{path}: {num_split} of {self.num_examples} sentences exceed {self.max_length} tokens and are seen in "
+            "windows; every word is scored"
+        ]
+
+    def _num_split(self) -> int:
+        """Return the number of sentences whose words are scored in more than one window."""
+        inner = self.windows[1:, 2]
+        inner = inner[~np.isin(inner, self.sentence_starts)]
+        return len(np.unique(np.searchsorted(self.sentence_starts, inner, side="right")))
+
+    def _chain_words(self, first: int, end: int, first_word: int, end_word: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the words of scored sentences that begin in a window, and the number of the sentence of each."""
+        bounds = np.searchsorted(self.sentence_starts, [first_word, end_word - 1], side="right")
+        low = int(self.sentence_starts[bounds[0] - 1])
+        high = int(self.sentence_starts[bounds[1]])
+        seen = np.searchsorted(self.word_starts, [first, end], side="left")
+        words = np.arange(max(low, int(seen[0])), min(high, int(seen[1])))
+        return words, np.searchsorted(self.sentence_starts, words, side="right") - int(bounds[0])
+
+
+def encode_sentences(
+    sentences: Sequence[TaggedSentence],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    labels: Sequence[str] | None = None,
+    context: Context = "sentence",
+    path: str | Path = "input",
+) -> EncodedSentences:
+    """Encode sentences in order, with windows of at most `max_length` tokens, [CLS] and [SEP] included.
+
+    `labels` are the tags by id; sentences without tags give no labels. A word of which nothing is left, such as one of
+    control characters, counts as [UNK], so that words and tags stay in step. Raises ConfigError for a length that the
+    tokenizer does not have, DataError, with `path` and line, for a tag that is not among the labels.
+    """
+    if not 3 <= max_length <= tokenizer.max_length:
+        raise ConfigError(f"max_length = {max_length}: tagging needs 3 to {tokenizer.max_length} tokens")
+    words = [word for sentence in sentences for word in sentence.words]
+    distinct = list(dict.fromkeys(words))
+    unknown = [tokenizer.vocabulary.unk_id]
+    ids = dict(zip(distinct, tokenizer.word_ids(distinct), strict=True))
+    pieces = [ids[word] or unknown for word in words]
+    word_starts = _starts([len(part) for part in pieces])
+    sentence_starts = _starts([len(sentence.words) for sentence in sentences])
+    documents = np.array([sentence.document for sentence in sentences], dtype=np.int64)
+    vocabulary = tokenizer.vocabulary
+    return EncodedSentences(
+        sentences=sentences,
+        pieces=np.fromiter((piece for part in pieces for piece in part), dtype=np.int32, count=int(word_starts[-1])),
+        word_starts=word_starts,
+        sentence_starts=sentence_starts,
+        labels=None if labels is None else _label_ids(sentences, labels, Path(path)),
+        windows=plan_windows(word_starts, sentence_starts, documents, max_length - 2, context),
+        cls_id=vocabulary.cls_id,
+        sep_id=vocabulary.sep_id,
+        max_length=max_length,
+        context=context,
+        num_vanished_words=sum(not ids[word] for word in words),
+    )
+
+
+def _starts(lengths: Sequence[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype(np.int64)
+
+
+def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path: Path) -> np.ndarray | None:
+    """Return the ids of all tags, or None where no sentence has tags."""
+    if all(sentence.tags is None for sentence in sentences):
+        return None
+    ids = {label: number for number, label in enumerate(labels)}
+    found: list[int] = []
+    for sentence in sentences:
+        if sentence.tags is None:
+            raise DataError(f"{path}: line {sentence.line}: no tags (other sentences have them)")
+        for place, tag in enumerate(sentence.tags):
+            if tag not in ids:
+                known = ", ".join(sorted({label[2:] for label in labels if label != "O"})) or "none"
+                raise DataError(
+                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r} is not one of training, "
+                    f"whose types of entity are {known}"
+                )
+            found.append(ids[tag])
+    return np.array(found, dtype=np.int64)
