@@ -108,20 +108,17 @@ def search(
         "reading": reading.as_dict(),
         "metric": metric,
     }
-    prepare_run_folder(out, recipe, inputs={**_fingerprints(setup), **described}, resume=resume)
+    continues = prepare_run_folder(out, recipe, inputs={**_fingerprints(setup), **described}, resume=resume)
     plan = stored or {"format_version": 1, **described, "trials": []}
     if not plan["trials"]:
         plan["trials"] = [_trial(setup, number, settings) for number, settings in enumerate(listed, start=1)]
     write_json(out / PLAN, plan)
-    total = num_trials or len(listed)
-    records = []
-    for trial, proposer in _trials(setup, plan, space, method, total):
-        record = _outcome_of(setup, trial, total)
-        records.append(record)
-        if proposer is not None:
-            proposer.tell(trial["proposal"], record["score"])
-        if keep_models == "best":
-            _drop_models(out, records)
+    try:
+        records = _run_trials(setup, plan, space)
+    except DataError:
+        if not continues and not list(out.glob("trials/*")):
+            _leave_no_trace(out)  # the data are wrong; with right ones it would be another search
+        raise
     return _finish(setup, plan, records)
 
 
@@ -155,12 +152,33 @@ def _listed_settings(
     return []
 
 
+def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict[str, Any]]:
+    """Run all trials that have no outcome yet, and return the outcomes of all."""
+    total = plan["num_trials"] or len(plan["trials"])
+    records = []
+    for trial, proposer in _trials(setup, plan, space, total):
+        record = _outcome_of(setup, trial, total)
+        records.append(record)
+        if proposer is not None:
+            proposer.tell(trial["proposal"], record["score"])
+        if setup.keep_models == "best":
+            _drop_models(setup.out, records)
+    return records
+
+
+def _leave_no_trace(out: Path) -> None:
+    for name in (RECIPE, "run.json", PLAN, "optuna.journal"):
+        (out / name).unlink(missing_ok=True)
+    if not any(out.iterdir()):
+        out.rmdir()
+
+
 def _trials(
-    setup: _Search, plan: dict[str, Any], space: Space, method: Method, total: int
+    setup: _Search, plan: dict[str, Any], space: Space, total: int
 ) -> Iterator[tuple[dict[str, Any], Proposer | None]]:
     """Yield the trials in order; those of optuna are asked for one by one, and written down before they run."""
     proposer: Proposer | None = None
-    if method == "optuna":
+    if plan["method"] == "optuna":
         from maskloom.runs.search_optuna import OptunaProposer
 
         proposer = OptunaProposer(setup.out / "optuna.journal", space, setup.recipe.seed)

@@ -136,6 +136,17 @@ def test_what_no_trial_can_mend_ends_the_search(run, error):
     assert len(finetuning.calls) == 1
 
 
+def test_wrong_data_leave_no_search_behind(run, inputs, monkeypatch):
+    def refuse(*args, **options):
+        raise DataError("dev.tsv: line 2: empty text")
+
+    with pytest.raises(DataError, match="line 2"):
+        run(refuse)
+    assert not inputs["out"].exists()
+    inputs["dev"].write_text("text\tlabel\nb\t0\n")
+    assert run(Finetuning())["num_failed"] == 0
+
+
 def test_an_interrupted_search_goes_on_in_the_middle(run, inputs):
     whole = run(Finetuning(), out=inputs["out"].with_name("whole"))
     finetuning = Finetuning(stops=[3e-5])

@@ -27,10 +27,15 @@ def check_submission(path: str | Path, *, allow_partial: bool = False) -> list[s
     except (zipfile.BadZipFile, OSError) as error:
         raise DataError(f"{path}: not a zip file: {error}") from None
     with archive:
-        problems = _name_problems(archive.namelist(), allow_partial=allow_partial)
-        for file in SUBMISSION:
-            if archive.namelist().count(file.name) == 1:
-                problems += [f"{file.name}: {problem}" for problem in _file_problems(archive, file)]
+        return problems_of(archive, allow_partial=allow_partial)
+
+
+def problems_of(archive: zipfile.ZipFile, *, allow_partial: bool = False) -> list[str]:
+    """Return what `check_submission` does, of a zip that is open."""
+    problems = _name_problems(archive.namelist(), allow_partial=allow_partial)
+    for file in SUBMISSION:
+        if archive.namelist().count(file.name) == 1:
+            problems += [f"{file.name}: {problem}" for problem in _file_problems(archive, file)]
     return problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
-from maskloom.files import replacing
+from maskloom.files import write_bytes
 from maskloom.inference import Predictor
-from maskloom.runs.glue.check import HEADER, check_submission
+from maskloom.runs.glue.check import HEADER, problems_of
 from maskloom.runs.glue.files import (
     SUBMISSION,
     SubmissionFile,
@@ -60,22 +61,26 @@ def submit_glue(
         raise DataError(f"{data}: there is nothing to answer: {'; '.join(absent.values())}")
     num_rows = {name: _checked_rows(name, path) for name, path in sources.items()}
     account: dict[str, Any] = {}
-    with replacing(out) as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for submitted in SUBMISSION:
-                path = sources.get(submitted.column)
-                if path is None:
-                    continue
-                answers, account[submitted.name] = _answers(submitted, path, num_rows[submitted.column], run, progress)
-                lines = [HEADER, *(f"{index}\t{answer}" for index, answer in enumerate(answers))]
-                entry = zipfile.ZipInfo(submitted.name, _EPOCH)
-                entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                archive.writestr(entry, "\n".join(lines) + "\n")
-        file.flush()
-        problems = check_submission(file.name, allow_partial=allow_partial)
-        if problems:
-            raise DataError(f"{out} is not written; the check found:\n" + "\n".join(problems))
+    held = io.BytesIO()  # a few megabytes, checked before anything is written
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in SUBMISSION:
+            if file.column in sources:
+                rows = num_rows[file.column]
+                answers, account[file.name] = _answers(file, sources[file.column], rows, run, progress)
+                _put(archive, file.name, answers)
+    with zipfile.ZipFile(held) as archive:
+        problems = problems_of(archive, allow_partial=allow_partial)
+    if problems:
+        raise DataError(f"{out} is not written; the check found:\n" + "\n".join(problems))
+    write_bytes(out, held.getvalue())
     return {"output": str(out), "files": account, "absent": absent, "is_complete": not absent}
+
+
+def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
+    lines = [HEADER, *(f"{index}\t{answer}" for index, answer in enumerate(answers))]
+    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+    archive.writestr(entry, "\n".join(lines) + "\n")
 
 
 def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
