@@ -1,11 +1,13 @@
 """How far probabilities can be believed: calibration error, Brier score, likelihood, and the temperature that mends it.
 
 A row of logits with one class each (targets (examples,) of ids) becomes probabilities by softmax; with several labels
-(targets (examples, labels) of 0 and 1) each label has its own by the logistic function. A temperature divides the logits
-first (Guo et al. 2017): above 1 it takes confidence away, below 1 it adds some.
+(targets (examples, labels) of 0 and 1) each label has its own by the logistic function. A temperature divides the
+logits first (Guo et al. 2017): above 1 it takes confidence away, below 1 it adds some.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +51,7 @@ class CalibrationMetric:
             raise ValueError(f"num_bins is {num_bins}; at least one is needed")
         self.temperature = checked_temperature(temperature)
         self._edges = np.linspace(0.0, 1.0, num_bins + 1)
-        self._counts = self._confidences = self._hits = np.empty((0, 0))
+        self._confidences = self._hits = np.empty((0, 0))
         self._squares = self._likelihood = 0.0
         self._num_rows = self._num_values = 0
 
@@ -100,14 +102,13 @@ class CalibrationMetric:
     def _put(self, confidences: np.ndarray, hits: np.ndarray) -> None:
         """Add values (examples, columns) to the sums of their bins."""
         shape = (confidences.shape[1], len(self._edges) - 1)
-        if not self._counts.size:
-            self._counts, self._confidences, self._hits = np.zeros((3, *shape))
-        if self._counts.shape != shape:
-            raise ValueError(f"calibration: {shape[0]} labels after {len(self._counts)}; all batches must be alike")
+        if not self._hits.size:
+            self._confidences, self._hits = np.zeros((2, *shape))
+        if self._hits.shape != shape:
+            raise ValueError(f"calibration: {shape[0]} labels after {len(self._hits)}; all batches must be alike")
         bins = np.maximum(np.searchsorted(self._edges, confidences, side="left") - 1, 0)
         places = (np.arange(shape[0]) * shape[1] + np.minimum(bins, shape[1] - 1)).ravel()
         size = shape[0] * shape[1]
-        self._counts += np.bincount(places, minlength=size).reshape(shape)
         self._confidences += np.bincount(places, confidences.ravel(), minlength=size).reshape(shape)
         self._hits += np.bincount(places, hits.ravel().astype(np.float64), minlength=size).reshape(shape)
 
@@ -148,7 +149,7 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     return fitted if loss(float(found.x)) < loss(0.0) else 1.0
 
 
-def checked_temperature(value: object) -> float:
+def checked_temperature(value: Any) -> float:
     """Return a temperature; raises ValueError unless it is a finite number above 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0.0 < value < float("inf"):

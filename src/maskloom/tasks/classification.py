@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from maskloom.config import DataError
 from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
+from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.catalog.row import Kind
@@ -20,6 +21,7 @@ from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.labels import check_variety, encode_labels, label_names_of, read_label_names
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.task import Outputs, Task, TaskKind
+from maskloom.tasks.tuning import checked_thresholds, tune_classes, tune_labels
 from maskloom.text.tokenizer import Tokenizer
 
 PROBLEM_TYPES: dict[Kind, str] = {
@@ -28,7 +30,6 @@ PROBLEM_TYPES: dict[Kind, str] = {
     "regression": "regression",
     "multilabel": "multi_label_classification",
 }
-_THRESHOLD = 0.5
 
 
 def classification_kind(kind: Kind) -> TaskKind:
@@ -49,21 +50,29 @@ def classification_task(
 
     `primary` is the score by which models are compared: accuracy, f1, f1_macro or matthews for one label; pearson,
     spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. `settings` may hold
-    `class_weights` by id. Raises ValueError for a score that the kind does not have.
+    `class_weights` by id, `temperature`, by which logits are divided before they become probabilities, and
+    `thresholds`, the least probability at which each label is chosen (0.5 without). Raises ValueError for a score that
+    the kind does not have, and for settings that are not such numbers.
     """
     settings = dict(settings or {})
+    temperature = checked_temperature(settings.get("temperature", 1.0))
+    tune = None
     if kind == "regression":
         objective, primary = Regression(), primary or "pearson"
         decide, decode, metric = _scores, _decode_scores, partial(RegressionMetric, primary=primary)
     elif kind == "multilabel":
         objective, primary = MultiLabelClassification(), primary or "f1_micro"
-        decide, decode = _chosen_labels, partial(_decode_labels, labels)
+        thresholds = checked_thresholds(settings.get("thresholds"), len(labels))
+        decide = partial(_chosen_labels, temperature, thresholds)
+        decode = partial(_decode_labels, labels, temperature, thresholds)
+        tune = partial(tune_labels, settings=settings)
         metric = partial(MultiLabelMetric, len(labels), primary=primary)
     else:
         weights = settings.get("class_weights")
         objective = SingleLabelClassification(None if weights is None else tuple(weights))
         primary = primary or "accuracy"
-        decide, decode = _best_class, partial(_decode_class, labels)
+        decide, decode = _best_class, partial(_decode_class, labels, temperature)
+        tune = tune_classes
         metric = partial(SingleLabelMetric, len(labels), primary=primary)
     metric()  # an unknown score is an error here, not after training
     names = labels or ("score",)
@@ -84,6 +93,8 @@ def classification_task(
             "problem_type": PROBLEM_TYPES[kind],
         },
         settings=settings,
+        tune=None if tune is None else partial(_tuned, tune),
+        scored_logits=None if tune is None else lambda _, outputs: _stacked(outputs),
     )
 
 
@@ -138,6 +149,12 @@ def _encode(
     return encode_examples(data.examples, tokenizer, max_length=max_length, labels=encode_labels(data, kind, names))
 
 
+def _tuned(
+    tune: Callable[..., dict[str, Any]], encoded: Any, outputs: Outputs, leave_out: Collection[str] = ()
+) -> dict[str, Any]:
+    return tune(_stacked(outputs), encoded.labels, leave_out=leave_out)
+
+
 def _stacked(outputs: Outputs) -> np.ndarray:
     """Return the one row of every unit, (examples, outputs)."""
     return np.concatenate(outputs) if len(outputs) else np.empty((0, 1), dtype=np.float32)
@@ -151,21 +168,22 @@ def _scores(logits: np.ndarray) -> np.ndarray:
     return logits[:, 0]
 
 
-def _chosen_labels(logits: np.ndarray) -> np.ndarray:
-    return (_sigmoid(logits) >= _THRESHOLD).astype(np.int8)
+def _chosen_labels(temperature: float, thresholds: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    return (sigmoid(logits / temperature) >= thresholds).astype(np.int8)
 
 
-def _decode_class(names: tuple[str, ...], logits: np.ndarray) -> list[dict[str, Any]]:
-    exponents = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    probabilities = exponents / exponents.sum(axis=1, keepdims=True)
+def _decode_class(names: tuple[str, ...], temperature: float, logits: np.ndarray) -> list[dict[str, Any]]:
+    # the class is that of the logits: rounding after a high temperature may make two classes equal
     return [
-        {"label": names[int(row.argmax())], "probabilities": dict(zip(names, map(float, row), strict=True))}
-        for row in probabilities
+        {"label": names[best], "probabilities": dict(zip(names, map(float, row), strict=True))}
+        for best, row in zip(_best_class(logits).tolist(), softmax(logits / temperature), strict=True)
     ]
 
 
-def _decode_labels(names: tuple[str, ...], logits: np.ndarray) -> list[dict[str, Any]]:
-    probabilities, chosen = _sigmoid(logits), _chosen_labels(logits)
+def _decode_labels(
+    names: tuple[str, ...], temperature: float, thresholds: np.ndarray, logits: np.ndarray
+) -> list[dict[str, Any]]:
+    probabilities, chosen = sigmoid(logits / temperature), _chosen_labels(temperature, thresholds, logits)
     return [
         {
             "labels": [name for name, is_chosen in zip(names, marks, strict=True) if is_chosen],
@@ -177,7 +195,3 @@ def _decode_labels(names: tuple[str, ...], logits: np.ndarray) -> list[dict[str,
 
 def _decode_scores(logits: np.ndarray) -> list[dict[str, Any]]:
     return [{"score": float(score)} for score in logits[:, 0]]
-
-
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))

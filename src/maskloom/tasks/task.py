@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,14 @@ class Encode(Protocol):
         ...
 
 
+class Tune(Protocol):
+    """Settings that are fitted to the outputs for labelled data."""
+
+    def __call__(self, encoded: EncodedData, outputs: Outputs, leave_out: Collection[str] = ()) -> dict[str, Any]:
+        """Return the fitted settings by name, plain values; those in `leave_out` stay as the task has them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Task:
     """A kind of task with its labels, as plain functions.
@@ -40,6 +48,11 @@ class Task:
     `targets(encoded)`, or None where the data has no labels; `decode(encoded, outputs)` one dictionary an example, in
     order. `settings` are the kind's own, plain values that are kept beside the model; `published_config` are the
     keys of config.json that say what its outputs mean.
+
+    `tune` fits settings to labelled data, and is None for a kind that has none to fit. `scored_logits(encoded,
+    outputs)` gives what becomes the probabilities of the targets, (examples, classes) for softmax where targets are
+    (examples,) ids, (examples, labels) for the logistic function where they are 0/1, without any temperature; None for
+    a kind whose probabilities are not calibrated.
     """
 
     kind: Kind
@@ -54,6 +67,13 @@ class Task:
     metric: Callable[[], Metric]
     published_config: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
+    tune: Tune | None = None
+    scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
+
+    @property
+    def temperature(self) -> float:
+        """What its logits are divided by before they become probabilities."""
+        return float(self.settings.get("temperature", 1.0))
 
     @property
     def num_outputs(self) -> int:

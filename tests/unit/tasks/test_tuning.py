@@ -1,0 +1,159 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score
+
+from maskloom.tasks.kinds import make_task
+from maskloom.tasks.tuning import best_threshold, checked_thresholds, tune_classes, tune_labels
+
+
+class Encoded:
+    """The labels of encoded examples, all that tuning reads of them."""
+
+    def __init__(self, labels):
+        self.labels = np.asarray(labels)
+
+
+def outputs(rows):
+    return [np.array([row], dtype=np.float32) for row in rows]
+
+
+def f1_at(scores, targets, threshold):
+    return f1_score(targets, np.asarray(scores) >= threshold, zero_division=0)
+
+
+def test_a_threshold_by_hand():
+    scores = [0.9, 0.45, 0.4, 0.3, 0.1]
+    # F1 of the first 1, 2, 3, 4, 5: 2/4, 4/5, 4/6, 6/7, 6/8
+    assert best_threshold(scores, [1, 1, 0, 1, 0]) == pytest.approx(0.2)
+    assert best_threshold(scores, [1, 1, 0, 0, 0]) == pytest.approx(0.425)
+    assert best_threshold([0.9, 0.8, 0.7], [1, 0, 0]) == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize(
+    ("scores", "targets", "reason"),
+    [
+        ([0.9, 0.6, 0.2], [0, 0, 0], "no positives"),
+        ([0.9, 0.6, 0.2], [1, 1, 0], "already best"),
+        ([0.9, 0.6, 0.2], [1, 1, 1], None),
+        ([], [], "no examples"),
+        ([0.7, 0.7, 0.7], [1, 0, 0], "one score, all chosen at 0.5 as well"),
+    ],
+)
+def test_a_half_stays_where_nothing_beats_it(scores, targets, reason):
+    assert (best_threshold(scores, targets) == 0.5) == (reason is not None)
+
+
+def test_of_equally_good_thresholds_the_nearest_to_a_half_is_taken():
+    # F1 of the first 1, 2, 3, 4: 2/3, 1/2, 2/5, 2/3
+    assert best_threshold([0.4, 0.35, 0.2, 0.1], [1, 0, 0, 1]) == pytest.approx(0.375)
+    assert best_threshold([0.95, 0.91, 0.8, 0.7, 0.3], [1, 0, 0, 1, 1]) == pytest.approx(0.15)
+    # of five the first and the fourth: 2/3 with the first alone and with four, which 0.5 chooses as well
+    assert best_threshold([0.9, 0.7, 0.65, 0.6, 0.2], [1, 0, 0, 1, 0]) == 0.5
+    # F1 of the first 1, 2, 3, 4, 5: 2/3, 1/2, 2/5, 2/3, 4/7, with 0.5 among the worse: .75 and .25 are equally near
+    assert best_threshold([0.8, 0.7, 0.4, 0.3, 0.2], [1, 0, 0, 1, 0]) == 0.75
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.4, 0.5, 0.5000001, 0.9, 1.0]), st.booleans()), max_size=12)
+)
+def test_no_threshold_is_better(rows):
+    scores, targets = np.array([score for score, _ in rows]), np.array([mark for _, mark in rows], dtype=int)
+    threshold = best_threshold(scores, targets)
+    assert 0.0 <= threshold <= 1.0
+    if not rows:
+        return
+    reached = f1_at(scores, targets, threshold)
+    candidates = [*scores, 0.5, 1.1]
+    assert reached == pytest.approx(max(f1_at(scores, targets, candidate) for candidate in candidates))
+    if reached == pytest.approx(f1_at(scores, targets, 0.5)):
+        assert threshold == 0.5
+    rng = np.random.default_rng(len(rows))
+    order = rng.permutation(len(rows))
+    assert best_threshold(scores[order], targets[order]) == threshold
+
+
+def test_neighbouring_numbers():
+    low = 0.3
+    high = np.nextafter(low, 1.0)
+    assert f1_at([high, low], [1, 0], best_threshold([high, low], [1, 0])) == 1.0
+
+
+def test_labels_are_tuned_each_by_itself_on_what_the_temperature_gives():
+    rng = np.random.default_rng(2)
+    logits = (rng.normal(size=(300, 3)) * 4 - 3).astype(np.float32)
+    targets = (rng.random((300, 3)) < 1 / (1 + np.exp(-logits / 2))).astype(np.float32)
+    targets[:, 2] = 0
+    task = make_task("multilabel", ["a", "b", "c"])
+    rows, encoded = outputs(logits), Encoded(targets)
+    settings = task.tune(encoded, rows)
+    assert sorted(settings) == ["temperature", "thresholds"]
+    assert settings["temperature"] == pytest.approx(2.0, rel=0.3)
+    tuned = make_task("multilabel", ["a", "b", "c"], settings=settings)
+    assert tuned.temperature == settings["temperature"]
+    before, after = task.decide(encoded, rows), tuned.decide(encoded, rows)
+    gains = [f1_score(targets[:, k], after[:, k]) - f1_score(targets[:, k], before[:, k]) for k in range(2)]
+    assert min(gains) >= 0
+    assert max(gains) > 0
+    for label, threshold in enumerate(settings["thresholds"]):
+        scores = np.array([row["probabilities"]["abc"[label]] for row in tuned.decode(encoded, rows)])
+        assert after[:, label].tolist() == (scores >= threshold).astype(int).tolist()
+    chosen = [[name for name, mark in zip("abc", row, strict=True) if mark] for row in after]
+    assert [row["labels"] for row in tuned.decode(encoded, rows)] == chosen
+    without = task.tune(encoded, rows, ("temperature",))
+    assert list(without) == ["thresholds"]
+    plain = make_task("multilabel", ["a", "b", "c"], settings=without)
+    assert (plain.decide(encoded, rows) == after).all()
+
+
+def test_thresholds_move_with_a_new_temperature_that_they_were_not_fitted_to():
+    rng = np.random.default_rng(4)
+    logits, targets = rng.normal(size=(200, 2)) * 3, rng.integers(0, 2, (200, 2))
+    old = {"temperature": 1.5, "thresholds": [0.2, 0.7]}
+    new = tune_labels(logits, targets, settings=old, leave_out=("thresholds",))
+    assert new["temperature"] != old["temperature"]
+    decided = [make_task("multilabel", ["a", "b"], settings=each).decide(None, outputs(logits)) for each in (old, new)]
+    assert (decided[0] == decided[1]).all()
+    assert tune_labels(logits, targets, settings={}, leave_out=("thresholds",)).keys() == {"temperature"}
+    assert tune_labels(logits, targets, settings=old, leave_out=("temperature", "thresholds")) == {}
+    edges = tune_labels(logits, targets, settings={"thresholds": [0.0, 1.0]}, leave_out=("thresholds",))
+    assert edges["thresholds"] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["single", "pair"])
+def test_a_temperature_changes_probabilities_and_no_decision(kind):
+    rng = np.random.default_rng(6)
+    logits, targets = (rng.normal(size=(100, 3)) * 5).astype(np.float32), rng.integers(0, 3, 100)
+    task = make_task(kind, ["a", "b", "c"])
+    settings = task.tune(Encoded(targets), outputs(logits))
+    assert settings == tune_classes(logits, targets)
+    assert settings["temperature"] > 2
+    assert task.tune(Encoded(targets), outputs(logits), ("temperature",)) == {}
+    tuned = make_task(kind, ["a", "b", "c"], settings=settings)
+    assert (tuned.decide(None, outputs(logits)) == task.decide(None, outputs(logits))).all()
+    scaled = np.exp(logits[0] / settings["temperature"])
+    row = tuned.decode(None, outputs(logits))[0]
+    assert list(row["probabilities"].values()) == pytest.approx(scaled / scaled.sum(), rel=1e-5)
+    assert row["label"] == task.decode(None, outputs(logits))[0]["label"]
+
+
+def test_a_score_has_nothing_to_tune():
+    assert make_task("regression").tune is None
+    assert make_task("regression").scored_logits is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"thresholds": [0.5]}, {"thresholds": [0.5, 1.5]}, {"thresholds": ["a", "b"]}, {"thresholds": 0.5},
+        {"thresholds": [0.5, float("nan")]}, {"temperature": 0}, {"temperature": "hot"},
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_refused(settings):
+    with pytest.raises(ValueError, match=r"threshold|temperature"):
+        make_task("multilabel", ["a", "b"], settings=settings)
+
+
+def test_thresholds_without_settings():
+    assert checked_thresholds(None, 3).tolist() == [0.5] * 3
