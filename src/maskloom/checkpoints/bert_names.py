@@ -98,13 +98,17 @@ HEADS: dict[str, tuple[TensorName, ...]] = {
     "tagger": _output("tagger", "classifier", ""),
     "choice": _output("choice", "classifier", ""),
     "span": _output("span", "qa_outputs", "cls/squad/"),
+    # Ours alone: other programs that open the file see a tagger, and three tensors that they leave out.
+    "crf": tuple(
+        TensorName(f"heads.crf.{name}", None, f"crf.{name}", f"crf/{name}") for name in ("start", "end", "transitions")
+    ),
 }
 
 # Heads of one published name: config.json's architecture says which of them a file holds.
 SAME_NAME = ("classifier", "tagger", "choice")
 
 # Heads that read token vectors: models with these alone are published without a pooler.
-TOKEN_HEADS = frozenset({"tagger", "span"})
+TOKEN_HEADS = frozenset({"tagger", "span", "crf"})
 
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 

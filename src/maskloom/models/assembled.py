@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from maskloom.config import ConfigError
+from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.initialization import initialize
 from maskloom.models.bert import Bert, BertConfig
 from maskloom.models.heads import ClassificationHead, MaskedLMHead, NextSentenceHead, SpanHead
@@ -95,6 +96,7 @@ def _assemble(config: BertConfig, heads: Sequence[str], num_labels: int | None) 
         "nsp": lambda: NextSentenceHead(config.hidden_size),
         "classifier": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
         "tagger": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
+        "crf": lambda: LinearChainCRF(_required(num_labels)),
         "choice": lambda: ClassificationHead(config.hidden_size, 1, config.head_dropout),
         "span": lambda: SpanHead(config.hidden_size),
     }

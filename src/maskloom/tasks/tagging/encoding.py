@@ -46,9 +46,14 @@ class EncodedSentences:
         return self.windows[:, 1] - self.windows[:, 0] + 2
 
     @property
-    def num_examples(self) -> int:
+    def num_sentences(self) -> int:
         """Number of sentences."""
         return len(self.sentences)
+
+    @property
+    def num_examples(self) -> int:
+        """Number of windows: an epoch counts what a step takes, and a window of a document holds many sentences."""
+        return len(self)
 
     @property
     def num_words(self) -> int:
@@ -100,7 +105,7 @@ class EncodedSentences:
 
     def by_sentence(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut an array with one entry a word into one array a sentence."""
-        return np.split(values, self.sentence_starts[1:-1]) if self.num_examples else []
+        return np.split(values, self.sentence_starts[1:-1]) if self.num_sentences else []
 
     def account(self) -> dict[str, Any]:
         """Return what was split, as plain values; nothing is ever left out."""
@@ -119,7 +124,7 @@ class EncodedSentences:
         if not num_split:
             return []
         return [
-            f"{path}: {num_split} of {self.num_examples} sentences exceed {self.max_length} tokens and are seen in "
+            f"{path}: {num_split} of {self.num_sentences} sentences exceed {self.max_length} tokens and are seen in "
             "windows; every word is scored"
         ]
 
