@@ -1,6 +1,7 @@
 """Text in, typed predictions out; bulk features."""
 
+from maskloom.inference.ensemble import Ensemble, open_models, restart_models
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.inference.predictor import Predictor
 
-__all__ = ["Predictor", "resolve_model_folder"]
+__all__ = ["Ensemble", "Predictor", "open_models", "resolve_model_folder", "restart_models"]

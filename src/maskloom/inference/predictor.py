@@ -106,9 +106,13 @@ class Predictor:
         task = self.required_task()
         if not data.examples:
             return []
-        encoded = task.encode(data, self.tokenizer, self.max_length)
+        encoded = self.encoded(data)
         self.num_truncated += encoded.account().get("num_truncated_examples", 0)
         return task.decode(encoded, self.outputs(encoded).rows)
+
+    def encoded(self, data: ReadExamples) -> EncodedData:
+        """Return examples of the model's own kind of task as token ids."""
+        return self.required_task().encode(data, self.tokenizer, self.max_length)
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the outputs of the model's head for encoded examples; raises DataError for broken weights."""

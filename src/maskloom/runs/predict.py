@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from maskloom.config import ConfigError
 from maskloom.files import replacing
-from maskloom.inference import Predictor
+from maskloom.inference import Ensemble, Predictor, open_models
+from maskloom.inference.ensemble import Average
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.tasks.columns import ReadingOptions
@@ -21,23 +22,26 @@ _WINDOW = 4096
 
 
 def predict(
-    model: str | Path,
+    model: str | Path | Sequence[str | Path],
     input: str | Path,
     output: str | Path,
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
+    average: Average = "probabilities",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write one prediction a row to `output`, .jsonl or .csv, and return what was read, cut and written.
 
     A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Rows
     are sorted by length only within a window of a few thousand, so memory is bounded. The output takes its name when
-    it is complete. Raises ConfigError for a model without classifier, DataError for a wrong file.
+    it is complete. Several models answer as an ensemble, whose probabilities or logits are averaged. Raises ConfigError
+    for a model without the head of a task, DataError for a wrong file.
     """
     progress, source, target = progress or SilentProgress(), Path(input), Path(output)
     suffix = check_output(source, target, (".jsonl", ".csv"))
-    predictor = Predictor.load(model, max_length=max_length)
+    models = [model] if isinstance(model, str | Path) else model
+    predictor = open_models(models, average=average, max_length=max_length)
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
     progress.begin("predicting", 0)
     with replacing(target, "w") as file:
@@ -68,7 +72,7 @@ def check_output(source: Path, target: Path, suffixes: tuple[str, ...]) -> str:
     return suffix
 
 
-def _predictions(predictor: Predictor, reading: FileReading) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _predictions(predictor: Predictor | Ensemble, reading: FileReading) -> Iterator[tuple[Any, dict[str, Any]]]:
     examples = reading.examples()
     while window := list(islice(examples, _WINDOW)):
         yield from zip(window, predictor.predict_examples(ReadExamples(window, reading.report)), strict=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
-from maskloom.inference import Predictor
+from maskloom.inference import Ensemble, Predictor
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
@@ -34,7 +34,9 @@ class FileReading:
         )
 
 
-def reading_for(predictor: Predictor, path: Path, given: ReadingOptions | None, *, needs_label: bool) -> FileReading:
+def reading_for(
+    predictor: Predictor | Ensemble, path: Path, given: ReadingOptions | None, *, needs_label: bool
+) -> FileReading:
     """Return how a file is read for a model: as a person says, else as in fine-tuning, else by the usual names."""
     task, known = predictor.required_task(), predictor.settings
     kind = KINDS[task.kind]

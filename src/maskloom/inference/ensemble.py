@@ -1,0 +1,207 @@
+"""Several models of one task that answer as one: the mean of their probabilities or of their logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from maskloom.config import ConfigError
+from maskloom.inference.predictor import Predictor
+from maskloom.metrics.calibration import log_sigmoid, log_softmax
+from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
+from maskloom.tasks.evaluation import ModelOutputs
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.kinds import make_task
+from maskloom.tasks.task import Task
+from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
+from maskloom.text.tokenizer import Tokenizer
+
+Average = Literal["probabilities", "logits"]
+
+# The axis of a unit's rows along which softmax makes probabilities: its labels; or its rows, which are the tokens of a
+# window for the start and the end of an answer, and choices. The other kinds do without.
+_SOFTMAX_AXIS: dict[Kind, int] = {"single": 1, "pair": 1, "tagging": 1, "span": 0, "choice": 0}
+# One text, one row: what a member gives does not depend on how it cuts the text into tokens.
+_OWN_TOKENIZERS: tuple[Kind, ...] = ("single", "pair", "regression", "multilabel")
+# Settings in which members may differ: they say how outputs are read, not how they come about.
+_FREE_SETTINGS = {*TUNED_SETTINGS, "class_weights"}
+
+
+@dataclass(frozen=True)
+class _EncodedForEach(EncodedExamples):
+    """Examples as the first member encodes them, with those of the others, whose tokenizers differ."""
+
+    others: tuple[EncodedData, ...] = ()
+
+
+class Ensemble:
+    """Several fine-tuned models of one task with the surface of a `Predictor`.
+
+    `average` "probabilities" takes the log of the mean of the members' probabilities as logits: over labels for
+    classes and tags, over the tokens of a window for the start and the end of an answer, over choices. With several
+    labels it is the log odds of the mean probability of each label; "logits" takes the mean of logits. Scores of
+    regression are averaged either way. How the published systems of seven models for SQuAD (BERT paper, Table 2) were
+    combined is not known; this is our reading. Each member's own temperature is applied to its logits, and thresholds
+    are the mean of the members'. The order of the members does not matter, but for the deciding score's name.
+    """
+
+    def __init__(self, members: Sequence[Predictor], *, average: Average = "probabilities") -> None:
+        """Join open models. Raises ConfigError that names the first difference between two of them."""
+        if average not in ("probabilities", "logits"):
+            raise ConfigError(f"average {average!r} is not probabilities or logits")
+        if not members:
+            raise ConfigError("an ensemble needs at least one model")
+        first = members[0]
+        for number, member in enumerate(members[1:], start=2):
+            _check_alike(first, member, number)
+        self.members = tuple(members)
+        self.average: Average = average
+        self.tokenizer: Tokenizer = first.tokenizer
+        self.max_length = first.max_length
+        self.settings = first.settings
+        self.num_truncated = 0
+        self._shares_tokens = all(_tokens(member) == _tokens(first) for member in members)
+        self.task = _task_of([member.required_task() for member in members])
+
+    @classmethod
+    def load(
+        cls, folders: Sequence[str | Path], *, average: Average = "probabilities", max_length: int | None = None
+    ) -> Ensemble:
+        """Open model or run folders. Raises ConfigError, with the folder, when they are not models of one task."""
+        members = []
+        for folder in folders:
+            member = Predictor.load(folder, max_length=max_length)
+            member.required_task()
+            members.append(member)
+            try:
+                _check_alike(members[0], member, len(members))
+            except ConfigError as error:
+                raise ConfigError(f"{folder}: {error}") from None
+        return cls(members, average=average)
+
+    def required_task(self) -> Task:
+        """Return the task of the members, as it decides on their average."""
+        return self.task
+
+    def encoded(self, data: ReadExamples) -> EncodedData:
+        """Return examples as token ids; each member encodes for itself where tokenizers differ."""
+        first = self.members[0].encoded(data)
+        if self._shares_tokens:
+            return first
+        others = tuple(member.encoded(data) for member in self.members[1:])
+        return _EncodedForEach(**vars(first), others=others)
+
+    def outputs(self, encoded: EncodedData) -> ModelOutputs:
+        """Return the average outputs for encoded examples, with their loss where there are labels."""
+        others = encoded.others if isinstance(encoded, _EncodedForEach) else (encoded,) * (len(self.members) - 1)
+        parts = [
+            [row / member.required_task().temperature for row in member.outputs(data).rows]
+            for member, data in zip(self.members, (encoded, *others), strict=True)
+        ]
+        rows = [average_rows(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
+        return ModelOutputs(rows, *self._loss(encoded, rows))
+
+    def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
+        """Return one prediction an example, in order, as the task decodes it."""
+        if not data.examples:
+            return []
+        encoded = self.encoded(data)
+        self.num_truncated += encoded.account().get("num_truncated_examples", 0)
+        return self.task.decode(encoded, self.outputs(encoded).rows)
+
+    def _loss(self, encoded: EncodedData, rows: list[np.ndarray]) -> tuple[float, float]:
+        """Return the summed loss of the averages and what divides it; (0, 0) where the data has no labels."""
+        objective, loss_sum, weight = self.task.objective, 0.0, 0.0
+        for batch in batches_by_length(encoded):
+            if batch.labels is None:
+                break
+            logits = torch.from_numpy(np.concatenate([rows[index] for index in batch.indices]))
+            loss_sum += float(objective.loss_sum_of(logits, batch))
+            weight += sum(objective.target_counts(batch).values())
+        return loss_sum, weight
+
+
+def open_models(
+    folders: Sequence[str | Path], *, average: Average = "probabilities", max_length: int | None = None
+) -> Predictor | Ensemble:
+    """Open one model, or several as an ensemble."""
+    if len(folders) == 1:
+        return Predictor.load(folders[0], max_length=max_length)
+    return Ensemble.load(folders, average=average, max_length=max_length)
+
+
+def restart_models(run: str | Path) -> list[Path]:
+    """Return the model folders of the restarts that a fine-tuning run kept, by seed; raises ConfigError for none."""
+    found = [path for path in Path(run).glob("restarts/seed-*/model") if (path / "config.json").is_file()]
+    if not found:
+        raise ConfigError(f"{run}: no models of restarts in it; fine-tune with --restarts N --keep-restarts")
+    return sorted(found, key=lambda path: int(path.parent.name.removeprefix("seed-")))
+
+
+def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
+    """Return the average of the rows that each member has for one unit, as logits (rows, width) float32."""
+    stacked = np.stack(members).astype(np.float64)
+    if average == "logits" or kind == "regression":
+        return _mean(stacked).astype(np.float32)
+    if kind == "multilabel":
+        return (_log_mean(log_sigmoid(stacked)) - _log_mean(log_sigmoid(-stacked))).astype(np.float32)
+    return _log_mean(log_softmax(stacked, axis=1 + _SOFTMAX_AXIS[kind])).astype(np.float32)
+
+
+def _mean(stacked: np.ndarray) -> np.ndarray:
+    """Return the mean over members; they are sorted first, so that their order does not change a bit of it."""
+    return np.sort(stacked, axis=0).mean(axis=0)
+
+
+def _log_mean(logs: np.ndarray) -> np.ndarray:
+    """Return the log of the mean over members of what these are logs of."""
+    top = logs.max(axis=0)
+    return top + np.log(_mean(np.exp(logs - top)))
+
+
+def _task_of(tasks: list[Task]) -> Task:
+    """Return the task that decides on averages: temperatures are in them; thresholds are the members' mean."""
+    first = tasks[0]
+    settings = {key: value for key, value in first.settings.items() if key not in ("temperature", "thresholds")}
+    thresholds = [task.settings.get("thresholds") or [THRESHOLD] * len(first.labels) for task in tasks]
+    if any(task.settings.get("thresholds") for task in tasks):
+        settings["thresholds"] = [math.fsum(values) / len(tasks) for values in zip(*thresholds, strict=True)]
+    if "null_threshold" in settings:
+        settings["null_threshold"] = math.fsum(task.settings["null_threshold"] for task in tasks) / len(tasks)
+    return make_task(first.kind, first.labels, primary=first.primary, settings=settings)
+
+
+def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
+    """Raise ConfigError with the first thing in which a member differs from the first one."""
+    one, two = first.required_task(), other.required_task()
+    facts: list[tuple[str, Any, Any]] = [
+        ("kind of task", one.kind, two.kind),
+        ("labels", one.labels, two.labels),
+        ("takes pairs", first.settings.get("takes_pairs"), other.settings.get("takes_pairs")),
+        ("max_length", first.max_length, other.max_length),
+    ]
+    for key in sorted({*one.settings, *two.settings} - _FREE_SETTINGS):
+        facts.append((f"setting {key}", one.settings.get(key), two.settings.get(key)))
+    for name, here, there in facts:
+        if here != there:
+            raise ConfigError(
+                f"model {number} of the ensemble differs in its {name}: {there!r}, the first has {here!r}"
+            )
+    if one.kind not in _OWN_TOKENIZERS and _tokens(first) != _tokens(other):
+        raise ConfigError(
+            f"model {number} of the ensemble differs in its tokenizer; models of a {one.kind} task answer on tokens, "
+            "so they must share one"
+        )
+
+
+def _tokens(member: Predictor) -> tuple[Any, ...]:
+    """Return what decides how a member cuts text into tokens."""
+    tokenizer = member.tokenizer
+    return tuple(tokenizer.vocabulary.tokens), tokenizer.lowercase, tokenizer.compatibility
