@@ -1,4 +1,4 @@
-"""Loss of whole tag sequences: a conditional random field on a tagger's scores (the CRF of the paper's Table 3 rows)."""
+"""Loss of whole tag sequences: a conditional random field on a tagger's scores (a row of the paper's Table 3)."""
 
 from __future__ import annotations
 

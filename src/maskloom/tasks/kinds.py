@@ -8,6 +8,7 @@ from typing import Any
 from maskloom.config import ConfigError
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.classification import classification_kind
+from maskloom.tasks.tagging.task import TAGGING
 from maskloom.tasks.task import Task, TaskKind
 
 KINDS: dict[Kind, TaskKind] = {
@@ -15,6 +16,7 @@ KINDS: dict[Kind, TaskKind] = {
     "pair": classification_kind("pair"),
     "regression": classification_kind("regression"),
     "multilabel": classification_kind("multilabel"),
+    "tagging": TAGGING,
 }
 
 

@@ -1,0 +1,92 @@
+"""Rows of outputs to tags, entities and where they stand in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from maskloom.metrics.entities import entities_of, is_tag
+from maskloom.tasks.tagging.encoding import EncodedSentences
+from maskloom.tasks.tagging.sentences import TaggedSentence
+
+
+def tag_ids(rows: np.ndarray, num_labels: int) -> np.ndarray:
+    """Return the tag of each word, (words,): the best path's where rows (words, 2 * labels) hold one, else the best."""
+    if rows.shape[1] == 2 * num_labels:
+        # Rows of several models may have been averaged: most paths win, and the likelier tag at a tie.
+        return (rows[:, num_labels:] + 1e-3 * np.exp(rows[:, :num_labels])).argmax(axis=1)
+    return rows.argmax(axis=1)
+
+
+def tag_probabilities(rows: np.ndarray, num_labels: int) -> np.ndarray:
+    """Return the probability of each tag at each word, (words, labels)."""
+    scores = rows[:, :num_labels].astype(np.float64)
+    exponents = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
+    return exponents / exponents.sum(axis=1, keepdims=True)
+
+
+def decide_tags(labels: Sequence[str], encoded: EncodedSentences, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the ids of the tags of each sentence, (words,)."""
+    return encoded.by_sentence(tag_ids(encoded.word_rows(outputs), len(labels)))
+
+
+def true_tags(encoded: EncodedSentences) -> list[np.ndarray] | None:
+    """Return the ids of the true tags of each sentence, or None without labels."""
+    return None if encoded.labels is None else encoded.by_sentence(encoded.labels)
+
+
+def decode_tags(
+    labels: Sequence[str], encoded: EncodedSentences, outputs: Sequence[np.ndarray]
+) -> list[dict[str, Any]]:
+    """Return, for each sentence, its `words`, their `tags`, and its `entities`.
+
+    An entity has `text`, `type`, `start` and `end` in characters of the sentence's text, `words` (first and end place)
+    and `probability`: the product of the probabilities of its words' tags. Tags are as they were decided; entities are
+    found in them as conlleval does.
+    """
+    rows = encoded.word_rows(outputs)
+    ids = tag_ids(rows, len(labels))
+    chosen = np.take_along_axis(tag_probabilities(rows, len(labels)), ids[:, None], axis=1)[:, 0]
+    sides = zip(encoded.sentences, encoded.by_sentence(ids), encoded.by_sentence(chosen), strict=True)
+    names_entities = all(map(is_tag, labels))
+    found = []
+    for sentence, tags, probabilities in sides:
+        names = [labels[number] for number in tags.tolist()]
+        entities = _entities(sentence, names, probabilities) if names_entities else []
+        found.append({"words": list(sentence.words), "tags": names, "entities": entities})
+    return found
+
+
+def _entities(sentence: TaggedSentence, tags: Sequence[str], probabilities: np.ndarray) -> list[dict[str, Any]]:
+    found = []
+    for kind, first, end in entities_of(tags):
+        start, stop = sentence.spans[first][0], sentence.spans[end - 1][1]
+        found.append(
+            {
+                "text": sentence.text[start:stop],
+                "type": kind,
+                "start": start,
+                "end": stop,
+                "words": [first, end],
+                "probability": float(np.prod(probabilities[first:end])),
+            }
+        )
+    return found
+
+
+def column_lines(sentence: TaggedSentence, tags: Sequence[str]) -> list[str]:
+    """Return a sentence as lines in columns, with the predicted tag as the last, and a blank line behind it.
+
+    The columns are those of the file where it had some, with its separator being a tab where a field holds a space; a
+    sentence from other files has the word alone. A -DOCSTART- line that stood before the sentence comes again.
+    """
+    columns = sentence.columns or tuple((word,) for word in sentence.words)
+    is_tabbed = any(" " in value for fields in columns for value in fields)
+    separator = "\t" if is_tabbed else " "
+    lines = []
+    if sentence.opening is not None:
+        lines += [separator.join([*sentence.opening, "O"]), ""]
+    lines += [separator.join([*fields, tag]) for fields, tag in zip(columns, tags, strict=True)]
+    return [*lines, ""]
