@@ -14,7 +14,9 @@ from maskloom.data.batch import TokenBatch
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.tagging import NOT_SCORED
-from maskloom.objectives.task_objective import BatchOutputs, TaskObjective, encode_batch, labels_of
+from maskloom.objectives.task_objective import BatchOutputs, TaskObjective, encode_batch, label_tensor, labels_of
+
+_OFF_PATH = -30.0
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,9 @@ class CrfTagging(TaskObjective):
     """Negative log likelihood of the tags of each chain: the words of a sentence, on their first pieces.
 
     The weight of a batch is its number of tags, so that losses compare with those of `Tagging`. What is scored and
-    decoded are rows of twice the number of tags: log probabilities of each tag with all else summed out, then 1 for the
-    tag on the best path and 0 for the others; tokens outside chains have zeros.
+    decoded are rows of twice the number of tags: log probabilities of each tag with all else summed out, then 0 for the
+    tag on the best path and -30 for the others, so that rows of several models can be averaged like any logits. Tokens
+    outside chains have zeros.
     """
 
     name: ClassVar[str] = "tagging"
@@ -45,8 +48,12 @@ class CrfTagging(TaskObjective):
         return {self.name: self._loss_sum(model, self.logits(model, batch), batch)}
 
     def loss_sum_of(self, logits: Tensor, batch: TokenBatch) -> Tensor:
-        """Refuse: the loss needs the model's transitions beside its logits. Raises TypeError."""
-        raise TypeError("the loss of a conditional random field needs the model; call loss_sums or outputs")
+        """Return the summed negative log probability of each tag by itself: all that rows of `outputs` tell.
+
+        The loss of a chain needs the model; `loss_sums` and `outputs` have that one.
+        """
+        alone = logits[:, : logits.shape[1] // 2]
+        return F.cross_entropy(alone, label_tensor(batch, logits), ignore_index=NOT_SCORED, reduction="sum")
 
     def outputs(self, model: EncoderWithHeads, batch: TokenBatch) -> BatchOutputs:
         """Return log probabilities and best paths, with the loss where there are labels."""
@@ -55,7 +62,7 @@ class CrfTagging(TaskObjective):
         lengths = _chain_lengths(chains[places])
         where = torch.from_numpy(places).to(logits.device)
         emissions = logits[where]
-        best = F.one_hot(crf.best_tags(emissions, lengths), crf.num_tags).to(logits.dtype)
+        best = _OFF_PATH * (1 - F.one_hot(crf.best_tags(emissions, lengths), crf.num_tags).to(logits.dtype))
         rows = logits.new_zeros((len(logits), 2 * crf.num_tags))
         rows[where] = torch.cat([crf.log_marginals(emissions, lengths), best], dim=1)
         return BatchOutputs(rows, None if batch.labels is None else self._loss_sum(model, logits, batch))

@@ -16,7 +16,7 @@ def tag_ids(rows: np.ndarray, num_labels: int) -> np.ndarray:
     """Return the tag of each word, (words,): the best path's where rows (words, 2 * labels) hold one, else the best."""
     if rows.shape[1] == 2 * num_labels:
         # Rows of several models may have been averaged: most paths win, and the likelier tag at a tie.
-        return (rows[:, num_labels:] + 1e-3 * np.exp(rows[:, :num_labels])).argmax(axis=1)
+        return (rows[:, num_labels:] + 1e-3 * rows[:, :num_labels].clip(-30.0)).argmax(axis=1)
     return rows.argmax(axis=1)
 
 
@@ -38,7 +38,7 @@ def true_tags(encoded: EncodedSentences) -> list[np.ndarray] | None:
 
 
 def decode_tags(
-    labels: Sequence[str], encoded: EncodedSentences, outputs: Sequence[np.ndarray]
+    labels: tuple[str, ...], encoded: EncodedSentences, outputs: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
     """Return, for each sentence, its `words`, their `tags`, and its `entities`.
 
@@ -53,7 +53,7 @@ def decode_tags(
     names_entities = all(map(is_tag, labels))
     found = []
     for sentence, tags, probabilities in sides:
-        names = [labels[number] for number in tags.tolist()]
+        names: list[str] = [labels[number] for number in tags.tolist()]
         entities = _entities(sentence, names, probabilities) if names_entities else []
         found.append({"words": list(sentence.words), "tags": names, "entities": entities})
     return found
