@@ -9,13 +9,17 @@ import typer
 
 from maskloom.cli.options import (
     AsJson,
+    Averaged,
     BadRows,
+    EnsembleOf,
     Format,
     LabelColumn,
     MaxLength,
     Model,
+    Models,
     PairColumn,
     TextColumn,
+    chosen_models,
     print_json,
     progress_display,
     reading_options,
@@ -26,8 +30,10 @@ Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl,
 
 
 def evaluate(
-    model: Model,
     data: Annotated[Path, typer.Option("--data", help="Labelled examples: .csv, .tsv or .jsonl.")],
+    model: Models = None,
+    ensemble: EnsembleOf = None,
+    average: Averaged = "probabilities",
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
@@ -36,19 +42,20 @@ def evaluate(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a fine-tuned model on labelled examples."""
+    """Score a fine-tuned model, or an ensemble of several, on labelled examples."""
     from maskloom.runs.evaluate import evaluate as run
     from maskloom.runs.task_summaries import evaluation_lines
 
     reading = reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows)
-    result = run(model, data, reading=reading, max_length=max_length, progress=progress_display())
+    models = chosen_models(model, ensemble)
+    result = run(models, data, reading=reading, max_length=max_length, average=average, progress=progress_display())
     show(result, as_json, lines=evaluation_lines)
 
 
 def predict(
     model: Model,
     input_file: Input,
-    output: Annotated[Path, typer.Option("--output", help="File to write: .jsonl or .csv.")],
+    output: Annotated[Path, typer.Option("--output", help="File to write: .jsonl, .csv; .conll for tags.")],
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     format_name: Format = None,
@@ -61,7 +68,10 @@ def predict(
     from maskloom.runs.task_summaries import written_lines
 
     reading = reading_options(text_column, pair_column, None, format_name, None, on_bad_rows)
-    result = run(model, input_file, output, reading=reading, max_length=max_length, progress=progress_display())
+    models = chosen_models(model, ensemble)
+    result = run(
+        models, input_file, output, reading=reading, max_length=max_length, average=average, progress=progress_display()
+    )
     show(result, as_json, lines=written_lines)
 
 

@@ -31,7 +31,7 @@ def predict(
     average: Average = "probabilities",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write one prediction a row to `output`, .jsonl or .csv, and return what was read, cut and written.
+    """Write one prediction a row to `output`, .jsonl, .csv or in a form of the task, and return what was read and cut.
 
     A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Rows
     are sorted by length only within a window of a few thousand, so memory is bounded. The output takes its name when
@@ -39,15 +39,19 @@ def predict(
     for a model without the head of a task, DataError for a wrong file.
     """
     progress, source, target = progress or SilentProgress(), Path(input), Path(output)
-    suffix = check_output(source, target, (".jsonl", ".csv"))
     models = [model] if isinstance(model, str | Path) else model
     predictor = open_models(models, average=average, max_length=max_length)
+    forms = predictor.required_task().forms
+    suffix = check_output(source, target, tuple({".jsonl": 0, ".csv": 0, **forms}))
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
     progress.begin("predicting", 0)
     with replacing(target, "w") as file:
         write = _csv_writer(file) if suffix == ".csv" else _json_writer(file)
         for index, (example, prediction) in enumerate(_predictions(predictor, reading_of_input)):
-            write({"index": index, "line": example.line, **example.as_row(), **prediction})
+            if suffix in forms:
+                file.writelines(f"{line}\n" for line in forms[suffix](example, prediction))
+            else:
+                write({"index": index, "line": example.line, **example.as_row(), **prediction})
             if index % _WINDOW == _WINDOW - 1:
                 progress.advance(index + 1)
     progress.end()
@@ -93,6 +97,9 @@ def _csv_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
             flat["labels"] = ",".join(flat["labels"])
         for name, probability in row.get("probabilities", {}).items():
             flat[f"probability_{name}"] = repr(probability)
+        nested = [key for key, value in flat.items() if isinstance(value, list | dict)]
+        if nested:
+            raise ConfigError(f"{nested[0]} has several values a row, which a .csv cannot hold; write .jsonl")
         if not started[0]:
             writer.writerow(flat)
             started[0] = True

@@ -53,6 +53,8 @@ class Task:
     outputs)` gives what becomes the probabilities of the targets, (examples, classes) for softmax where targets are
     (examples,) ids, (examples, labels) for the logistic function where they are 0/1, without any temperature; None for
     a kind whose probabilities are not calibrated.
+
+    `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
     """
 
     kind: Kind
@@ -69,6 +71,7 @@ class Task:
     settings: dict[str, Any] = field(default_factory=dict)
     tune: Tune | None = None
     scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
+    forms: Mapping[str, Callable[[Any, dict[str, Any]], list[str]]] = field(default_factory=dict)
 
     @property
     def temperature(self) -> float:

@@ -14,7 +14,7 @@ from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.labels import read_label_names
-from maskloom.tasks.tagging.decoding import decide_tags, decode_tags, true_tags
+from maskloom.tasks.tagging.decoding import column_lines, decide_tags, decode_tags, true_tags
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.reading import iterate_sentences
 from maskloom.tasks.tagging.schemes import tag_names
@@ -63,6 +63,7 @@ def tagging_task(
             "label2id": {name: number for number, name in enumerate(labels)},
         },
         settings={**given, **known},
+        forms={".conll": _lines, ".txt": _lines},
     )
 
 
@@ -77,6 +78,10 @@ def _encode(
 ) -> EncodedSentences:
     path = data.report.path
     return encode_sentences(data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=path)
+
+
+def _lines(sentence: TaggedSentence, prediction: dict[str, Any]) -> list[str]:
+    return column_lines(sentence, prediction["tags"])
 
 
 def _iterate(
