@@ -1,0 +1,226 @@
+"""Exact match and F1 of answers to questions, as SQuAD v1.1 and v2.0 are scored; percent, 0 to 100."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SHOWN_IDS = 10
+
+
+def normalize_answer(text: str) -> str:
+    """Lower-case, take out ASCII punctuation, blank the articles a, an and the, and squeeze white space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, gold: str) -> float:
+    """Return 1 when both texts are equal once normalised, else 0."""
+    return float(normalize_answer(prediction) == normalize_answer(gold))
+
+
+def token_f1(prediction: str, gold: str, *, has_unanswerable: bool) -> float:
+    """Return the F1 over normalised words, each counted as often as it stands there (0 to 1).
+
+    Where one side has no word, v2.0 (`has_unanswerable`) gives 1 if both have none; v1.1 gives 0.
+    """
+    words, gold_words = normalize_answer(prediction).split(), normalize_answer(gold).split()
+    if has_unanswerable and not (words and gold_words):
+        return float(words == gold_words)
+    num_same = sum((Counter(words) & Counter(gold_words)).values())
+    if num_same == 0:
+        return 0.0
+    precision, recall = num_same / len(words), num_same / len(gold_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _percent(values: np.ndarray) -> float:
+    return 100.0 * float(values.mean())
+
+
+def answer_scores(prediction: str, golds: Sequence[str], *, has_unanswerable: bool) -> tuple[float, float]:
+    """Return exact match and F1 (0 to 1), each the best over the gold answers.
+
+    v2.0 leaves gold answers without a word aside; with none left the right answer is the empty text. Raises ValueError
+    for a v1.1 question without gold answer.
+    """
+    if has_unanswerable:
+        golds = [gold for gold in golds if normalize_answer(gold)] or [""]
+    if not golds:
+        raise ValueError("the question has no gold answer; only data with unanswerable questions may have none")
+    return (
+        max(exact_match(prediction, gold) for gold in golds),
+        max(token_f1(prediction, gold, has_unanswerable=has_unanswerable) for gold in golds),
+    )
+
+
+def best_threshold(
+    scores: np.ndarray, is_empty: np.ndarray, null_odds: np.ndarray, has_answer: np.ndarray
+) -> tuple[float, float]:
+    """Return the best mean score (0 to 1) that a threshold on the null odds can give, and that threshold.
+
+    All arrays are (questions,): the score of the answer as it stands, whether that answer is empty, how far the null
+    answer scores above it, and whether the question has an answer. As the official script does, it starts from calling
+    every question unanswerable and takes answers in by rising odds; only a strict gain moves the threshold.
+    """
+    gains = np.where(has_answer, scores, np.where(is_empty, 0.0, -1.0))
+    order = np.argsort(null_odds, kind="stable")
+    totals = np.cumsum(np.concatenate([[float(np.count_nonzero(~has_answer))], gains[order]]))
+    best = int(totals.argmax())
+    threshold = 0.0 if best == 0 else float(null_odds[order[best - 1]])
+    return float(totals[best]) / max(len(scores), 1), threshold
+
+
+class AnswerMetric:
+    """Exact match and F1 over questions; a few numbers a question are kept, no text.
+
+    With `has_unanswerable` also the scores of answerable (`HasAns_`) and unanswerable (`NoAns_`) questions and, where
+    null odds are given, the best that a threshold on them can give. With `null_threshold` an answer whose null odds
+    exceed it counts as empty; without, texts count as they are given.
+    """
+
+    def __init__(self, *, has_unanswerable: bool, primary: str = "f1", null_threshold: float | None = None) -> None:
+        if primary not in ("f1", "exact_match"):
+            raise ValueError(f"primary {primary!r}: questions are compared by f1 or exact_match")
+        self.has_unanswerable = has_unanswerable
+        self.null_threshold = null_threshold
+        self._primary = primary
+        self._parts: list[np.ndarray] = []
+        self._only_text: str | None = None
+        self._varies = False
+
+    @property
+    def primary(self) -> str:
+        """Name of the score that decides which model is best."""
+        return self._primary
+
+    def update(self, predictions: Sequence[tuple[str, float | None]], targets: Sequence[Sequence[str]]) -> None:
+        """Take in (text, null odds or None) and the gold answers of some questions, in one order."""
+        if len(predictions) != len(targets):
+            raise ValueError(f"{len(predictions)} predictions, {len(targets)} targets; they must agree")
+        rows = np.empty((len(predictions), 5))
+        for row, (text, odds), golds in zip(rows, predictions, targets, strict=True):
+            exact, f1 = answer_scores(text, golds, has_unanswerable=self.has_unanswerable)
+            row[:] = exact, f1, bool(golds), not text, np.nan if odds is None else odds
+            self._note(text, odds)
+        self._parts.append(rows)
+
+    def add_missing(self, has_answer: Sequence[bool]) -> None:
+        """Count questions that nothing was said about; each is wrong, whether it has an answer or none."""
+        self._parts.append(np.array([[0.0, 0.0, known, False, -np.inf] for known in has_answer]).reshape(-1, 5))
+
+    def compute(self) -> dict[str, float]:
+        """Return the scores in percent. Raises ValueError when there are no questions."""
+        rows = self._rows()
+        exact, f1, has_answer, is_empty, odds = rows.T
+        has_answer, is_empty = has_answer.astype(bool), is_empty.astype(bool)
+        final = {"exact": self._thresholded(exact, has_answer, odds), "f1": self._thresholded(f1, has_answer, odds)}
+        scores = {"exact_match": _percent(final["exact"]), "f1": _percent(final["f1"])}
+        if not self.has_unanswerable:
+            return scores
+        for prefix, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
+            if chosen.any():
+                scores |= {f"{prefix}_{name}": _percent(values[chosen]) for name, values in final.items()}
+        if not np.isnan(odds).any():
+            said = np.isfinite(odds)
+            for name, values in (("exact", exact), ("f1", f1)):
+                best, threshold = best_threshold(values[said], is_empty[said], odds[said], has_answer[said])
+                scores |= {f"best_{name}": 100.0 * best * said.mean(), f"best_{name}_thresh": threshold}
+        return scores
+
+    def best_null_threshold(self) -> float:
+        """Return the threshold on the null odds that gives the best primary score.
+
+        Raises ValueError where a question came without null odds.
+        """
+        rows = self._rows()
+        if np.isnan(rows[:, 4]).any():
+            raise ValueError("a threshold on null odds needs the null odds of every question")
+        values = rows[:, 1] if self._primary == "f1" else rows[:, 0]
+        return best_threshold(values, rows[:, 3].astype(bool), rows[:, 4], rows[:, 2].astype(bool))[1]
+
+    def reference(self) -> float | None:
+        """Return the score of calling every question unanswerable; None where every question has an answer."""
+        if not self.has_unanswerable:
+            return None
+        return 100.0 * float(np.mean(self._rows()[:, 2] == 0.0))
+
+    def degeneracy(self) -> str | None:
+        """Say that all answers are one and the same, or return None."""
+        if self._only_text is None or self._varies or sum(map(len, self._parts)) < 2:
+            return None
+        if self._only_text:
+            return f"every answer is {self._only_text[:60]!r}"
+        return "every question is called unanswerable"
+
+    def _rows(self) -> np.ndarray:
+        rows = np.concatenate(self._parts) if self._parts else np.empty((0, 5))
+        if not len(rows):
+            raise ValueError("answers: no questions were given; a score of nothing is not defined")
+        return rows
+
+    def _thresholded(self, values: np.ndarray, has_answer: np.ndarray, odds: np.ndarray) -> np.ndarray:
+        if self.null_threshold is None:
+            return values
+        return np.where(odds > self.null_threshold, ~has_answer, values)
+
+    def _note(self, text: str, odds: float | None) -> None:
+        if self.null_threshold is not None and odds is not None and odds > self.null_threshold:
+            text = ""
+        if self._only_text is None:
+            self._only_text = text
+        self._varies |= text != self._only_text
+
+
+@dataclass(frozen=True)
+class AnswerReport:
+    """Scores of a file of predictions, with the ids of questions that it lacks; those count as wrong."""
+
+    scores: dict[str, float]
+    num_questions: int
+    missing: tuple[str, ...]
+    num_unknown: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, with the first missing ids."""
+        return {
+            **self.scores,
+            "total": self.num_questions,
+            "num_missing": len(self.missing),
+            "first_missing": list(self.missing[:_SHOWN_IDS]),
+            "num_unknown": self.num_unknown,
+        }
+
+
+def score_answers(
+    golds: Mapping[str, Sequence[str]],
+    predictions: Mapping[str, str],
+    *,
+    has_unanswerable: bool,
+    null_odds: Mapping[str, float] | None = None,
+    null_threshold: float | None = None,
+) -> AnswerReport:
+    """Score predictions by id against gold answers by id.
+
+    A question without prediction counts as wrong in both versions, as in the script of v1.1; that of v2.0 leaves it out
+    of the mean. `num_unknown` predictions belong to no question. Raises ValueError when `null_odds` lack a prediction.
+    """
+    missing = tuple(name for name in golds if name not in predictions)
+    metric = AnswerMetric(has_unanswerable=has_unanswerable, null_threshold=null_threshold)
+    found = [name for name in golds if name in predictions]
+    if null_odds is not None and (without := [name for name in found if name not in null_odds]):
+        raise ValueError(f"{len(without)} questions have a prediction but no null odds, the first is {without[0]!r}")
+    odds = [None if null_odds is None else float(null_odds[name]) for name in found]
+    texts = [predictions[name] for name in found]
+    metric.update(list(zip(texts, odds, strict=True)), [golds[name] for name in found])
+    if missing:
+        metric.add_missing([bool(golds[name]) for name in missing])
+    num_unknown = sum(name not in golds for name in predictions)
+    return AnswerReport(metric.compute(), len(golds), missing, num_unknown)

@@ -1,0 +1,301 @@
+"""Questions and their contexts as token ids: each context once, windows as a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskloom.config import ConfigError
+from maskloom.data.batch import ClassificationBatch
+from maskloom.tasks.span.alignment import answer_pieces, answer_words
+from maskloom.tasks.span.questions import Question
+from maskloom.tasks.span.windows import window_starts
+from maskloom.tasks.span.words import ContextWords, split_words
+from maskloom.text.tokenizer import Tokenizer
+
+# [CLS] question [SEP] context [SEP]
+_NUM_SPECIALS = 3
+_WORDS_AT_ONCE = 200_000
+_SHOWN_IDS = 5
+
+
+@dataclass(frozen=True)
+class EncodedContext:
+    """One context: its words, the ids of its pieces (pieces,) int32 and the word of each (pieces,) int32."""
+
+    text: str
+    words: ContextWords
+    pieces: np.ndarray
+    piece_words: np.ndarray
+
+    def words_between(self, first: int, last: int) -> list[str]:
+        """Return words `first` to `last`."""
+        starts, ends = self.words.starts, self.words.ends
+        return [self.text[starts[i] : ends[i]] for i in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class EncodedQuestions:
+    """Questions in windows; a unit is a window, and the windows of a question stand together, in order.
+
+    `contexts` are distinct; question i is on `contexts[context_of[i]]` and has the ids `question_ids[i]`, cut to the
+    longest allowed. `window_question`, `window_start` and `window_length` (windows,) say for each window its question
+    and which pieces of the context it holds; `first_window` (questions + 1,) where the windows of a question begin.
+    `labels` (windows, 2) are the places of the answer's first and last token in the window, 0 and 0 where it is not
+    whole in it; None where a question does not say. `unaligned` are ids of questions whose answer cannot be found among
+    the words: left out for training, and without place otherwise.
+    """
+
+    questions: list[Question]
+    contexts: list[EncodedContext]
+    context_of: np.ndarray
+    question_ids: list[np.ndarray]
+    window_question: np.ndarray
+    window_start: np.ndarray
+    window_length: np.ndarray
+    first_window: np.ndarray
+    labels: np.ndarray | None
+    max_length: int
+    stride: int
+    tokenizer: Tokenizer
+    unaligned: list[str] = field(default_factory=list)
+    is_for_training: bool = False
+    num_cut_questions: int = 0
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each window, special tokens included."""
+        return self.question_lengths[self.window_question] + self.window_length + _NUM_SPECIALS
+
+    @property
+    def num_examples(self) -> int:
+        """Number of questions."""
+        return len(self.questions)
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self.window_question)
+
+    @cached_property
+    def question_lengths(self) -> np.ndarray:
+        """Number of pieces of each question, (questions,)."""
+        return np.fromiter(map(len, self.question_ids), np.int64, len(self.question_ids))
+
+    @cached_property
+    def context_lengths(self) -> np.ndarray:
+        """Number of pieces of each question's context, (questions,)."""
+        return np.fromiter((len(context.pieces) for context in self.contexts), np.int64)[self.context_of]
+
+    def first_place(self, question: int) -> int:
+        """Return the place of the context's first piece in the windows of a question."""
+        return len(self.question_ids[question]) + 2
+
+    def context(self, question: int) -> EncodedContext:
+        """Return the context of a question."""
+        return self.contexts[self.context_of[question]]
+
+    def batch(self, indices: np.ndarray) -> ClassificationBatch:
+        """Return the windows of those numbers, packed in that order; their ids are put together here."""
+        vocabulary = self.tokenizer.vocabulary
+        lengths = self.lengths[indices]
+        ends = np.cumsum(lengths)
+        token_ids = np.full(int(ends[-1]) if len(ends) else 0, vocabulary.sep_id, dtype=np.int64)
+        segment_ids = np.zeros_like(token_ids)
+        for window, end, length in zip(indices.tolist(), ends.tolist(), lengths.tolist(), strict=True):
+            number, first = int(self.window_question[window]), end - length
+            question, start = self.question_ids[number], int(self.window_start[window])
+            context_at = first + len(question) + 2
+            token_ids[first] = vocabulary.cls_id
+            token_ids[first + 1 : context_at - 1] = question
+            pieces = self.context(number).pieces
+            token_ids[context_at : end - 1] = pieces[start : start + int(self.window_length[window])]
+            segment_ids[context_at:end] = 1
+        return ClassificationBatch(
+            token_ids=token_ids,
+            segment_ids=segment_ids,
+            lengths=lengths.astype(np.int64),
+            labels=None if self.labels is None else self.labels[indices],
+            indices=np.asarray(indices, dtype=np.int64),
+        )
+
+    def account(self) -> dict[str, Any]:
+        """Return how many windows there are, and which questions cannot be learnt from."""
+        account = {
+            "max_length": self.max_length,
+            "num_windows": len(self),
+            "num_contexts": len(self.contexts),
+            "num_cut_questions": self.num_cut_questions,
+            "num_unaligned": len(self.unaligned),
+            "unaligned": list(self.unaligned),
+        }
+        if self.labels is not None:
+            account["num_windows_without_answer"] = int((self.labels == 0).all(axis=1).sum())
+        return account
+
+    def notes(self, path: Path) -> list[str]:
+        """Say which answers cannot be found among the words of their context, and how many questions were cut."""
+        notes = []
+        if self.unaligned:
+            total = self.num_examples + (len(self.unaligned) if self.is_for_training else 0)
+            shown = ", ".join(self.unaligned[:_SHOWN_IDS]) + (" …" if len(self.unaligned) > _SHOWN_IDS else "")
+            fate = "left out of training" if self.is_for_training else "scored by their text all the same"
+            notes.append(
+                f"{path}: the answers of {len(self.unaligned)} of {total} questions cannot be found among the words "
+                f"of their context; {fate}: {shown}"
+            )
+        if self.num_cut_questions:
+            notes.append(f"{path}: {self.num_cut_questions} questions are longer than allowed and lose their end")
+        return notes
+
+
+def encode_questions(
+    questions: Sequence[Question],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int = 384,
+    stride: int = 128,
+    max_question_length: int = 64,
+    for_training: bool = False,
+) -> EncodedQuestions:
+    """Encode questions in windows of at most `max_length` tokens, `stride` pieces from one to the next.
+
+    A question keeps its first `max_question_length` pieces. Each distinct context is tokenised once. For training the
+    first answer counts, and questions whose answer cannot be aligned are left out and listed. Raises ConfigError where a
+    question leaves no room for its context.
+    """
+    encoder = _WordEncoder(tokenizer)
+    contexts, context_of = _encode_contexts(questions, encoder)
+    spans = [_answer_span(question, contexts[number], tokenizer) for question, number in zip(questions, context_of)]
+    unaligned = [question.id for question, span in zip(questions, spans, strict=True) if span == _UNALIGNED]
+    kept = [number for number, span in enumerate(spans) if not (for_training and span == _UNALIGNED)]
+    all_ids = tokenizer.token_ids_batch([questions[number].question for number in kept])
+    question_ids = [np.asarray(ids[:max_question_length], dtype=np.int32) for ids in all_ids]
+    _check_room(question_ids, max_length)
+    context_of = context_of[kept]
+    window_question, window_start, window_length = _windows(question_ids, contexts, context_of, max_length, stride)
+    labels = None
+    if not any(span is None for span in spans):
+        offsets = np.fromiter((len(ids) + 2 for ids in question_ids), np.int64, len(question_ids))
+        kept_spans = np.array([spans[number] for number in kept], dtype=np.int64).reshape(-1, 2)
+        labels = _labels(kept_spans, offsets, window_question, window_start, window_length)
+    first_window = np.searchsorted(window_question, np.arange(len(kept) + 1))
+    return EncodedQuestions(
+        questions=[questions[number] for number in kept],
+        contexts=contexts,
+        context_of=context_of,
+        question_ids=question_ids,
+        window_question=window_question,
+        window_start=window_start,
+        window_length=window_length,
+        first_window=first_window,
+        labels=labels,
+        max_length=max_length,
+        stride=stride,
+        tokenizer=tokenizer,
+        unaligned=unaligned,
+        is_for_training=for_training,
+        num_cut_questions=sum(len(ids) > max_question_length for ids in all_ids),
+    )
+
+
+class _WordEncoder:
+    """Ids of words; a word that comes again is not tokenised again, up to a number of words."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, np.ndarray] = {}
+
+    def encode(self, words: list[str]) -> list[np.ndarray]:
+        if len(self._known) > _WORDS_AT_ONCE:
+            self._known.clear()
+        new = list(dict.fromkeys(word for word in words if word not in self._known))
+        for word, ids in zip(new, self._tokenizer.word_ids(new), strict=True):
+            self._known[word] = np.asarray(ids, dtype=np.int32)
+        return [self._known[word] for word in words]
+
+
+def _encode_contexts(questions: Sequence[Question], encoder: _WordEncoder) -> tuple[list[EncodedContext], np.ndarray]:
+    """Return the distinct contexts in order, and the number of each question's."""
+    numbers: dict[str, int] = {}
+    contexts: list[EncodedContext] = []
+    context_of = np.empty(len(questions), dtype=np.int64)
+    for place, question in enumerate(questions):
+        number = numbers.get(question.context)
+        if number is None:
+            number = numbers[question.context] = len(contexts)
+            contexts.append(_encode_context(question.context, encoder))
+        context_of[place] = number
+    return contexts, context_of
+
+
+def _encode_context(text: str, encoder: _WordEncoder) -> EncodedContext:
+    words, texts = split_words(text)
+    pieces = encoder.encode(texts)
+    counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    return EncodedContext(
+        text=text,
+        words=words,
+        pieces=np.concatenate(pieces) if pieces else np.empty(0, np.int32),
+        piece_words=np.repeat(np.arange(len(pieces), dtype=np.int32), counts),
+    )
+
+
+_UNALIGNED, _NO_ANSWER = (-2, -2), (-1, -1)
+
+
+def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Return the pieces of the first answer, one of the two marks, or None where the question does not say."""
+    if question.answers is None:
+        return None
+    if not question.answers:
+        return _NO_ANSWER
+    answer = question.answers[0]
+    words = answer_words(context.text, context.words, answer.text, answer.start)
+    if words is None:
+        return _UNALIGNED
+    first, last = words
+    bounds = np.searchsorted(context.piece_words, [first, last + 1])
+    if bounds[0] == bounds[1]:
+        return _UNALIGNED  # words of control characters have no pieces
+    return answer_pieces(context.pieces, int(bounds[0]), int(bounds[1]) - 1, tokenizer.token_ids(answer.text))
+
+
+def _check_room(question_ids: list[np.ndarray], max_length: int) -> None:
+    longest = max(map(len, question_ids), default=0)
+    if longest + _NUM_SPECIALS >= max_length:
+        raise ConfigError(
+            f"max_length {max_length}: a question of {longest} pieces and {_NUM_SPECIALS} special tokens leave no room "
+            "for the context; raise data.max_length or lower span.max_question_length"
+        )
+
+
+def _windows(
+    question_ids: list[np.ndarray], contexts: list[EncodedContext], context_of: np.ndarray, max_length: int, stride: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return question, start and length of every window."""
+    starts: list[np.ndarray] = []
+    lengths: list[np.ndarray] = []
+    counts = np.empty(len(question_ids), dtype=np.int64)
+    for number, ids in enumerate(question_ids):
+        num_pieces, capacity = len(contexts[context_of[number]].pieces), max_length - len(ids) - _NUM_SPECIALS
+        found = window_starts(num_pieces, capacity, stride)
+        starts.append(found)
+        lengths.append(np.minimum(num_pieces - found, capacity))
+        counts[number] = len(found)
+    empty = [np.empty(0, np.int64)]
+    questions = np.repeat(np.arange(len(question_ids)), counts)
+    return questions, np.concatenate(starts or empty), np.concatenate(lengths or empty)
+
+
+def _labels(
+    spans: np.ndarray, offsets: np.ndarray, questions: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+    """Return the places of the answer in each window, (windows, 2); 0 and 0 where it is not whole in it."""
+    spans = spans[questions]
+    is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + lengths)
+    return np.where(is_inside[:, None], spans - starts[:, None] + offsets[questions][:, None], 0)

@@ -1,0 +1,159 @@
+"""Files of questions: SQuAD v1.1 and v2.0 JSON, and rows of JSONL, CSV or TSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import DataError
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.span.questions import Answer, Question
+from maskloom.tasks.span.rows import row_records
+from maskloom.tasks.span.squad_json import Record, squad_records
+
+_SHOWN = 60
+
+
+class BadQuestionError(ValueError):
+    """A question breaks a rule; `reason` is the rule in the form that is counted."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
+        self.reason = reason
+
+
+def is_squad_file(path: Path) -> bool:
+    """Tell by its suffix whether a file holds SQuAD JSON, which may be gzipped."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return suffixes[-1:] == [".json"] or suffixes[-2:] == [".json", ".gz"]
+
+
+def read_questions(
+    path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True
+) -> ReadExamples:
+    """Read a whole file of questions; raises DataError, with file and place, as `iterate_questions` does."""
+    report = ReadingReport(Path(path))
+    questions = list(iterate_questions(path, options or ReadingOptions(), {}, needs_label=needs_label, report=report))
+    if not questions:
+        raise DataError(f"{path}: no usable questions: {report.num_rows} read, dropped: {report.dropped or 'none'}")
+    return ReadExamples(questions, report)
+
+
+def iterate_questions(
+    path: str | Path,
+    options: ReadingOptions,
+    settings: Mapping[str, Any],
+    *,
+    needs_label: bool,
+    report: ReadingReport,
+) -> Iterator[Question]:
+    """Yield the questions of a file in its order.
+
+    `needs_label` asks for answers, or for the word that there is none. Raises DataError that names file, place and rule
+    for a question that breaks one, unless `options.on_bad_rows` is "skip", which counts it: an answer that does not
+    stand in the context where it should, an empty question, context or answer, an id that comes twice, a missing or
+    ill-typed key.
+    """
+    path = Path(path)
+    seen: dict[str, str] = {}
+    records = squad_records(path) if is_squad_file(path) else row_records(path, options, needs_label=needs_label)
+    for record in records:
+        report.num_rows += 1
+        try:
+            question = _question(record, needs_label=needs_label)
+            if question.id in seen:
+                raise BadQuestionError("an id comes twice", f"{question.id!r} is also that of {seen[question.id]}")
+        except BadQuestionError as problem:
+            if options.on_bad_rows != "skip":
+                raise DataError(f"{path}: {record.place}: {problem}") from None
+            report.drop(problem.reason, record.line)
+            continue
+        seen[question.id] = record.place
+        report.num_kept += 1
+        yield question
+
+
+def _question(record: Record, *, needs_label: bool) -> Question:
+    if record.problem:
+        raise BadQuestionError(record.problem)
+    context = _text(record.context, "context")
+    return Question(
+        id=_identifier(record.id),
+        question=_text(record.question, "question"),
+        context=context,
+        answers=_answers(record, context, needs_label=needs_label),
+        line=record.line,
+        title=record.title,
+    )
+
+
+def _identifier(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise BadQuestionError("the id is not a name", repr(value))
+    return str(value)
+
+
+def _text(value: Any, name: str) -> str:
+    if value is None:
+        raise BadQuestionError(f"no {name}")
+    if not isinstance(value, str):
+        raise BadQuestionError(f"the {name} is not a string", f"it is {type(value).__name__}")
+    if not value.strip():
+        raise BadQuestionError(f"empty {name}")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise BadQuestionError(f"the {name} holds half of a surrogate pair", "it is not valid Unicode")
+    return value
+
+
+def _answers(record: Record, context: str, *, needs_label: bool) -> tuple[Answer, ...] | None:
+    if record.is_impossible is not None and not isinstance(record.is_impossible, bool):
+        raise BadQuestionError("is_impossible is not true or false", repr(record.is_impossible))
+    if record.answers is None:
+        if record.is_impossible:
+            return ()
+        if needs_label:
+            raise BadQuestionError("no answers")
+        return None
+    if not isinstance(record.answers, list):
+        raise BadQuestionError("the answers are not a list", f"they are {type(record.answers).__name__}")
+    if not record.answers and needs_label and not record.is_impossible:
+        raise BadQuestionError("no answers", "a question without answer says so: is_impossible is true")
+    if record.answers and record.is_impossible:
+        raise BadQuestionError("is_impossible is true, yet there are answers")
+    if not record.answers and not record.is_impossible:
+        return None
+    return tuple(_answer(value, context) for value in record.answers)
+
+
+def _answer(value: Any, context: str) -> Answer:
+    """Return an answer without the white space around it; its start may count that or point past it."""
+    if not isinstance(value, dict):
+        raise BadQuestionError("an answer is not an object", f"it is {type(value).__name__}")
+    for key in ("text", "answer_start"):
+        if value.get(key) is None:
+            raise BadQuestionError(f"an answer has no {key}")
+    text, start = _text(value["text"], "answer text"), value["answer_start"]
+    if isinstance(start, bool) or not isinstance(start, int):
+        raise BadQuestionError("answer_start is not a whole number", repr(start))
+    if not 0 <= start < len(context):
+        raise BadQuestionError(
+            "answer_start is outside of the context", f"{start}, the context has {len(context)} characters"
+        )
+    stripped = text.strip()
+    if context.startswith(text, start):
+        return Answer(stripped, start + len(text) - len(text.lstrip()))
+    if context.startswith(stripped, start):
+        return Answer(stripped, start)
+    raise BadQuestionError("an answer does not stand in the context", _what_stands(stripped, start, context))
+
+
+def _what_stands(text: str, start: int, context: str) -> str:
+    """Say what stands where an answer should, and where it stands instead."""
+    there = context[start : start + min(len(text), _SHOWN)]
+    places = [place for place in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if place >= 0]
+    elsewhere = ""
+    if places:
+        elsewhere = f"; it stands at {min(places, key=lambda place: abs(place - start))}"
+    return f"{text[:_SHOWN]!r} at {start}, where {there!r} stands{elsewhere}"

@@ -1,0 +1,148 @@
+"""Rows of JSONL, CSV and TSV as records of questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import ConfigError, DataError
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.span.squad_json import Record
+from maskloom.tasks.tables import Row, layout_of, read_rows
+
+_ANSWERS = ("answers", "answer", "answer_text")
+_STARTS = ("answer_start", "answer_starts", "start")
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False, "": None}
+
+
+def row_records(path: Path, options: ReadingOptions, *, needs_label: bool) -> Iterator[Record]:
+    """Yield the questions of a .jsonl, .csv or .tsv file in its order.
+
+    Columns: `question` (or --text-column), `context` (or --pair-column), `id` if there is one (else the line),
+    `is_impossible` if there is one, and the answers: `answers` as {"text": [...], "answer_start": [...]} or as a list
+    of {"text", "answer_start"}, or one in `answer` (or --label-column) with its `answer_start`, or several in lists of
+    both. Raises DataError for columns that are not there, ConfigError for columns by number.
+    """
+    _check_options(options)
+    layout = layout_of(path)
+    if layout == "text":
+        raise DataError(f"{path}: a .txt file holds no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
+    rows = read_rows(path, layout)
+    if layout == "jsonl":
+        yield from _json_records(path, rows, options, needs_label=needs_label)
+        return
+    header = next(rows)
+    names = [name.strip() for name in list(header.fields)]
+    _check_columns(path, header.line, names, options, needs_label=needs_label)
+    for row in rows:
+        if row.fields == [""]:
+            yield Record(f"line {row.line}", row.line, problem="blank line")
+        elif len(row.fields) != len(names):
+            problem = f"wrong number of fields: {len(row.fields)}, expected {len(names)}"
+            yield Record(f"line {row.line}", row.line, problem=problem)
+        else:
+            yield _delimited_record(dict(zip(names, list(row.fields), strict=True)), row.line, options)
+
+
+def _json_records(path: Path, rows: Iterator[Row], options: ReadingOptions, *, needs_label: bool) -> Iterator[Record]:
+    is_checked = False
+    for row in rows:
+        place = f"line {row.line}"
+        if row.problem or not isinstance(row.fields, dict):
+            yield Record(place, row.line, problem=row.problem or "a JSON object is expected")
+            continue
+        if not is_checked:
+            _check_columns(path, row.line, list(row.fields), options, needs_label=needs_label)
+            is_checked = True
+        yield _json_record(row.fields, row.line, options)
+
+
+def _json_record(fields: dict[str, Any], line: int, options: ReadingOptions) -> Record:
+    answers = _first(fields, options.label_column, _ANSWERS)
+    starts = _first(fields, None, _STARTS)
+    problem, is_impossible = None, fields.get("is_impossible")
+    try:
+        answers = _listed(answers, starts)
+    except ValueError as error:
+        problem = str(error)
+    if answers == [] and is_impossible is None:
+        is_impossible = True
+    return Record(
+        place=f"line {line}",
+        line=line,
+        id=fields.get("id", str(line)),
+        question=fields.get(options.text_column or "question"),
+        context=fields.get(options.pair_column or "context"),
+        answers=answers,
+        is_impossible=is_impossible,
+        title=fields.get("title") if isinstance(fields.get("title"), str) else None,
+        problem=problem,
+    )
+
+
+def _delimited_record(fields: dict[str, str], line: int, options: ReadingOptions) -> Record:
+    """Return the record of a row of text fields: empty means absent, numbers and lists are written as in JSON."""
+    values: dict[str, Any] = {name: value for name, value in fields.items() if value != ""}
+    place, problem = f"line {line}", None
+    truth = fields.get("is_impossible", "").strip().lower()
+    if truth not in _TRUTHS:
+        return Record(place, line, problem=f"is_impossible is not true or false: {fields['is_impossible']!r}")
+    values["is_impossible"] = _TRUTHS[truth]
+    for name in (*_STARTS, "answers"):
+        if name in values and name != options.label_column:
+            try:
+                values[name] = json.loads(values[name])
+            except ValueError:
+                problem = f"{name} is not a number or a JSON list: {values[name][:60]!r}"
+    answer = _first(values, options.label_column, _ANSWERS)
+    if isinstance(answer, str) and answer.startswith("[") and isinstance(_first(values, None, _STARTS), list):
+        values[next(name for name in (options.label_column, *_ANSWERS) if name in values)] = json.loads(answer)
+    record = _json_record(values, line, options)
+    return Record(place, line, problem=problem) if problem else record
+
+
+def _listed(answers: Any, starts: Any) -> Any:
+    """Return answers in SQuAD's form, whichever of the forms of a row they have; None stays None."""
+    if isinstance(answers, dict):
+        answers, starts = answers.get("text"), answers.get("answer_start")
+    if isinstance(answers, str):
+        if isinstance(starts, list) and len(starts) == 1:
+            starts = starts[0]
+        return [{"text": answers, "answer_start": starts}]
+    if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) and answers:
+        if not isinstance(starts, list) or len(starts) != len(answers):
+            given = len(starts) if isinstance(starts, list) else "no list of"
+            raise ValueError(f"{len(answers)} answers have {given} starts; both are lists of one length")
+        return [{"text": text, "answer_start": start} for text, start in zip(answers, starts, strict=True)]
+    return answers
+
+
+def _first(fields: dict[str, Any], given: str | None, names: tuple[str, ...]) -> Any:
+    return next((fields[name] for name in chain([given] if given else [], names) if name in fields), None)
+
+
+def _check_options(options: ReadingOptions) -> None:
+    for column in (options.text_column, options.pair_column, options.label_column):
+        if column is not None and column.isdigit():
+            raise ConfigError(f"column {column}: columns of questions go by name (question, context, answers)")
+
+
+def _check_columns(path: Path, line: int, names: list[str], options: ReadingOptions, *, needs_label: bool) -> None:
+    wanted = [options.text_column or "question", options.pair_column or "context"]
+    wanted += [options.label_column] if options.label_column and needs_label else []
+    for name in wanted:
+        if name not in names:
+            raise DataError(
+                f"{path}: line {line}: there is no column {name!r}; the columns are {', '.join(names[:12])}"
+            )
+    if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
+        raise DataError(
+            f"{path}: line {line}: no column of answers ({', '.join(_ANSWERS)}) among {', '.join(names[:12])}; name it "
+            "with --label-column"
+        )
+    for name in set(wanted):
+        if names.count(name) > 1:
+            raise DataError(f"{path}: line {line}: the header has {names.count(name)} columns named {name!r}")

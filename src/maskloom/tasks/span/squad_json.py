@@ -1,0 +1,102 @@
+"""SQuAD's JSON as records of questions, unchecked but for the frame around them."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import DataError
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a file says of one question, as it stands there; `problem` says why it cannot be used, if so.
+
+    `place` names it in messages; `line` is its line, or its number in a SQuAD file.
+    """
+
+    place: str
+    line: int
+    id: Any = None
+    question: Any = None
+    context: Any = None
+    answers: Any = None
+    is_impossible: Any = None
+    title: str | None = None
+    problem: str | None = None
+
+
+def squad_records(path: Path) -> Iterator[Record]:
+    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in its order.
+
+    Raises DataError, with file and place, for a file that cannot be read or has not the frame of articles, paragraphs
+    and questions.
+    """
+    document = read_json(path)
+    articles = _list_of(document, "data", path, "the file")
+    number = 0
+    for article_number, article in enumerate(articles, start=1):
+        title = article.get("title") if isinstance(article, dict) else None
+        title = title if isinstance(title, str) else None
+        article_place = f"article {article_number}" + (f" ({title})" if title else "")
+        paragraphs = _list_of(article, "paragraphs", path, article_place)
+        for paragraph_number, paragraph in enumerate(paragraphs, start=1):
+            place = f"{article_place}, paragraph {paragraph_number}"
+            for question_number, question in enumerate(_list_of(paragraph, "qas", path, place), start=1):
+                number += 1
+                yield _record(question, paragraph.get("context"), title, f"{place}, question {question_number}", number)
+
+
+def _record(question: Any, context: Any, title: str | None, place: str, number: int) -> Record:
+    if not isinstance(question, dict):
+        return Record(place, number, problem=f"a question is not an object: it is {type(question).__name__}")
+    identifier = question.get("id")
+    if identifier is None:
+        return Record(place, number, problem="no id")
+    return Record(
+        place=f"{place} (id {identifier!r})",
+        line=number,
+        id=identifier,
+        question=question.get("question"),
+        context=context,
+        answers=question.get("answers"),
+        is_impossible=question.get("is_impossible"),
+        title=title,
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file, .json or .json.gz; raises DataError with line and column for what is not."""
+    try:
+        content = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            content = gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: the gzip stream is broken: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start + 1} of the file is not UTF-8; save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise DataError(f"{path}: JSON nested too deeply") from None
+
+
+def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: {place}: a JSON object is expected, this is {type(value).__name__}")
+    if key not in value:
+        known = ", ".join(list(value)[:8]) or "none"
+        raise DataError(f"{path}: {place}: the key {key!r} is missing (keys: {known}); SQuAD's form is expected")
+    if not isinstance(value[key], list):
+        raise DataError(f"{path}: {place}: {key!r} is not a list but {type(value[key]).__name__}")
+    return value[key]

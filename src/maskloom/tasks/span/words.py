@@ -1,0 +1,41 @@
+"""Words of a context as the published code splits it: at five characters only, with the characters they span."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+# space, tab, line ends and the narrow no-break space; every other blank stays inside a word
+_WORD = re.compile("[^ \t\r\n\u202f]+")
+
+
+@dataclass(frozen=True)
+class ContextWords:
+    """Words of a context: word i is `context[starts[i]:ends[i]]`; both (words,) int64, ascending."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        """Return the number of words."""
+        return len(self.starts)
+
+    def word_at(self, place: int) -> int:
+        """Return the word that holds the character at a place; for a blank between words, the word before it."""
+        return max(int(np.searchsorted(self.starts, place, side="right")) - 1, 0)
+
+
+def split_words(context: str) -> tuple[ContextWords, list[str]]:
+    """Return where the words of a context stand, and the words."""
+    matches = list(_WORD.finditer(context))
+    starts = np.fromiter((match.start() for match in matches), np.int64, len(matches))
+    ends = np.fromiter((match.end() for match in matches), np.int64, len(matches))
+    return ContextWords(starts, ends), [match.group() for match in matches]
+
+
+def holds_answer(context: str, words: ContextWords, first: int, last: int, answer: str) -> bool:
+    """Tell whether words `first` to `last`, joined by spaces, hold the answer with its blanks squeezed."""
+    joined = " ".join(context[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
+    return " ".join(answer.split()) in joined

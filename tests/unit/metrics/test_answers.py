@@ -1,0 +1,213 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskloom.config import DataError
+from maskloom.metrics.answers import (
+    AnswerMetric,
+    answer_scores,
+    best_threshold,
+    exact_match,
+    normalize_answer,
+    score_answers,
+    token_f1,
+)
+from maskloom.tasks.span.scoring import score_files
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Answer, a one!", "answer one"),
+        ("an\tapple\u00a0pie", "apple pie"),
+        ("athe thea banana", "athe thea banana"),
+        ("a.b", "ab"),
+        ("the-end", "theend"),
+        ("“quoted”", "“quoted”"),
+        ("U.S.A", "usa"),
+        ("The", ""),
+        ("", ""),
+        ("Ünïcode A", "ünïcode"),
+        ("a—b the—c", "—b —c"),
+    ],
+)
+def test_normalised_answers(text, expected):
+    assert normalize_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "exact", "f1"),
+    [
+        ("the Cat", "cat", 1.0, 1.0),
+        ("black cat", "cat", 0.0, 2 / 3),
+        ("cat cat", "cat", 0.0, 2 / 3),
+        ("cat cat dog", "cat cat", 0.0, 0.8),
+        ("dog", "cat", 0.0, 0.0),
+    ],
+)
+def test_exact_match_and_f1(prediction, gold, exact, f1):
+    assert exact_match(prediction, gold) == exact
+    for version in (False, True):
+        assert token_f1(prediction, gold, has_unanswerable=version) == pytest.approx(f1)
+
+
+def test_f1_of_two_texts_without_words_depends_on_the_version():
+    assert token_f1("the", "", has_unanswerable=False) == 0.0
+    assert token_f1("the", "", has_unanswerable=True) == 1.0
+    assert token_f1("", "cat", has_unanswerable=True) == 0.0
+
+
+def test_gold_answers_without_a_word_count_in_v1_only():
+    assert answer_scores("", ["the", "cat"], has_unanswerable=False) == (1.0, 0.0)
+    assert answer_scores("", ["the", "cat"], has_unanswerable=True) == (0.0, 0.0)
+    assert answer_scores("", [], has_unanswerable=True) == (1.0, 1.0)
+    with pytest.raises(ValueError, match="no gold answer"):
+        answer_scores("cat", [], has_unanswerable=False)
+
+
+def official_sweep(scores, texts, odds, golds):
+    """The published sweep, question by question."""
+    current = best = sum(not gold for gold in golds)
+    threshold = 0.0
+    for place in sorted(range(len(odds)), key=lambda place: odds[place]):
+        current += scores[place] if golds[place] else (-1 if texts[place] else 0)
+        if current > best:
+            best, threshold = current, odds[place]
+    return best / len(scores), threshold
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "cat", "black cat", "dog"]), st.sampled_from([(), ("cat",), ("dog", "cat")]),
+                  st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0])),
+        min_size=1,
+    )
+)  # fmt: skip
+def test_threshold_sweep_is_the_published_one(rows):
+    texts, golds, odds = zip(*rows, strict=True)
+    metric = AnswerMetric(has_unanswerable=True)
+    for row in rows:
+        metric.update([(row[0], row[2])], [row[1]])
+    scores = metric.compute()
+    for name, place in (("exact", 0), ("f1", 1)):
+        values = [answer_scores(text, gold, has_unanswerable=True)[place] for text, gold in zip(texts, golds)]
+        best, threshold = official_sweep(values, texts, odds, golds)
+        assert scores[f"best_{name}"] == pytest.approx(100 * best)
+        assert scores[f"best_{name}_thresh"] == threshold
+    assert scores["best_f1"] >= metric.reference() - 1e-9
+
+
+def test_the_best_threshold_is_reached_by_applying_it():
+    draw = np.random.default_rng(3)
+    texts = draw.choice(["cat", "dog", "black cat"], 200).tolist()
+    golds = [("cat",) if known else () for known in draw.random(200) < 0.6]
+    odds = np.where([bool(gold) for gold in golds], draw.normal(-1, 2, 200), draw.normal(1, 2, 200)).tolist()
+    free = AnswerMetric(has_unanswerable=True)
+    free.update(list(zip(texts, odds, strict=True)), golds)
+    threshold = free.best_null_threshold()
+    assert threshold == free.compute()["best_f1_thresh"]
+    applied = AnswerMetric(has_unanswerable=True, null_threshold=threshold)
+    applied.update(list(zip(texts, odds, strict=True)), golds)
+    emptied = AnswerMetric(has_unanswerable=True)
+    final = [("" if odd > threshold else text, odd) for text, odd in zip(texts, odds, strict=True)]
+    emptied.update(final, golds)
+    assert applied.compute()["f1"] == pytest.approx(free.compute()["best_f1"])
+    for name in ("exact_match", "f1", "HasAns_f1", "NoAns_f1", "HasAns_exact", "NoAns_exact"):
+        assert applied.compute()[name] == pytest.approx(emptied.compute()[name])
+
+
+def test_splits_add_up_to_the_whole():
+    metric = AnswerMetric(has_unanswerable=True)
+    metric.update([("cat", None), ("", None), ("dog", None)], [("black cat",), (), ()])
+    scores = metric.compute()
+    assert scores == pytest.approx(
+        {"exact_match": 100 / 3, "f1": 100 * (2 / 3 + 1) / 3, "HasAns_exact": 0.0, "HasAns_f1": 200 / 3,
+         "NoAns_exact": 50.0, "NoAns_f1": 50.0}
+    )  # fmt: skip
+    assert metric.reference() == pytest.approx(200 / 3)
+
+
+def test_constant_answers_are_called_degenerate():
+    metric = AnswerMetric(has_unanswerable=False)
+    metric.update([("cat", None)], [("cat",)])
+    assert metric.degeneracy() is None
+    metric.update([("cat", None)], [("dog",)])
+    assert metric.degeneracy() == "every answer is 'cat'"
+    metric.update([("dog", None)], [("dog",)])
+    assert metric.degeneracy() is None
+    assert metric.reference() is None
+    null = AnswerMetric(has_unanswerable=True, null_threshold=0.0)
+    null.update([("cat", 2.0), ("dog", 1.0)], [(), ("dog",)])
+    assert null.degeneracy() == "every question is called unanswerable"
+    assert null.compute()["f1"] == null.reference() == 50.0
+
+
+def test_wrong_use_is_refused():
+    with pytest.raises(ValueError, match="'bleu'"):
+        AnswerMetric(has_unanswerable=False, primary="bleu")
+    metric = AnswerMetric(has_unanswerable=True)
+    with pytest.raises(ValueError, match="no questions"):
+        metric.compute()
+    with pytest.raises(ValueError, match="1 predictions, 2 targets"):
+        metric.update([("cat", None)], [(), ()])
+    metric.update([("cat", None)], [()])
+    with pytest.raises(ValueError, match="null odds of every question"):
+        metric.best_null_threshold()
+
+
+@pytest.mark.parametrize("has_unanswerable", [False, True])
+def test_missing_predictions_are_wrong_and_named(has_unanswerable):
+    golds = {"1": ["cat"], "2": ["dog"], "3": [] if has_unanswerable else ["mouse"], "4": ["owl"]}
+    odds = {"1": -2.0, "4": 1.0} if has_unanswerable else None
+    report = score_answers(golds, {"1": "cat", "4": "owl", "9": "x"}, has_unanswerable=has_unanswerable, null_odds=odds)
+    assert report.missing == ("2", "3")
+    assert report.as_dict()["num_missing"] == 2
+    assert report.num_unknown == 1
+    assert report.scores["f1"] == report.scores["exact_match"] == 50.0
+    if has_unanswerable:
+        assert report.scores["NoAns_f1"] == 0.0
+        assert report.scores["best_f1"] == 50.0
+        with pytest.raises(ValueError, match="first is '4'"):
+            score_answers(golds, {"1": "cat", "4": "owl"}, has_unanswerable=True, null_odds={"1": 0.0})
+
+
+def test_best_threshold_of_one_class():
+    scores, odds = np.array([1.0, 0.0, 0.5]), np.array([0.0, 2.0, 1.0])
+    everything = best_threshold(scores, np.zeros(3, bool), odds, np.ones(3, bool))
+    assert everything == (pytest.approx(0.5), 1.0)
+    assert best_threshold(scores, np.zeros(3, bool), odds, np.zeros(3, bool)) == (1.0, 0.0)
+
+
+def test_files_of_predictions_that_are_wrong(tmp_path):
+    data = tmp_path / "data.json"
+    answers = [{"text": "cat", "answer_start": 2}]
+    paragraph = {"context": "a cat", "qas": [{"id": "1", "question": "who?", "answers": answers}]}
+    data.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
+    path = tmp_path / "predictions.json"
+    for content, message in [("[]", "by question id"), ('{"1": 2}', "id '1': a text"), ("{", "line 1, column 2")]:
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            score_files(data, path)
+    path.write_text('{"1": "the cat"}')
+    assert score_files(data, path).scores == {"exact_match": 100.0, "f1": 100.0}
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("predictions", "exact", "f1"),
+    [
+        ("squad11_dev_predictions_bert.json", 86.2062, 92.1956),
+        ("squad/dev-v1.1.predictions_electra_small.json", 77.3415, 85.4152),
+    ],
+)
+def test_published_predictions_get_their_published_scores(data_folder, predictions, exact, f1):
+    folder = data_folder / "qa"
+    report = score_files(folder / "squad" / "dev-v1.1.json", folder / predictions)
+    assert report.num_questions == 10_570
+    assert report.missing == ()
+    assert math.isclose(report.scores["exact_match"], exact, abs_tol=5e-5)
+    assert math.isclose(report.scores["f1"], f1, abs_tol=5e-5)
