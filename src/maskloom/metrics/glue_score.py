@@ -81,12 +81,15 @@ def _check(scores: Scores) -> None:
 
 
 def _missing(scores: Scores, wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(
-        column if len(metrics) == 1 else f"{column} ({metric})"
-        for column, metrics in wanted.items()
-        for metric in metrics
-        if metric not in scores.get(column, {})
-    )
+    """Return the columns that are missing, and the metrics of those that are there in part."""
+    parts = []
+    for column, metrics in wanted.items():
+        absent = [metric for metric in metrics if metric not in scores.get(column, {})]
+        if len(absent) == len(metrics):
+            parts.append(column)
+        else:
+            parts += [f"{column} ({metric})" for metric in absent]
+    return tuple(parts)
 
 
 def _mean(values: list[float]) -> float:

@@ -82,6 +82,7 @@ def test_what_is_missing_is_named():
     half = {**TINY, "MRPC": {"f1": 81.1}, "MNLI-mm": {}}
     assert leaderboard_score(half).missing == ("MRPC (accuracy)", "MNLI-mm")
     assert paper_average(half).missing == ("MNLI-mm",)
+    assert leaderboard_score({**TINY, "STS-B": {}}).missing == ("STS-B",)
 
 
 def test_wrong_columns_and_numbers():

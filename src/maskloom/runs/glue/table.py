@@ -43,7 +43,10 @@ def notes_of(result: dict[str, Any]) -> list[str]:
     for name, label in (("paper_average", "average of the paper"), ("leaderboard_score", "leaderboard score")):
         if result[name]["missing"]:
             notes.append(f"No {label}: missing {', '.join(result[name]['missing'])}.")
-    notes += [f"{name}: left out, not there: {paths}" for name, paths in result["absent"].items()]
+    if result["absent"]:
+        notes.append(f"Left out, for want of files (glue.json says which): {', '.join(result['absent'])}.")
+    if any(outcome.get("seconds", 0.0) is None for outcome in result["tasks"].values()):
+        notes.append("Minutes are not told (–) where a trial was interrupted.")
     for name, outcome in result["tasks"].items():
         if outcome["status"] == "failed":
             notes.append(f"{name} failed: {outcome['error']}")

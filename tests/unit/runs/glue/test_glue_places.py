@@ -82,6 +82,8 @@ def test_words_of_a_submission_are_the_labels_of_the_catalog():
     for file in SUBMISSION:
         assert set(file.labels) == set(catalog_row(file.task).labels)
     assert [task.name for task in TASKS if not any(file.task == task.name for file in SUBMISSION)] == []
+    for name in ("ax", "ax-full"):
+        assert (catalog_row(name).labels, catalog_row(name).primary) == (catalog_row("mnli").labels, "matthews")
 
 
 def test_wnli_is_answered_by_the_commonest_label_of_train(tmp_path):
