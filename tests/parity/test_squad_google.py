@@ -92,11 +92,12 @@ for case in request["cases"]:
 json.dump(answers, sys.stdout)
 """
 
-WORDS = (
+TEXT = (
     "Steve Smith's the house (1895-1943). Japanese Héllo he\u0301llo naïve İstanbul ﬁne ＡＢ 中文字 한국어 ΟΔΟΣ "
     "a\u00a0b zero\u200bwidth soft\u00adhyphen x\u2028y $5.00 “quoted” U.S. New-York ½ unknown☃ \x01 café—bar ... "
     "John Johanson's running unaffable year in of and to , . ; by a an was is born 1895 1943 Smith"
-).split(" ")
+)
+WORDS = TEXT.split(" ")
 BLANKS = [" ", "  ", "\n", "\t", "\u202f", " \r\n"]
 
 

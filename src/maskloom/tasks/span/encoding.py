@@ -165,12 +165,15 @@ def encode_questions(
     """Encode questions in windows of at most `max_length` tokens, `stride` pieces from one to the next.
 
     A question keeps its first `max_question_length` pieces. Each distinct context is tokenised once. For training the
-    first answer counts, and questions whose answer cannot be aligned are left out and listed. Raises ConfigError where a
-    question leaves no room for its context.
+    first answer counts, and questions whose answer cannot be aligned are left out and listed. Raises ConfigError where
+    a question leaves no room for its context.
     """
     encoder = _WordEncoder(tokenizer)
     contexts, context_of = _encode_contexts(questions, encoder)
-    spans = [_answer_span(question, contexts[number], tokenizer) for question, number in zip(questions, context_of)]
+    spans = [
+        _answer_span(question, contexts[number], tokenizer)
+        for question, number in zip(questions, context_of, strict=True)
+    ]
     unaligned = [question.id for question, span in zip(questions, spans, strict=True) if span == _UNALIGNED]
     kept = [number for number, span in enumerate(spans) if not (for_training and span == _UNALIGNED)]
     all_ids = tokenizer.token_ids_batch([questions[number].question for number in kept])

@@ -22,10 +22,10 @@ def is_max_context(
 ) -> np.ndarray:  # fmt: skip
     """Tell for pieces of contexts, (n,), whether the window in which each is seen is the one where it counts.
 
-    `places` are pieces, `windows` the number of the window within its question, `num_windows` how many the question has,
-    `num_pieces` how many its context has and `capacity` how many a window holds, all (n,). A piece counts in the window
-    that maximises min(pieces to its left, pieces to its right) + 0.01 times the window's length; of equal ones, in the
-    first.
+    `places` are pieces, `windows` the number of the window within its question, `num_windows` how many the question
+    has, `num_pieces` how many its context has and `capacity` how many a window holds, all (n,). A piece counts in the
+    window that maximises min(pieces to its left, pieces to its right) + 0.01 times the window's length; of equal ones,
+    in the first.
     """
     found = np.ones(len(places), dtype=bool)
     several = np.flatnonzero(num_windows > 1)
