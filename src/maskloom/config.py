@@ -157,11 +157,17 @@ class TaggingSection(Section):
 
 
 class FinetuneRecipe(Section):
-    """A fine-tuning run: task, data, training; the sections of kinds of task are read by those kinds alone."""
+    """A fine-tuning run: task, data, training; the sections of kinds of task are read by those kinds alone.
+
+    `tune_on_dev` fits temperature and thresholds to dev at the end. `keep_restarts` keeps the best model of every seed,
+    the members of an ensemble.
+    """
 
     kind: Literal["finetune"] = "finetune"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     restarts: Count = 1
+    keep_restarts: bool = False
+    tune_on_dev: bool = False
     task: Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] = "single"
     class_weights: Literal["none", "balanced"] | dict[str, float] = "none"
     from_scratch: bool = False

@@ -10,6 +10,7 @@ from maskloom.cli import training, use
 from maskloom.cli.corpora import corpus_app, vocab_app
 from maskloom.cli.glue import glue_app
 from maskloom.cli.search import search
+from maskloom.cli.tune import tune
 
 app = typer.Typer(
     name="maskloom",
@@ -25,6 +26,7 @@ app.command("pretrain")(training.pretrain)
 app.command("finetune")(training.finetune)
 app.command("search")(search)
 app.add_typer(glue_app, name="glue")
+app.command("tune")(tune)
 app.command("evaluate")(use.evaluate)
 app.command("predict")(use.predict)
 app.command("fill-mask")(use.fill_mask)

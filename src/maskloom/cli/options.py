@@ -14,6 +14,15 @@ Texts = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
 Model = Annotated[Path, typer.Option("--model", help="A model folder in Hugging Face layout, or a run folder of ours.")]
+Models = Annotated[
+    list[Path] | None, typer.Option("--model", help="A model or run folder; given several times: an ensemble of them.")
+]
+EnsembleOf = Annotated[
+    Path | None, typer.Option("--ensemble", help="A run whose restarts were kept: an ensemble of all of them.")
+]
+Averaged = Annotated[
+    Literal["probabilities", "logits"], typer.Option("--average", help="What of an ensemble is averaged.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a recipe key, such as training.steps=1000. Repeatable.")
@@ -68,6 +77,17 @@ def reading_options(
         labels=str(labels) if labels else None,
         on_bad_rows=on_bad_rows,
     )
+
+
+def chosen_models(models: list[Path] | None, ensemble: Path | None) -> list[Path]:
+    """Return the model folders asked for; raises ConfigError when there are none."""
+    from maskloom.config import ConfigError
+    from maskloom.inference import restart_models
+
+    chosen = [*(models or []), *([] if ensemble is None else restart_models(ensemble))]
+    if not chosen:
+        raise ConfigError("no model: give --model (several times for an ensemble) or --ensemble")
+    return chosen
 
 
 def progress_display() -> Any:

@@ -57,6 +57,9 @@ def finetune(
     format_name: Format = None,
     recipe: Recipe = None,
     restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs from different seeds.")] = None,
+    keep_restarts: Annotated[
+        bool, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
+    ] = False,
     metric: Annotated[str | None, typer.Option("--metric", help="The dev score that decides.")] = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
@@ -75,6 +78,7 @@ def finetune(
     changes = [*(overrides or [])]
     changes += [f'task="{task}"'] if task else []
     changes += [f"restarts={restarts}"] if restarts else []
+    changes += ["keep_restarts=true"] if keep_restarts else []
     chosen = chosen_recipe(FinetuneRecipe, recipe, changes, out, resume)
     reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
     result = run(

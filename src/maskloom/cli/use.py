@@ -53,9 +53,11 @@ def evaluate(
 
 
 def predict(
-    model: Model,
     input_file: Input,
     output: Annotated[Path, typer.Option("--output", help="File to write: .jsonl, .csv; .conll for tags.")],
+    model: Models = None,
+    ensemble: EnsembleOf = None,
+    average: Averaged = "probabilities",
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     format_name: Format = None,

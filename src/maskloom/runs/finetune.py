@@ -27,6 +27,7 @@ from maskloom.runs.finetune_restarts import (
 from maskloom.runs.model_card import write_card
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder
+from maskloom.runs.tune import check_tunable, tune_folder
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.columns import ReadingOptions
@@ -67,10 +68,11 @@ def finetune(
 
     The model lies in `out/model` in Hugging Face layout. `recipe.restarts` runs from the seeds `seed`, `seed` + 1 ...
     differ in the new classifier, the order of the data and dropout; mean, spread and degenerate runs are returned and
-    the best run's model is kept. `metric` names the deciding score; by default the catalog's or the kind's. With
-    `resume` an interrupted run goes on and ends as if it had not been. Raises ConfigError or DataError for wrong
-    input before any training, NumericalError when no seed ends in finite numbers, Interrupted after a save when a
-    signal asks to stop.
+    the best run's model is kept, with `recipe.keep_restarts` also the others, in `out/restarts/seed-K/model`.
+    `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then tells the scores. `metric` names the
+    deciding score; by default the catalog's or the kind's. With `resume` an interrupted run goes on and ends as if it
+    had not been. Raises ConfigError or DataError for wrong input before any training, NumericalError when no seed ends
+    in finite numbers, Interrupted after a save when a signal asks to stop.
     """
     progress, out = progress or SilentProgress(), Path(out)
     reading, metric = _reading_of_run(out, reading or ReadingOptions(), metric, resume=resume)
@@ -102,7 +104,9 @@ def finetune(
         log.write("data", **prepared.account)
         results, failures = _run_restarts(plan, recipe, out, log, progress)
     result = _result(prepared, results, failures, out)
-    _write_model(out, recipe, prepared, result, reading, tokenizer)
+    _write_models(out, recipe, prepared, results, result, reading, tokenizer)
+    if recipe.tune_on_dev:
+        result["tuned"] = {"fitted_on": str(dev), **tune_folder(out / "model", prepared.dev)}
     write_json(out / "metrics.json", result)
     for number in range(recipe.seed, recipe.seed + recipe.restarts):
         shutil.rmtree(out / "restarts" / f"seed-{number}" / "best", ignore_errors=True)
@@ -169,6 +173,8 @@ def _prepare(
         task = kind.make(names, primary, settings)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if recipe.tune_on_dev:
+        check_tunable(task)
     encoded = task.encode(train_data, tokenizer, recipe.data.max_length, for_training=True)
     dev_encoded = task.encode(dev_data, tokenizer, recipe.data.max_length)
     weights = _class_weights(recipe, task, encoded)
@@ -239,19 +245,40 @@ def _result(prepared: _Prepared, results: list[dict[str, Any]], failures: dict[i
     }
 
 
-def _write_model(
+def _write_models(
     out: Path,
     recipe: FinetuneRecipe,
     prepared: _Prepared,
+    results: list[dict[str, Any]],
     result: dict[str, Any],
     reading: ReadingOptions,
     tokenizer: Tokenizer,
 ) -> None:
-    """Put the best weights, tokenizer, settings and card together under a temporary name, then give it its name."""
-    temporary, final = out / "model.tmp", out / "model"
+    """Write the model of the best restart, and those of all where they are to be kept."""
+    for restart in results:
+        if restart["seed"] == result["best_seed"]:
+            _write_model(out / "model", recipe, prepared, restart, out, reading, tokenizer)
+        if recipe.keep_restarts:
+            folder = out / "restarts" / f"seed-{restart['seed']}" / "model"
+            _write_model(folder, recipe, prepared, restart, out, reading, tokenizer)
+            if recipe.tune_on_dev:
+                tune_folder(folder, prepared.dev)
+
+
+def _write_model(
+    final: Path,
+    recipe: FinetuneRecipe,
+    prepared: _Prepared,
+    restart: dict[str, Any],
+    out: Path,
+    reading: ReadingOptions,
+    tokenizer: Tokenizer,
+) -> None:
+    """Put a seed's best weights, tokenizer, settings and card together under a temporary name, then rename that."""
+    temporary, primary = final.with_name("model.tmp"), prepared.task.primary
     shutil.rmtree(temporary, ignore_errors=True)
     if not final.exists():
-        shutil.copytree(out / "restarts" / f"seed-{result['best_seed']}" / "best", temporary)
+        shutil.copytree(out / "restarts" / f"seed-{restart['seed']}" / "best", temporary)
         tokenizer.save(temporary)
         settings = {
             "format_version": 1,
@@ -259,17 +286,17 @@ def _write_model(
             "kind": prepared.task.kind,
             "takes_pairs": prepared.takes_pairs,
             "labels": list(prepared.task.labels),
-            "primary": prepared.task.primary,
+            "primary": primary,
             "max_length": recipe.data.max_length,
             "reading": {**reading.as_dict(), "labels": None},
             "settings": prepared.task.settings,
         }
         write_json(temporary / SETTINGS_FILE, settings)
         summary = (
-            f"A model for a {prepared.task.kind} task, seed {result['best_seed']}, epoch {result['best']['epoch']}: "
-            f"the best on dev by {result['metric']}."
+            f"A model for a {prepared.task.kind} task, seed {restart['seed']}, epoch {restart['best']['epoch']}: "
+            f"the best on dev by {primary}."
         )
-        write_card(temporary, "Fine-tuned BERT", summary, recipe, result["best"]["scores"])
+        write_card(temporary, "Fine-tuned BERT", summary, recipe, restart["best"]["scores"])
         temporary.rename(final)
 
 

@@ -25,6 +25,8 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         weights = zip(data["labels"], data["class_weights"], strict=True)
         rows.append(("class weights", ", ".join(f"{label} {weight:.4g}" for label, weight in weights)))
     rows += [("train", _examples(data["train"])), ("dev", _examples(data["dev"]))]
+    if "tuned" in result:
+        rows += _tuned_rows(result["tuned"])
     takes = _TAKES.get(result["task"], "sentences")
     rows += [
         ("model", result["model"]),
@@ -43,6 +45,11 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
     return _aligned([*rows, ("examples", _examples(result["data"]))])
 
 
+def tuning_lines(result: dict[str, Any]) -> list[str]:
+    """Return the fitted settings, the scores before and after, and the warning that they are of the fitted file."""
+    return _aligned([*_tuned_rows(result), ("examples", _examples(result["data"])), ("model", result["model"])])
+
+
 def written_lines(result: dict[str, Any]) -> list[str]:
     """Return what a file of predictions or vectors holds and what was read for it."""
     if "num_vectors" in result:
@@ -52,6 +59,19 @@ def written_lines(result: dict[str, Any]) -> list[str]:
         what = f"{result['num_predictions']:,} predictions, in the order of the input"
     account = {key: result[key] for key in ("num_truncated_examples", "max_length")}
     return _aligned([("written", f"{result['output']}: {what}"), ("read", _examples({**result["data"], **account}))])
+
+
+def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what was fitted and how each score moved; a score that stood still shows one number."""
+    rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are of that very file, another is what counts")]
+    for name, value in tuned["settings"].items():
+        by_label = zip(tuned["labels"], value, strict=True) if isinstance(value, list) else None
+        text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {share:.3f}" for label, share in by_label)
+        rows.append((name, text))
+    for name, before in tuned["before"].items():
+        after = tuned["after"][name]
+        rows.append((name, f"{before:.4f}" if before == after else f"{before:.4f} -> {after:.4f}"))
+    return rows
 
 
 def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:

@@ -10,7 +10,8 @@ import numpy as np
 from maskloom.metrics.calibration import checked_temperature, fit_temperature, sigmoid
 
 THRESHOLD = 0.5
-TUNED_SETTINGS = ("temperature", "thresholds", "null_threshold")
+THRESHOLD_SETTINGS = ("thresholds", "null_threshold")
+TUNED_SETTINGS = ("temperature", *THRESHOLD_SETTINGS)
 
 
 def tune_classes(logits: np.ndarray, targets: np.ndarray, *, leave_out: Collection[str] = ()) -> dict[str, Any]:
