@@ -297,17 +297,23 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
 
 
 def _place_model(setup: _Search, name: str) -> None:
-    """Put the best trial's model at `out/model`, whole or not at all."""
+    """Put the best trial's model at `out/model`; one that an earlier, worse best has left there is replaced.
+
+    When only the best is kept, the model is moved: a trial that has none has given it already.
+    """
     source, final = setup.out / "trials" / name / "model", setup.out / "model"
+    if not source.exists():
+        return
+    temporary, former = setup.out / "model.tmp", setup.out / "model.old"
+    for path in (temporary, former):
+        shutil.rmtree(path, ignore_errors=True)
+    if setup.keep_models == "all":
+        shutil.copytree(source, temporary)
+        source = temporary
     if final.exists():
-        return
-    if setup.keep_models == "best":
-        source.rename(final)
-        return
-    temporary = setup.out / "model.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary)
-    temporary.rename(final)
+        final.rename(former)
+    source.rename(final)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def _report(result: dict[str, Any]) -> str:
@@ -328,7 +334,7 @@ def _stored_plan(out: Path) -> dict[str, Any] | None:
 def _fingerprints(setup: _Search) -> dict[str, str]:
     """Return SHA-256 sums of what is read, so that a search never goes on with other data."""
     source = resolve_model_folder(setup.model)
-    patterns = ("config.json", "*.safetensors", "*.npz", "vocab.txt")
+    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz", "vocab.txt", "tokenizer.json")
     files = {"model": [path for pattern in patterns for path in sorted(source.glob(pattern))]}
     files |= {"train": [setup.train], "dev": [setup.dev]}
     return {name: _sum(paths) for name, paths in files.items()}

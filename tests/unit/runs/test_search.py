@@ -180,11 +180,17 @@ def test_failures_of_numbers_stay_and_others_are_tried_again(run):
     assert again.calls == []
 
 
-def test_other_failures_are_tried_again(run):
-    run(Finetuning(failing=[1e-5], error=RuntimeError("out of memory")))
+@pytest.mark.parametrize("keep", ["best", "all"])
+def test_other_failures_are_tried_again_and_may_win(run, inputs, keep):
+    first = run(Finetuning(failing=[3e-5], error=RuntimeError("out of memory")), keep_models=keep)
+    assert first["best"]["name"] == "trial-003"
+    assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 2e-5}
     again = Finetuning()
-    assert run(again, resume=True)["num_failed"] == 0
-    assert again.calls == [(1e-5, 32, False)]
+    result = run(again, resume=True, keep_models=keep)
+    assert (result["num_failed"], result["best"]["name"]) == (0, "trial-002")
+    assert again.calls == [(3e-5, 32, False)]
+    assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 3e-5}
+    assert sorted(path.name for path in inputs["out"].glob("model*")) == ["model"]
 
 
 def test_a_resumed_search_is_the_same_search(run, inputs):

@@ -128,7 +128,9 @@ def _answers(
     progress.begin(f"answering {file.name}", num_rows)
     for line, answer in _predictions(file, path, predictor, report):
         answers[line - 2] = answer  # the header is line 1
-        progress.advance(line - 1)
+        if line % 512 == 0:
+            progress.advance(line - 1)
+    progress.advance(num_rows)
     progress.end()
     given = Counter(answer for answer in answers if answer is not None)
     if not given:

@@ -1,0 +1,83 @@
+"""The search as a person runs it: a table, a trial that cannot work, and commands that a shell repeats."""
+
+import json
+import os
+import random
+import stat
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.cli import app
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+WORDS = ["film", "book", "song", "so", "very", "fine", "great", "awful", "poor"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder whose name a shell would take apart, with a model and data."""
+    folder = tmp_path_factory.mktemp("it's a $place; really")
+    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=32, initializer_range=0.2,
+    )  # fmt: skip
+    save_model(build_model(config, ("mlm", "nsp"), seed=3), folder / "model")
+    Tokenizer(vocabulary, max_length=32).save(folder / "model")
+    for name, size in (("train", 40), ("dev", 24)):
+        draw = random.Random(name)
+        rows = [(" ".join(draw.choices(WORDS, k=6)), draw.randint(0, 1)) for _ in range(size)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"body": t, "mark": k}) + "\n" for t, k in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    arguments = ["search", "--model", folder / "model", "--train", folder / "train.jsonl", "--out", folder / "out",
+                 "--dev", folder / "dev.jsonl", "--text-column", "body", "--label-column", "mark", "--metric", "f1",
+                 "--grid", "data.max_length=16,64", "--grid", "training.learning_rate=1e-3,5e-3", "--restarts", "2",
+                 "--set", "training.epochs=2", "--set", "training.num_threads=1"]  # fmt: skip
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return done.output, json.loads((folder / "out" / "results.json").read_text())
+
+
+def test_the_table_names_the_trials_that_cannot_work(finished, folder):
+    output, result = finished
+    assert (result["num_trials"], result["num_failed"]) == (4, 2)
+    assert "| – | trial-003 | 64 | 0.001 | failed: ConfigError: data.max_length 64 exceeds the 32 tokens" in output
+    assert "f1, best on dev" in output
+    assert (folder / "out" / "results.md").read_text().count("maskloom finetune") == 4
+
+
+def test_the_best_model_is_that_of_the_folder(finished, folder):
+    _, result = finished
+    scores = [score for trial in result["trials"][:2] for score in trial["restarts"]["scores"].values()]
+    assert result["best"]["score"] == max(scores)
+    assert Predictor.load(folder / "out").max_length == 16
+    assert not list((folder / "out" / "trials").glob("*/model"))
+
+
+def test_a_shell_repeats_a_trial_to_the_last_digit(finished, folder, tmp_path):
+    _, result = finished
+    program = tmp_path / "maskloom"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m maskloom "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    trial = result["trials"][1]
+    done = subprocess.run(
+        ["sh", "-c", trial["command"] + " --json"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    again = json.loads(done.stdout)
+    assert again["best"] == trial["best"]
+    assert again["restarts"] == trial["restarts"]
+    assert again["metric"] == "f1"
