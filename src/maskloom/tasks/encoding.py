@@ -36,7 +36,7 @@ class EncodedData(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """Number of examples."""
+        """Number from which the steps of an epoch are counted: examples, or windows where sentences share them."""
         ...
 
     def __len__(self) -> int:

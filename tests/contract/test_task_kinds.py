@@ -1,0 +1,242 @@
+"""What every kind of task of the table must do, from files on disk to predictions of a saved model."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.config import DataError, FinetuneRecipe, validate_recipe
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs.evaluate import evaluate
+from maskloom.runs.finetune import finetune
+from maskloom.runs.predict import predict
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.encoding import batches_by_length
+from maskloom.tasks.evaluation import evaluate_task, model_outputs
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.kinds import KINDS
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+
+WORDS = "the red blue cat dog Anna Rome sat ran in on house tree what who did ? .".split()
+VOCABULARY = Vocabulary([*SPECIAL_TOKENS, *sorted({word.lower() for word in WORDS}), "##s"])
+CONFIG = BertConfig(
+    vocab_size=len(VOCABULARY),
+    hidden_size=14,
+    num_hidden_layers=2,
+    num_attention_heads=7,
+    intermediate_size=13,
+    max_position_embeddings=64,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    initializer_range=0.5,
+)
+MAX_LENGTH = 24
+
+
+def sentence(draw, low=3, high=9):
+    return " ".join(draw.choice(WORDS[:12], draw.integers(low, high)))
+
+
+def table(rows):
+    return "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def single(draw, size):
+    return table({"text": sentence(draw), "label": ["no", "yes"][i % 2]} for i in range(size))
+
+
+def pair(draw, size):
+    rows = ({"text_a": sentence(draw), "text_b": sentence(draw), "label": ["a", "b", "c"][i % 3]} for i in range(size))
+    return table(rows)
+
+
+def regression(draw, size):
+    return table({"text": sentence(draw), "score": float(i % 5)} for i in range(size))
+
+
+def multilabel(draw, size):
+    return table({"text": sentence(draw), "labels": [["x"], ["x", "y"], [], ["z"]][i % 4]} for i in range(size))
+
+
+def tagging(draw, size):
+    tags = {"Anna": "B-PER", "Rome": "B-LOC"}
+    lines = []
+    for _ in range(size):
+        lines += [f"{word} {tags.get(word, 'O')}" for word in [*sentence(draw, 3, 40).split(), "Anna", "Rome"]]
+        lines.append("")
+    return "data.conll", "\n".join(lines)
+
+
+def span(draw, size):
+    paragraphs = []
+    for number in range(size):
+        context = sentence(draw, 12, 40)
+        answer = context.split()[3]
+        found = {"text": answer, "answer_start": context.index(answer)}
+        question = {"id": f"q{number}", "question": "who ran ?", "answers": [found]}
+        paragraphs.append({"context": context, "qas": [question]})
+    return "data.json", json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]})
+
+
+def choice(draw, size):
+    rows = (
+        {"question": sentence(draw), "choices": [sentence(draw) for _ in range(3)], "label": i % 3} for i in range(size)
+    )
+    return table(rows)
+
+
+FILES = {
+    "single": single,
+    "pair": pair,
+    "regression": regression,
+    "multilabel": multilabel,
+    "tagging": tagging,
+    "span": span,
+    "choice": choice,
+}
+
+
+@pytest.fixture(params=list(KINDS))
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def recipe(name):
+    values = {
+        "task": name,
+        "data": {"max_length": MAX_LENGTH},
+        "training": {"epochs": 2.0, "batch_size": 4, "learning_rate": 1e-3, "num_threads": 1},
+    }
+    if name == "span":
+        values["span"] = {"stride": 8, "max_question_length": 5}
+    return validate_recipe(FinetuneRecipe, values, source="test")
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    folder = tmp_path / "bert"
+    save_model(build_model(CONFIG, (), seed=0), folder)
+    Tokenizer(VOCABULARY, max_length=64).save(folder)
+    return folder
+
+
+@pytest.fixture
+def files(name, tmp_path):
+    paths = []
+    for part, size in (("train", 13), ("dev", 9)):
+        file, content = FILES[name](np.random.default_rng(size), size)
+        path = tmp_path / f"{part}-{file}"
+        path.write_text(content, encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+@pytest.fixture
+def prepared(name, recipe, model_folder, files):
+    """The task, an untrained model for it, its tokenizer, and the dev file as read."""
+    kind, settings = KINDS[name], recipe.task_settings()
+    train = kind.read(files[0], ReadingOptions(), settings)
+    task = kind.make(kind.label_names(train, ReadingOptions(), settings), None, settings)
+    model, _ = load_model(model_folder, heads=task.heads, num_labels=task.num_outputs, seed=1)
+    return task, model, Tokenizer.load(model_folder), kind.read(files[1], ReadingOptions(), settings)
+
+
+def test_units_and_batches(name, prepared):
+    task, _, tokenizer, dev = prepared
+    encoded = task.encode(dev, tokenizer, MAX_LENGTH)
+    assert len(encoded) == len(encoded.lengths) >= len(dev.examples) == 9
+    assert encoded.num_examples == (len(encoded) if name == "tagging" else 9)
+    seen, num_tokens = [], 0
+    for batch in batches_by_length(encoded, max_tokens=60):
+        seen += batch.indices.tolist()
+        num_tokens += batch.num_tokens
+        assert batch.lengths.sum() == len(batch.token_ids) == len(batch.segment_ids)
+        assert 2 < batch.lengths.max() <= MAX_LENGTH
+        assert task.objective.row_counts(batch).shape == (len(batch.indices),)
+        parts = batch.split(2)
+        assert np.array_equal(np.concatenate([part.token_ids for part in parts]), batch.token_ids)
+        assert np.array_equal(np.concatenate([part.indices for part in parts]), batch.indices)
+        assert sum(map(len, (part.labels for part in parts))) == len(batch.labels)
+    assert sorted(seen) == list(range(len(encoded)))
+    assert num_tokens == encoded.lengths.sum()
+    again = task.encode(dev, tokenizer, MAX_LENGTH)
+    first, second = (data.batch(np.arange(len(data))) for data in (encoded, again))
+    assert np.array_equal(first.token_ids, second.token_ids)
+
+
+def test_outputs_do_not_depend_on_batches(prepared):
+    task, model, tokenizer, dev = prepared
+    encoded = task.encode(dev, tokenizer, MAX_LENGTH)
+    alone, together = (model_outputs(model, task.objective, encoded, max_tokens=size) for size in (1, 10_000))
+    assert alone.loss_sum == pytest.approx(together.loss_sum, rel=1e-5)
+    assert alone.weight == together.weight > 0
+    for one, other in zip(alone.rows, together.rows, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_predictions_are_plain_values_in_order(prepared):
+    task, model, tokenizer, dev = prepared
+    predictor = Predictor(model, tokenizer, task=task, max_length=MAX_LENGTH)
+    predictions = predictor.predict_examples(dev)
+    assert len(predictions) == len(dev.examples)
+    assert json.loads(json.dumps(predictions)) == predictions
+    half = ReadExamples(dev.examples[:4], dev.report)
+    for one, other in zip(predictor.predict_examples(half), predictions, strict=False):
+        assert one.keys() == other.keys()
+
+
+def test_scores_of_pieces_are_the_scores_of_the_whole(name, prepared):
+    task, model, tokenizer, dev = prepared
+    whole = evaluate_task(model, task, task.encode(dev, tokenizer, MAX_LENGTH))
+    pieces = (
+        task.encode(ReadExamples(dev.examples[first : first + 4], dev.report), tokenizer, MAX_LENGTH)
+        for first in (0, 4, 8)
+    )
+    assert evaluate_task(model, task, pieces).scores == pytest.approx(whole.scores, rel=1e-5)
+    assert task.primary in whole.scores
+
+
+def test_data_without_labels_is_not_scored(name, prepared, files):
+    task, model, tokenizer, dev = prepared
+    examples = KINDS[name].read(files[1], ReadingOptions(), task.settings, needs_label=False).examples
+    assert [example.inputs() for example in examples] == [example.inputs() for example in dev.examples]
+    assert all(isinstance(example.as_row(), dict) and example.line >= 1 for example in examples)
+
+
+def test_unknown_scores_are_refused_before_training(name, prepared):
+    task = prepared[0]
+    with pytest.raises(ValueError, match="'bleu'"):
+        KINDS[name].make(task.labels, "bleu", task.settings)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "{", "\x00\x01", "a,b\n"])
+def test_files_of_another_form_are_refused_by_name(name, recipe, files, content):
+    files[0].write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=files[0].name):
+        KINDS[name].read(files[0], ReadingOptions(), recipe.task_settings())
+
+
+def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_path):
+    """The kept model scores on dev what training said; a run made again gives the same weights."""
+    train, dev = files
+    result = finetune(recipe, model=model_folder, train=train, dev=dev, out=tmp_path / "run")
+    scored = evaluate(tmp_path / "run", dev)
+    for score, value in result["best"]["scores"].items():
+        assert scored[score] == pytest.approx(value, rel=1e-5), score
+    finetune(recipe, model=model_folder, train=train, dev=dev, out=tmp_path / "again")
+    first, second = (load_model(tmp_path / run / "model")[0].state_dict() for run in ("run", "again"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    written = predict(tmp_path / "run", dev, tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == written["num_predictions"] == 9
+    assert [row["index"] for row in rows] == list(range(9))
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text(encoding="utf-8"))
+    settings = json.loads((tmp_path / "run" / "model" / "maskloom.json").read_text(encoding="utf-8"))
+    assert config["architectures"][0].startswith("BertFor")
+    assert settings["kind"] == name
