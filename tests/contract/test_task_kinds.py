@@ -22,7 +22,26 @@ from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 
-WORDS = "the red blue cat dog Anna Rome sat ran in on house tree what who did ? .".split()
+WORDS = [
+    "the",
+    "red",
+    "blue",
+    "cat",
+    "dog",
+    "Anna",
+    "Rome",
+    "sat",
+    "ran",
+    "in",
+    "on",
+    "house",
+    "tree",
+    "what",
+    "who",
+    "did",
+    "?",
+    ".",
+]
 VOCABULARY = Vocabulary([*SPECIAL_TOKENS, *sorted({word.lower() for word in WORDS}), "##s"])
 CONFIG = BertConfig(
     vocab_size=len(VOCABULARY),
@@ -203,7 +222,7 @@ def test_scores_of_pieces_are_the_scores_of_the_whole(name, prepared):
 
 
 def test_data_without_labels_is_not_scored(name, prepared, files):
-    task, model, tokenizer, dev = prepared
+    task, _, _, dev = prepared
     examples = KINDS[name].read(files[1], ReadingOptions(), task.settings, needs_label=False).examples
     assert [example.inputs() for example in examples] == [example.inputs() for example in dev.examples]
     assert all(isinstance(example.as_row(), dict) and example.line >= 1 for example in examples)
