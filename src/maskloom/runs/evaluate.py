@@ -18,8 +18,6 @@ from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.evaluation import ModelOutputs, score_outputs
 from maskloom.tasks.examples import ReadExamples
 
-_PIECE = 4096
-
 
 def evaluate(
     model: str | Path | Sequence[str | Path],
@@ -67,7 +65,7 @@ def _pieces(
     """Yield the examples of a file in encoded pieces; `account` gathers the counts of all of them."""
     examples = source.examples()
     progress.begin("evaluating", 0)
-    while piece := list(islice(examples, _PIECE)):
+    while piece := list(islice(examples, source.kind.examples_at_once)):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
         for name, value in encoded.account().items():
             if name.startswith("num_"):

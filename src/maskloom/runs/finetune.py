@@ -167,6 +167,7 @@ def _prepare(
     kind, settings = task_kind(recipe.task), recipe.task_settings()
     train_data, dev_data = kind.read(train, reading, settings), kind.read(dev, reading, settings)
     kind.check(train_data, dev_data)
+    settings |= kind.data_settings(train_data)
     names = kind.label_names(train_data, reading, settings)
     primary = metric or (None if reading.format is None else catalog_row(reading.format).primary)
     try:

@@ -41,19 +41,24 @@ def predict(
     progress, source, target = progress or SilentProgress(), Path(input), Path(output)
     models = [model] if isinstance(model, str | Path) else model
     predictor = open_models(models, average=average, max_length=max_length)
-    forms = predictor.required_task().forms
+    task = predictor.required_task()
+    forms = task.forms
     suffix = check_output(source, target, tuple({".jsonl": 0, ".csv": 0, **forms}))
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
     progress.begin("predicting", 0)
+    before, between, after = task.frames.get(suffix, ("", "", ""))
     with replacing(target, "w") as file:
         write = _csv_writer(file) if suffix == ".csv" else _json_writer(file)
+        file.write(before)
         for index, (example, prediction) in enumerate(_predictions(predictor, reading_of_input)):
             if suffix in forms:
+                file.write(between if index else "")
                 file.writelines(f"{line}\n" for line in forms[suffix](example, prediction))
             else:
                 write({"index": index, "line": example.line, **example.as_row(), **prediction})
             if index % _WINDOW == _WINDOW - 1:
                 progress.advance(index + 1)
+        file.write(after)
     progress.end()
     return {
         "output": str(target),
@@ -78,7 +83,7 @@ def check_output(source: Path, target: Path, suffixes: tuple[str, ...]) -> str:
 
 def _predictions(predictor: Predictor | Ensemble, reading: FileReading) -> Iterator[tuple[Any, dict[str, Any]]]:
     examples = reading.examples()
-    while window := list(islice(examples, _WINDOW)):
+    while window := list(islice(examples, reading.kind.examples_at_once)):
         yield from zip(window, predictor.predict_examples(ReadExamples(window, reading.report)), strict=True)
 
 

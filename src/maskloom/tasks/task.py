@@ -55,6 +55,7 @@ class Task:
     a kind whose probabilities are not calibrated.
 
     `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
+    `frames` say what stands before, between and after the examples in a form that needs it.
     """
 
     kind: Kind
@@ -72,6 +73,7 @@ class Task:
     tune: Tune | None = None
     scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
     forms: Mapping[str, Callable[[Any, dict[str, Any]], list[str]]] = field(default_factory=dict)
+    frames: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
 
     @property
     def temperature(self) -> float:
@@ -91,7 +93,8 @@ class TaskKind:
     `iterate(path, options, settings, needs_label=, report=)` yields examples; `label_names(train, options, settings)`
     gives the labels in the order of their ids; `check(train, dev)` raises DataError for data that cannot be learnt
     from; `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have.
-    `settings` are the kind's own: its recipe section as plain values.
+    `settings` are the kind's own: its recipe section as plain values, and what `data_settings(train)` adds: what the
+    training data says of every task like it. `examples_at_once` bounds how many are encoded and held at a time.
     """
 
     name: Kind
@@ -99,6 +102,8 @@ class TaskKind:
     label_names: Callable[[ReadExamples, ReadingOptions, Mapping[str, Any]], tuple[str, ...]]
     check: Callable[[ReadExamples, ReadExamples], None]
     make: Callable[[tuple[str, ...], str | None, Mapping[str, Any]], Task]
+    data_settings: Callable[[ReadExamples], dict[str, Any]] = lambda _: {}
+    examples_at_once: int = 4096
 
     def read(
         self,
