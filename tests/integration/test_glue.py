@@ -49,7 +49,7 @@ def model(tmp_path_factory):
 
 def recipe(**values):
     training = {"epochs": 1.0, "batch_size": 8, "num_threads": 1, **values.pop("training", {})}
-    return validate_recipe(FinetuneRecipe, {"data": {"max_length": 24}, "training": training, **values}, source="test")
+    return validate_recipe(FinetuneRecipe, {"data": {"max_length": 24}, "training": training} | values, source="test")
 
 
 def rows(folder, kind, num_rows, seed):
@@ -276,13 +276,16 @@ def test_mixed_up_files_of_mnli_are_refused_before_training(model, data, tmp_pat
 
 
 def test_a_run_that_is_not_the_same_is_not_continued(whole, model, data):
-    out, _ = whole
+    out, result = whole
     with pytest.raises(ConfigError, match="already holds a run"):
         glue_run(recipe(restarts=2), data=data, model=model, out=out, space=SPACE)
     with pytest.raises(ConfigError, match="restarts was 2, is 1"):
         glue_run(recipe(), data=data, model=model, out=out, resume=True)
     with pytest.raises(ConfigError, match="started with space"):
         glue_run(recipe(restarts=2), data=data, model=model, out=out, space={}, resume=True)
+    with pytest.raises(ConfigError, match="started with model"):
+        glue_run(recipe(restarts=2), data=data, model=out / "CoLA", out=out, resume=True)
+    assert json.loads((out / "glue.json").read_text()) == result
     with pytest.raises(ConfigError, match="not the folder of a GLUE run"):
         glue_run(recipe(restarts=2), data=data, model=model, out=out / "RTE" / "trials" / "trial-001", resume=True)
 
@@ -294,6 +297,16 @@ def test_the_check_as_a_command(tmp_path):
     assert done.exit_code == 3
     assert "RTE.tsv: line 2: the prediction 'yes' is not one of entailment, not_entailment" in done.output
     assert "RTE.tsv: has 2 lines with its header, expected 3,001" in done.output
+
+
+def test_wrong_settings_end_a_run_at_once(model, data, tmp_path):
+    with pytest.raises(ConfigError, match=r"did you mean 'training\.learning_rate'"):
+        glue_run(recipe(), data=data, model=model, out=tmp_path / "run", space={"training.learning_rat": (1.0,)})
+    assert not (tmp_path / "run").exists()
+    settings = recipe(data={"max_length": 64})
+    result = glue_run(settings, data=data, model=model, out=tmp_path / "long", tasks=["rte", "wnli"])
+    assert "data.max_length 64 exceeds the 32 tokens" in result["tasks"]["rte"]["error"]
+    assert result["tasks"]["wnli"]["status"] == "majority"
 
 
 @pytest.mark.slow

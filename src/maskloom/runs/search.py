@@ -38,6 +38,10 @@ PLAN, RESULTS = "search.json", "results.json"
 Method = Literal["grid", "optuna"]
 
 
+class AllTrialsFailedError(ConfigError):
+    """No trial of a search ended in a score; the message names the first few reasons."""
+
+
 class Proposer(Protocol):
     """Chooses what to try next from how earlier trials went."""
 
@@ -86,7 +90,8 @@ def search(
     `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` how they
     went, `out/model` is the best trial's model; other models are deleted unless `keep_models` is "all". A trial that
     fails is named and leaves the others alone. With `resume` a search goes on in the middle of a trial. Raises
-    ConfigError for wrong settings and when every trial failed, DataError for wrong data, before or at the first trial.
+    ConfigError for wrong settings and for another search in the folder, AllTrialsFailedError when no trial is left,
+    DataError for wrong data, before or at the first trial.
     """
     out, reading = Path(out), reading or ReadingOptions()
     stored = _stored_plan(out) if resume else None
@@ -277,7 +282,7 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
     failed = [record for record in records if record["status"] == "failed"]
     if not order:
         reasons = "; ".join(f"{record['name']}: {record['error']}" for record in failed[:3])
-        raise ConfigError(f"{setup.out}: all of {len(failed)} trials failed: {reasons}")
+        raise AllTrialsFailedError(f"{setup.out}: all of {len(failed)} trials failed: {reasons}")
     best = order[0]
     _place_model(setup, best["name"])
     commands = {trial["name"]: trial["command"] for trial in plan["trials"]}

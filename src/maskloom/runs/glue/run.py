@@ -17,8 +17,8 @@ from maskloom.runs.glue.majority import answer_by_majority
 from maskloom.runs.glue.table import glue_report
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder
-from maskloom.runs.search import search
-from maskloom.runs.search_space import Space, space_as_data, space_of_data
+from maskloom.runs.search import AllTrialsFailedError, search
+from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 
@@ -52,6 +52,8 @@ def glue_run(
     found, absent = chosen_tasks(data, tasks)
     resolve_model_folder(model)
     _check_mnli(data, found)
+    for number, settings in enumerate(grid_settings(space or {}), start=1):
+        recipe_with(recipe, settings, source=f"trial {number}")
     inputs = {
         "data": str(data.resolve()),
         "tasks": None if tasks is None else [task.name for task in found],
@@ -93,7 +95,7 @@ def _outcome(
         columns = {next(iter(task.dev)): found["best"]["best"]["scores"]}
         if task.name == "mnli":
             columns |= _further_columns(task, data, out, progress)
-    except (ConfigError, DataError) as error:
+    except (AllTrialsFailedError, DataError) as error:  # wrong settings are wrong for every task
         progress.end()
         progress.say(f"{task.folder} failed: {error}")
         return {"status": "failed", "error": str(error), "columns": {}}
