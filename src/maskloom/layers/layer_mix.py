@@ -1,0 +1,125 @@
+"""Combinations of an encoder's hidden states: one layer, sums, concatenations, a learnt mean (BERT paper 5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from maskloom.config import ConfigError
+
+Join = Literal["each", "sum", "concat", "mix"]
+LayerChoice = str | int | Sequence[int]
+
+_NAMED: dict[str, tuple[int, Join]] = {"sum_last_four": (4, "sum"), "concat_last_four": (4, "concat")}
+LAYER_CHOICES = ("embeddings", "last", "second_to_last", *_NAMED, "sum_all", "scalar_mix", "all")
+
+
+@dataclass(frozen=True)
+class LayerCombination:
+    """Which hidden states are taken, and how several become one.
+
+    `layers` are places in the hidden states: 0 is the output of the embedding block, after its LayerNorm, and 1 the
+    first layer. `join` "sum" and "concat" give one vector; "each" keeps the layers apart, and so does "mix", whose
+    weights are learnt later by a `ScalarMix`.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    join: Join
+
+    @classmethod
+    def of(cls, choice: LayerChoice, num_layers: int) -> LayerCombination:
+        """Read a combination for an encoder of `num_layers` layers (12 in a base model), the embeddings not counted.
+
+        Names are those of `LAYER_CHOICES`: "sum_all" leaves the embeddings out, as the paper's row of all 12 layers
+        does; "scalar_mix" and "all" take them in. A number, or several in a list or joined by commas, takes those
+        layers, each apart; below 0 they count from the end, -1 being the last layer. Raises ConfigError for an unknown
+        name, a layer that there is not, or one that stands twice.
+        """
+        if not isinstance(choice, str):
+            numbers = [choice] if isinstance(choice, int) else list(choice)
+            return cls(",".join(map(str, numbers)), _places(numbers, num_layers), "each")
+        if choice in _NAMED:
+            count, join = _NAMED[choice]
+            if count > num_layers:
+                raise ConfigError(f"layers = {choice!r}: the encoder has {num_layers} layers, {count} are needed")
+            return cls(choice, tuple(range(num_layers - count + 1, num_layers + 1)), join)
+        if choice == "second_to_last" and num_layers < 2:
+            raise ConfigError(f"layers = {choice!r}: the encoder has {num_layers} layer, 2 are needed")
+        every: dict[str, tuple[tuple[int, ...], Join]] = {
+            "embeddings": ((0,), "each"),
+            "last": ((num_layers,), "each"),
+            "second_to_last": ((num_layers - 1,), "each"),
+            "sum_all": (tuple(range(1, num_layers + 1)), "sum"),
+            "scalar_mix": (tuple(range(num_layers + 1)), "mix"),
+            "all": (tuple(range(num_layers + 1)), "each"),
+        }
+        if choice in every:
+            return cls(choice, *every[choice])
+        try:
+            numbers = [int(part) for part in choice.split(",")]
+        except ValueError:
+            raise ConfigError(
+                f"layers = {choice!r}: neither numbers of layers nor one of {', '.join(LAYER_CHOICES)}"
+            ) from None
+        return cls(choice, _places(numbers, num_layers), "each")
+
+    @property
+    def num_vectors(self) -> int:
+        """Number of vectors that `select` gives for a token."""
+        return 1 if self.join in ("sum", "concat") else len(self.layers)
+
+    def width(self, hidden_size: int) -> int:
+        """Return the width of each of these vectors."""
+        return hidden_size * len(self.layers) if self.join == "concat" else hidden_size
+
+    def vector_names(self) -> list[str]:
+        """Return a name for each of these vectors: the combination's, or the numbers of its layers."""
+        return [self.name] if self.join in ("sum", "concat") else [str(layer) for layer in self.layers]
+
+    def select(self, hidden_states: Sequence[Tensor], places: Tensor | None = None) -> Tensor:
+        """Return (tokens, vectors, width) for hidden states (tokens, hidden) each; `places` takes those tokens only.
+
+        A concatenation begins with the lowest layer.
+        """
+        states = [hidden_states[layer] for layer in self.layers]
+        if places is not None:
+            states = [state.index_select(0, places) for state in states]
+        if self.join == "concat":
+            return torch.cat(states, dim=1)[:, None, :]
+        stacked = torch.stack(states, dim=1)
+        return stacked.sum(dim=1, keepdim=True) if self.join == "sum" else stacked
+
+
+def _places(numbers: list[int], num_layers: int) -> tuple[int, ...]:
+    found = []
+    for number in numbers:
+        if not -(num_layers + 1) <= number <= num_layers:
+            raise ConfigError(
+                f"layer {number}: the encoder has layers 1 to {num_layers}, or -1 to -{num_layers}; 0 is its embeddings"
+            )
+        found.append(number % (num_layers + 1))
+    if not found or len(set(found)) != len(found):
+        raise ConfigError(f"layers {numbers}: at least one is needed, and each only once")
+    return tuple(found)
+
+
+class ScalarMix(nn.Module):
+    """A learnt weighted mean of layers times a learnt number: (rows, layers, width) to (rows, width).
+
+    The weights are a softmax, equal at first, and the number begins at 1 (Peters et al. 2018, equation 1).
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(num_layers))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return the mixed vectors."""
+        shares = torch.softmax(self.weights, dim=0)
+        return self.scale * torch.einsum("l,rlw->rw", shares, vectors)
