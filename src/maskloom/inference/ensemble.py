@@ -14,6 +14,7 @@ import torch
 from maskloom.config import ConfigError
 from maskloom.inference.predictor import Predictor
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
+from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
 from maskloom.tasks.evaluation import ModelOutputs
@@ -105,7 +106,8 @@ class Ensemble:
             [row / member.required_task().temperature for row in member.outputs(data).rows]
             for member, data in zip(self.members, (encoded, *others), strict=True)
         ]
-        rows = [average_rows(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
+        average = _average_chains if self.task.settings.get("crf") else average_rows
+        rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
         return ModelOutputs(rows, *self._loss(encoded, rows))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
@@ -118,11 +120,15 @@ class Ensemble:
 
     def _loss(self, encoded: EncodedData, rows: list[np.ndarray]) -> tuple[float, float]:
         """Return the summed loss of the averages and what divides it; (0, 0) where the data has no labels."""
-        objective, loss_sum, weight = self.task.objective, 0.0, 0.0
+        loss_sum = weight = 0.0
+        # Whole chains have no average; what is left of a conditional random field are the probabilities of single tags.
+        has_chains = bool(self.task.settings.get("crf"))
+        objective = Tagging() if has_chains else self.task.objective
         for batch in batches_by_length(encoded):
             if batch.labels is None:
                 break
             logits = torch.from_numpy(np.concatenate([rows[index] for index in batch.indices]))
+            logits = logits[:, : len(self.task.labels)] if has_chains else logits
             loss_sum += float(objective.loss_sum_of(logits, batch))
             weight += sum(objective.target_counts(batch).values())
         return loss_sum, weight
@@ -153,6 +159,18 @@ def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) ->
     if kind == "multilabel":
         return (_log_mean(log_sigmoid(stacked)) - _log_mean(log_sigmoid(-stacked))).astype(np.float32)
     return _log_mean(log_softmax(stacked, axis=1 + _SOFTMAX_AXIS[kind])).astype(np.float32)
+
+
+def _average_chains(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
+    """Return the average of rows of a conditional random field: log probabilities of tags, then the best paths.
+
+    Paths become the share of the members that take each tag.
+    """
+    stacked = np.stack(members).astype(np.float64)
+    num_tags = stacked.shape[2] // 2
+    logs, paths = stacked[..., :num_tags], stacked[..., num_tags:]
+    means = _mean(logs) if average == "logits" else _log_mean(logs)
+    return np.concatenate([means, _mean(paths)], axis=1).astype(np.float32)
 
 
 def _mean(stacked: np.ndarray) -> np.ndarray:
