@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from maskloom.config import ConfigError
+from maskloom.tasks.catalog.emotions import GOEMOTIONS
 from maskloom.tasks.catalog.glue import GLUE
 from maskloom.tasks.catalog.row import CatalogRow
 
 __all__ = ["CATALOG", "GLUE", "CatalogRow", "catalog_row"]
 
-CATALOG: dict[str, CatalogRow] = {f"glue:{row.name}": row for row in GLUE}
+CATALOG: dict[str, CatalogRow] = {
+    **{f"glue:{row.name}": row for row in GLUE},
+    GOEMOTIONS.name: GOEMOTIONS,
+}
 
 
 def catalog_row(name: str) -> CatalogRow:

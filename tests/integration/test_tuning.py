@@ -1,0 +1,222 @@
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.files import write_json
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs.evaluate import evaluate
+from maskloom.runs.finetune import finetune
+from maskloom.runs.predict import predict
+from maskloom.runs.task_summaries import finetuning_lines, tuning_lines
+from maskloom.runs.tune import tune
+from maskloom.tasks.catalog import catalog_row
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.kinds import task_kind
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+LABELS = {"single": ["x", "y", "z"], "multilabel": ["x", "y", "z"], "regression": None}
+
+
+def model_folder(folder, kind, num_outputs=3, bias=0.0):
+    """A model with drawn weights; the bias of the classifier moves all labels together."""
+    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=24, initializer_range=0.5,
+    )  # fmt: skip
+    model = build_model(config, ("classifier",), num_outputs, seed=3)
+    for name, values in model.named_parameters():
+        if name.startswith("heads.classifier") and name.endswith("bias"):
+            values.data += bias
+    problem = {"single": "single_label_classification", "multilabel": "multi_label_classification"}.get(kind, kind)
+    names = LABELS[kind] or ["score"]
+    save_model(model, folder, extra_config={"problem_type": problem, "id2label": dict(enumerate(names))})
+    Tokenizer(vocabulary, max_length=24).save(folder)
+    write_json(folder / "maskloom.json", {"kind": kind, "max_length": 12, "settings": {}, "by hand": 1})
+    return folder
+
+
+def write_rows(path, kind, num_rows=80, seed=1):
+    draw, lines = random.Random(seed), []
+    for _ in range(num_rows):
+        row: dict[str, object] = {"text": " ".join(draw.choices(WORDS, k=draw.randint(1, 8)))}
+        row["label"] = draw.choice("xyz")
+        if kind == "multilabel":
+            row["label"] = [name for name in "xyz" if draw.random() < 0.3]
+        elif kind == "regression":
+            row["label"] = draw.random()
+        lines.append(json.dumps(row))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def settings_of(folder):
+    return json.loads((folder / "maskloom.json").read_text())["settings"]
+
+
+def test_labels_are_tuned_and_used(tmp_path):
+    folder = model_folder(tmp_path / "model", "multilabel", bias=-3.0)
+    dev = write_rows(tmp_path / "dev.jsonl", "multilabel")
+    before = evaluate(folder, dev)
+    assert "calibration_error_untuned" not in before
+    result = tune(folder, dev)
+    assert settings_of(folder) == result["settings"]
+    assert json.loads((folder / "maskloom.json").read_text())["by hand"] == 1
+    assert result["before"]["f1_macro"] == before["f1_macro"]
+    assert result["before"]["calibration_error"] == pytest.approx(before["calibration_error"])
+    for name in ("f1_macro", "f1_micro"):
+        assert result["after"][name] > result["before"][name]
+    assert result["after"]["negative_log_likelihood"] < result["before"]["negative_log_likelihood"]
+    after = evaluate(folder, dev)
+    for name in ("f1_micro", "f1_macro", "calibration_error"):
+        assert after[name] == pytest.approx(result["after"][name])
+    assert after["calibration_error_untuned"] == pytest.approx(before["calibration_error"])
+    predict(folder, dev, tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    thresholds = dict(zip("xyz", result["settings"]["thresholds"], strict=True))
+    for row in rows:
+        assert row["labels"] == [name for name in "xyz" if row["probabilities"][name] >= thresholds[name]]
+    truth = [json.loads(line)["label"] for line in dev.read_text().splitlines()]
+    marks = [[[name in chosen for name in "xyz"] for chosen in side] for side in (truth, [r["labels"] for r in rows])]
+    assert f1_score(np.array(marks[0]), np.array(marks[1]), average="micro") == pytest.approx(after["f1_micro"])
+    again = tune(folder, dev)
+    assert {key: again[key] for key in ("settings", "before", "after")} == {
+        key: result[key] for key in ("settings", "before", "after")
+    }
+    text = "\n".join(tuning_lines(result))
+    assert "dev.jsonl; the scores below are of that very file" in text
+    assert f"f1 macro                 {before['f1_macro']:.4f} -> {after['f1_macro']:.4f}" in text
+
+
+def test_what_is_left_out_stays(tmp_path):
+    folder = model_folder(tmp_path / "model", "multilabel", bias=-2.0)
+    dev = write_rows(tmp_path / "dev.jsonl", "multilabel")
+    first = tune(folder, dev, fits_temperature=False)
+    assert list(settings_of(folder)) == ["thresholds"]
+    decided = evaluate(folder, dev)["f1_micro"]
+    tune(folder, dev, fits_thresholds=False)
+    assert settings_of(folder)["temperature"] != 1.0
+    assert settings_of(folder)["thresholds"] != first["settings"]["thresholds"]
+    assert evaluate(folder, dev)["f1_micro"] == decided
+    with pytest.raises(ConfigError, match="nothing to fit but null_threshold, temperature, thresholds"):
+        tune(folder, dev, fits_temperature=False, fits_thresholds=False)
+
+
+def test_classes_keep_their_decisions(tmp_path):
+    folder = model_folder(tmp_path / "model", "single")
+    dev = write_rows(tmp_path / "dev.jsonl", "single")
+    before = Predictor.load(folder).predict(WORDS)
+    result = tune(folder, dev)
+    assert list(result["settings"]) == ["temperature"]
+    assert result["after"]["accuracy"] == result["before"]["accuracy"]
+    assert result["after"]["negative_log_likelihood"] < result["before"]["negative_log_likelihood"]
+    after = Predictor.load(folder).predict(WORDS)
+    assert [row["label"] for row in after] == [row["label"] for row in before]
+    assert after != before
+
+
+def test_wrong_use_changes_nothing(tmp_path):
+    score = model_folder(tmp_path / "score", "regression", num_outputs=1)
+    with pytest.raises(ConfigError, match="a regression task has neither"):
+        tune(score, write_rows(tmp_path / "scores.jsonl", "regression"))
+    assert "calibration_error" not in evaluate(score, tmp_path / "scores.jsonl")
+    folder = model_folder(tmp_path / "model", "single")
+    (tmp_path / "bad.jsonl").write_text('{"text": "alpha", "label": "purple"}\n')
+    with pytest.raises(DataError, match="line 1: the label 'purple'"):
+        tune(folder, tmp_path / "bad.jsonl")
+    assert settings_of(folder) == {}
+    content = json.loads((folder / "maskloom.json").read_text())
+    write_json(folder / "maskloom.json", {**content, "settings": {"temperature": -1}})
+    with pytest.raises(DataError, match=r"maskloom\.json: temperature -1: a finite number above 0"):
+        Predictor.load(folder)
+
+
+def test_fine_tuning_ends_with_tuning(tmp_path):
+    source = model_folder(tmp_path / "source", "multilabel")
+    train, dev = (write_rows(tmp_path / f"{name}.jsonl", "multilabel", 40, seed) for seed, name in enumerate("td"))
+    values = {
+        "task": "multilabel", "tune_on_dev": True, "restarts": 2, "keep_restarts": True,
+        "data": {"max_length": 12}, "training": {"epochs": 2.0, "batch_size": 8, "num_threads": 1},
+    }  # fmt: skip
+    recipe = validate_recipe(FinetuneRecipe, values, source="test")
+    run = tmp_path / "run"
+    result = finetune(recipe, model=source, train=train, dev=dev, out=run)
+    tuned = result["tuned"]
+    assert settings_of(run / "model") == tuned["settings"]
+    assert tuned["before"]["f1_micro"] == pytest.approx(result["best"]["scores"]["f1_micro"])
+    assert evaluate(run, dev)["f1_micro"] == pytest.approx(tuned["after"]["f1_micro"])
+    assert any("tuned on" in line for line in finetuning_lines(result))
+    kept = [run / "restarts" / f"seed-{seed}" / "model" for seed in (0, 1)]
+    assert settings_of(kept[result["best_seed"]]) == tuned["settings"]
+    assert settings_of(kept[0]) != settings_of(kept[1])
+    # a run that ended after its models were written, and before its result was, goes on to the same
+    (run / "metrics.json").unlink()
+    assert finetune(recipe, model=source, train=train, dev=dev, out=run, resume=True) == result
+    score = validate_recipe(FinetuneRecipe, {**values, "task": "regression"}, source="test")
+    rows = write_rows(tmp_path / "scores.jsonl", "regression")
+    with pytest.raises(ConfigError, match="neither a temperature"):
+        finetune(score, model=source, train=rows, dev=rows, out=tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.slow
+def test_tuning_by_command(tmp_path):
+    folder = model_folder(tmp_path / "model", "multilabel", bias=-3.0)
+    dev = write_rows(tmp_path / "dev.jsonl", "multilabel")
+    command = [sys.executable, "-m", "maskloom", "tune", "--model", str(folder), "--dev", str(dev)]
+    done = subprocess.run([*command, "--no-temperature", "--json"], capture_output=True, text=True, check=True)
+    assert list(json.loads(done.stdout)["settings"]) == ["thresholds"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for word in ("calibration error", "negative log likelihood", "f1 micro", "f1 macro", "temperature", " -> "):
+        assert word in done.stdout
+
+
+def test_comments_with_emotions_as_distributed(tmp_path):
+    rows = ['He said "hi\t4,27\teebbqej', "WHY\t2\ted00q6i", 'so "sad"\t25\tedcu99z']
+    (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
+    kind, options = task_kind("multilabel"), ReadingOptions(format="goemotions")
+    data = kind.read(tmp_path / "train.tsv", options)
+    assert [example.text for example in data.examples] == ['He said "hi', "WHY", 'so "sad"']
+    assert [example.label for example in data.examples] == [("4", "27"), ("2",), ("25",)]
+    names = kind.label_names(data, options, {})
+    task = kind.make(names, None, {})
+    tokenizer = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    marks = task.encode(data, tokenizer, 8).labels
+    chosen = [[names[place] for place in np.flatnonzero(row)] for row in marks]
+    assert chosen == [["approval", "neutral"], ["anger"], ["sadness"]]
+    (tmp_path / "bad.tsv").write_text("WHY\t28\ted00q6i\n")
+    bad = kind.read(tmp_path / "bad.tsv", options)
+    with pytest.raises(DataError, match="line 1: the label '28'"):
+        task.encode(bad, tokenizer, 8)
+    (tmp_path / "short.tsv").write_text("WHY\t2\n")
+    with pytest.raises(DataError, match=r"line 1: wrong number of fields: 2, expected 3"):
+        kind.read(tmp_path / "short.tsv", options)
+
+
+@pytest.mark.realdata
+def test_all_comments_with_emotions(data_folder):
+    folder = data_folder / "goemotions"
+    assert catalog_row("goemotions").labels == tuple((folder / "labels.txt").read_text().split())
+    expected = {"train": (43_410, 7_102), "dev": (5_426, 878), "test": (5_427, 837)}
+    for name, counts in expected.items():
+        data = task_kind("multilabel").read(folder / f"{name}.tsv", ReadingOptions(format="goemotions"))
+        several = sum(len(example.label) > 1 for example in data.examples)
+        assert (len(data.examples), several, data.report.dropped) == (*counts, {})
+        assert {number for example in data.examples for number in example.label} == {str(n) for n in range(28)}
+
+
+def test_the_recipe_is_sound():
+    recipe = load_recipe(FinetuneRecipe, Path(__file__).parents[2] / "recipes" / "goemotions.toml")
+    assert (recipe.task, recipe.tune_on_dev, recipe.training.batch_size) == ("multilabel", True, 16)
