@@ -18,6 +18,8 @@ from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.evaluation import ModelOutputs, score_outputs
 from maskloom.tasks.examples import ReadExamples
 
+_PIECE = 4096
+
 
 def evaluate(
     model: str | Path | Sequence[str | Path],
@@ -65,7 +67,7 @@ def _pieces(
     """Yield the examples of a file in encoded pieces; `account` gathers the counts of all of them."""
     examples = source.examples()
     progress.begin("evaluating", 0)
-    while piece := list(islice(examples, source.kind.examples_at_once)):
+    while piece := list(islice(examples, min(_PIECE, source.kind.examples_at_once))):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
         for name, value in encoded.account().items():
             if name.startswith("num_"):

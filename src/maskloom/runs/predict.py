@@ -83,7 +83,7 @@ def check_output(source: Path, target: Path, suffixes: tuple[str, ...]) -> str:
 
 def _predictions(predictor: Predictor | Ensemble, reading: FileReading) -> Iterator[tuple[Any, dict[str, Any]]]:
     examples = reading.examples()
-    while window := list(islice(examples, reading.kind.examples_at_once)):
+    while window := list(islice(examples, min(_WINDOW, reading.kind.examples_at_once))):
         yield from zip(window, predictor.predict_examples(ReadExamples(window, reading.report)), strict=True)
 
 
