@@ -14,7 +14,6 @@ GOEMOTIONS = CatalogRow(
     text="text",
     pair=None,
     label="labels",
-    # fmt: off
     labels=(
         "admiration",
         "amusement",
@@ -45,7 +44,6 @@ GOEMOTIONS = CatalogRow(
         "surprise",
         "neutral",
     ),
-    # fmt: on
     primary="f1_macro",
     headerless=(0, None, 1, 3),
 )
