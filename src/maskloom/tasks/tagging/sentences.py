@@ -16,6 +16,7 @@ class TaggedSentence:
     file from 0. `columns` holds the fields of each word of a file in columns, as they stand there, and `opening` those
     of the -DOCSTART- line right before it. `source_text` and `source_spans` are the text that raw words were cut
     from and the characters (start, end) of each; without a text, words count as joined by single spaces.
+    Raises ValueError where words and tags, columns or spans differ in number.
     """
 
     words: tuple[str, ...]
@@ -27,6 +28,13 @@ class TaggedSentence:
     opening: tuple[str, ...] | None = None
     source_text: str | None = None
     source_spans: tuple[tuple[int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that everything that belongs to words is there once a word."""
+        for name in ("tags", "columns", "source_spans"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.words):
+                raise ValueError(f"line {self.line}: {len(self.words)} words and {len(values)} {name}")
 
     @cached_property
     def text(self) -> str:

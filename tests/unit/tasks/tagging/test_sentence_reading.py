@@ -8,6 +8,7 @@ from maskloom.metrics.entities import entities_of
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.tagging.reading import find_scheme, iterate_sentences, layout_of_sentences, read_sentences
+from maskloom.tasks.tagging.sentences import TaggedSentence
 
 CONLL = """-DOCSTART- -X- -X- O
 
@@ -256,3 +257,8 @@ def test_conll_2003_has_its_published_counts(
     assert [(s.words, s.tags, s.document) for s in in_iob1.examples] == [
         (s.words, s.tags, s.document) for s in data.examples
     ]
+
+
+def test_words_and_tags_that_differ_in_number_make_no_sentence():
+    with pytest.raises(ValueError, match="line 7: 2 words and 1 tags"):
+        TaggedSentence(("a", "b"), ("O",), 7, 1, 0)

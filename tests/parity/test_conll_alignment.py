@@ -1,0 +1,95 @@
+"""First pieces of words and token classification against transformers, on CoNLL-2003 and on hard words."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertForTokenClassification
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.data.batch import TokenBatch
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.crf_tagging import CrfTagging
+from maskloom.objectives.tagging import Tagging
+from maskloom.tasks.tagging.encoding import encode_sentences
+from maskloom.tasks.tagging.reading import read_sentences
+from maskloom.tasks.tagging.schemes import tag_names
+from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.parity
+
+LABELS = tag_names(["X"], "iob2")
+HARD = ["U.S.", "1996-08-22", "naïve", "O'Brien", "Zürich", "...", "$1,000", "東京", "(Reuters)"]
+
+
+def sentence(words, tags):
+    return TaggedSentence(tuple(words), tuple(tags), 1, 1, 0)
+
+
+def their_alignment(tokenizer, words, tags):
+    """The usual recipe: the first piece of each word carries its tag, all others -100."""
+    encoding = tokenizer(list(words), is_split_into_words=True)
+    seen, labels = set(), []
+    for word in encoding.word_ids():
+        labels.append(-100 if word is None or word in seen else LABELS.index(tags[word]))
+        seen.add(word)
+    return encoding["input_ids"], labels
+
+
+def assert_aligned(sentences, folder):
+    theirs = AutoTokenizer.from_pretrained(folder)
+    data = encode_sentences(sentences, Tokenizer.load(folder), max_length=512, labels=LABELS)
+    for index, given in enumerate(sentences):
+        batch = data.batch(np.array([index]))
+        ids, labels = their_alignment(theirs, given.words, given.tags)
+        assert batch.token_ids.tolist() == ids
+        assert batch.labels is not None
+        assert batch.labels.tolist() == labels
+
+
+def test_hard_words(minilm_folder):
+    rng = np.random.default_rng(0)
+    cases = [sentence(rng.permutation(HARD).tolist(), rng.choice(LABELS, len(HARD)).tolist()) for _ in range(20)]
+    assert_aligned(cases, minilm_folder)
+
+
+@pytest.mark.realdata
+def test_conll_2003(data_folder, minilm_folder):
+    examples = read_sentences(data_folder / "conll2003" / "test.txt").examples[:400]
+    assert_aligned(
+        [sentence(s.words, ["O" if t == "O" else f"{t[0]}-X" for t in s.tags]) for s in examples], minilm_folder
+    )
+
+
+def test_token_classification_has_equal_logits_and_loss(tmp_path):
+    config = BertConfig(
+        vocab_size=40, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=32, initializer_range=0.3,
+    )  # fmt: skip
+    for heads, objective in ((("tagger",), Tagging()), (("tagger", "crf"), CrfTagging())):
+        folder = tmp_path / "-".join(heads)
+        save_model(build_model(config, heads, 5, seed=2), folder)
+        ours, _ = load_model(folder)
+        theirs, report = BertForTokenClassification.from_pretrained(folder, output_loading_info=True)
+        assert not report["missing_keys"]
+        ids = torch.randint(5, 40, (3, 9), generator=torch.Generator().manual_seed(1))
+        labels = torch.randint(0, 5, (3, 9), generator=torch.Generator().manual_seed(2))
+        labels[:, ::3] = -100
+        ours.eval()
+        batch = flat_batch(ids, labels)
+        with torch.no_grad():
+            expected = theirs.eval()(input_ids=ids, labels=labels)
+            logits = objective.logits(ours, batch)
+        torch.testing.assert_close(logits.view(3, 9, 5), expected.logits, atol=1e-5, rtol=1e-5)
+        if heads == ("tagger",):
+            (loss,) = objective.loss_sums(ours, batch).values()
+            (count,) = objective.target_counts(batch).values()
+            torch.testing.assert_close(loss.detach() / count, expected.loss, atol=1e-5, rtol=1e-5)
+
+
+def flat_batch(ids, labels):
+    flat = ids.flatten().numpy()
+    return TokenBatch(
+        flat, np.zeros_like(flat), np.full(len(ids), ids.shape[1]), labels.flatten().numpy(), np.arange(len(ids))
+    )

@@ -1,0 +1,80 @@
+import pytest
+
+from maskloom.config import ConfigError, DataError
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.kinds import KINDS, make_task
+from maskloom.tasks.tagging.task import TAGGING
+
+LABELS = ("O", "B-X", "I-X")
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(content, settings=None):
+        path = tmp_path / "data.conll"
+        path.write_text(content)
+        return TAGGING.read(path, None, settings)
+
+    return read
+
+
+def test_the_task_names_its_parts():
+    assert KINDS["tagging"] is TAGGING
+    plain, crf = make_task("tagging", LABELS), make_task("tagging", LABELS, settings={"crf": True})
+    assert (plain.heads, crf.heads) == (("tagger",), ("tagger", "crf"))
+    assert plain.primary == plain.metric().primary == "f1"
+    assert plain.num_outputs == 3
+    assert plain.published_config["id2label"] == {"0": "O", "1": "B-X", "2": "I-X"}
+    assert crf.settings == {"crf": True, "scheme": "auto", "context": "sentence", "trained_scheme": "iob2"}
+    assert make_task("tagging", LABELS, primary="strict_f1").metric().primary == "strict_f1"
+
+
+def test_settings_come_back_from_the_model_folder_unchanged():
+    settings = make_task("tagging", LABELS, settings={"scheme": "iob1", "context": "document"}).settings
+    assert make_task("tagging", LABELS, settings=settings).settings == settings
+
+
+def test_unknown_scores_and_missing_labels_are_refused():
+    with pytest.raises(ValueError, match="'matthews' is not one of"):
+        make_task("tagging", LABELS, primary="matthews")
+    with pytest.raises(ValueError, match="names of its tags"):
+        make_task("tagging")
+
+
+def test_labels_are_all_tags_of_the_types_of_training(read):
+    train = read("a S-X\nb O\nc B-Y\nd E-Y\n")
+    assert TAGGING.label_names(train, ReadingOptions(), {}) == ("O", "B-X", "I-X", "B-Y", "I-Y")
+
+
+def test_labels_of_a_file_have_to_be_whole(read, tmp_path):
+    train, path = read("a B-X\n"), tmp_path / "labels.txt"
+    options = ReadingOptions(labels=str(path))
+    path.write_text("I-X\nB-X\nO\n")
+    assert TAGGING.label_names(train, options, {}) == ("I-X", "B-X", "O")
+    path.write_text("O\nB-X\n")
+    with pytest.raises(ConfigError, match="'I-X' is missing"):
+        TAGGING.label_names(train, options, {})
+    path.write_text("O\nB-X\nI-X\nS-X\n")
+    with pytest.raises(ConfigError, match="'S-X' is not a tag of IOB2"):
+        TAGGING.label_names(train, options, {})
+
+
+def test_data_without_entities_cannot_be_learnt_from(read):
+    some, none = read("a B-X\n"), read("a O\n\nb O\n")
+    TAGGING.check(some, some)
+    for pair in ((none, some), (some, none)):
+        with pytest.raises(DataError, match="every word of 2 sentences has the tag O"):
+            TAGGING.check(*pair)
+
+
+def test_files_are_read_in_the_scheme_of_the_labels(tmp_path):
+    path = tmp_path / "data.conll"
+    path.write_text("a I-X\nb I-X\n")
+    bioes = make_task("tagging", ("O", "B-X", "I-X", "E-X", "S-X"))
+    assert bioes.settings["trained_scheme"] == "bioes"
+    options = {"needs_label": True, "report": ReadingReport(path)}
+    (sentence,) = TAGGING.iterate(path, ReadingOptions(), bioes.settings, **options)
+    assert sentence.tags == ("B-X", "E-X")
+    assert sentence.inputs() == ("a", "b")
+    assert sentence.as_row() == {"text": "a b"}
