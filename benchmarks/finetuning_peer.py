@@ -1,0 +1,126 @@
+"""The side of transformers: fine-tuning as its Trainer does, in a plain loop, for every kind of task.
+
+Nothing of maskloom is used here: readers, features, batches, decoding and scores are those of transformers' example
+scripts (run_glue, run_ner, run_swag, run_qa), written plainly. What a kind needs is a `PeerKind`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from finetuning_tasks import ParityTask
+
+Features = list[dict[str, Any]]
+EVALUATION_BATCH = 64
+
+
+class PeerKind(ABC):
+    """One kind of task as the example script for it handles it."""
+
+    def __init__(self, task: ParityTask, folder: Path, max_length: int) -> None:
+        from transformers import AutoTokenizer
+
+        self.task = task
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.max_length = max_length
+
+    @abstractmethod
+    def new_model(self, folder: Path, train: Path) -> Any:
+        """Return the encoder of a folder with a new head."""
+
+    @abstractmethod
+    def saved_model(self, folder: Path) -> Any:
+        """Return a fine-tuned model with the head that it was saved with."""
+
+    @abstractmethod
+    def training_features(self, path: Path) -> Features:
+        """Return what a training file becomes, with labels."""
+
+    @abstractmethod
+    def score(self, model: Any, path: Path) -> dict[str, float]:
+        """Return the scores of a model on a labelled file."""
+
+    def collate(self, rows: Features) -> dict[str, torch.Tensor]:
+        """Pad a batch to its longest row."""
+        return dict(self.tokenizer.pad(rows, return_tensors="pt"))
+
+    @torch.inference_mode()
+    def outputs(self, model: Any, features: Features, keys: tuple[str, ...]) -> list[Any]:
+        """Return the model's outputs of those names, batch by batch, in the order given."""
+        model.eval()
+        results = []
+        for first in range(0, len(features), EVALUATION_BATCH):
+            rows = [
+                {key: row[key] for key in ("input_ids", "token_type_ids", "attention_mask")}
+                for row in features[first : first + EVALUATION_BATCH]
+            ]
+            output = model(**self.collate(rows))
+            results.append(tuple(output[key] for key in keys))
+        return results
+
+
+def peer_kind(task: ParityTask, folder: Path, max_length: int) -> PeerKind:
+    """Return the handling of a task's kind."""
+    from finetuning_peer_choice import ChoicePeer
+    from finetuning_peer_span import SpanPeer
+    from finetuning_peer_tagging import TaggingPeer
+    from finetuning_peer_text import TextPeer
+
+    kinds = {"span": SpanPeer, "tagging": TaggingPeer, "choice": ChoicePeer}
+    return kinds.get(task.kind, TextPeer)(task, folder, max_length)
+
+
+def train_with_transformers(
+    task: ParityTask, seed: int, folder: Path, train: Path, dev: Path, recipe: dict[str, Any], num_rows: int
+) -> list[dict[str, float]]:
+    """Fine-tune as the Trainer does and return the dev scores after each epoch.
+
+    An epoch is so many steps as `num_rows` over the batch size gives: questions of SQuAD, not their windows.
+    """
+    from transformers import get_linear_schedule_with_warmup, set_seed
+
+    set_seed(seed)
+    training = recipe["training"]
+    kind = peer_kind(task, folder, recipe["data"]["max_length"])
+    model = kind.new_model(folder, train)
+    optimizer = torch.optim.AdamW(
+        decay_groups(model, training["weight_decay"]),
+        lr=training["learning_rate"],
+        betas=(training["adam_beta1"], training["adam_beta2"]),
+        eps=training["adam_epsilon"],
+    )
+    epoch = num_rows // training["batch_size"]
+    steps = int(num_rows / training["batch_size"] * training["epochs"])
+    schedule = get_linear_schedule_with_warmup(optimizer, int(training["warmup_share"] * steps), steps)
+    features = kind.training_features(train)
+    loader = torch.utils.data.DataLoader(
+        features, batch_size=training["batch_size"], shuffle=True, collate_fn=kind.collate
+    )
+    scores: list[dict[str, float]] = []
+    taken = 0
+    while taken < steps:
+        for batch in loader:
+            model.train()
+            model(**batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), training["clip_norm"])
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            taken += 1
+            if taken % epoch == 0 or taken == steps:
+                scores.append(kind.score(model, dev))
+            if taken == steps:
+                break
+    return scores
+
+
+def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split parameters as the Trainer does: neither biases nor LayerNorm decay."""
+    named = [(name, "bias" in name or "LayerNorm" in name, parameter) for name, parameter in model.named_parameters()]
+    return [
+        {"params": [parameter for _, exempt, parameter in named if not exempt], "weight_decay": weight_decay},
+        {"params": [parameter for _, exempt, parameter in named if exempt], "weight_decay": 0.0},
+    ]
