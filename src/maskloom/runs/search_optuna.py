@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError
+from maskloom.files import write_bytes
 from maskloom.runs.search_space import Space, ValueRange
 
 _ATTEMPTS = 50
@@ -27,8 +28,7 @@ class OptunaProposer:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._space, self._seed = optuna, space, seed
-        # A process that is killed leaves its lock behind; the search's folder has one process, so a stale lock goes.
-        Path(f"{journal}.lock").unlink(missing_ok=True)
+        _mend(journal)
         backend = JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal)))
         self._study = optuna.create_study(
             storage=optuna.storages.JournalStorage(backend),
@@ -72,6 +72,15 @@ class OptunaProposer:
                 return trial.suggest_int(key, values.low, values.high)
             return trial.suggest_float(key, values.low, values.high, log=True)
         return trial.suggest_categorical(key, list(values))
+
+
+def _mend(journal: Path) -> None:
+    """Take away what a killed process leaves: its lock, and half a line at the end. A search has one process."""
+    Path(f"{journal}.lock").unlink(missing_ok=True)
+    if journal.exists():
+        content = journal.read_bytes()
+        if not content.endswith(b"\n"):
+            write_bytes(journal, content[: content.rfind(b"\n") + 1])
 
 
 def _key(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:

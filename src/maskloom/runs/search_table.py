@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from typing import Any
 
@@ -20,7 +21,7 @@ def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = [short_key(key) for key in keys]
     names = [key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True)]
     metric = result["metric"].replace("_", " ")
-    headers = ["rank", "trial", *names, f"{metric}, best on dev", "mean ± sd", "degenerate", "minutes"]
+    headers = ["rank", "trial", *names, f"{metric}, best on dev", "mean ± sd, median", "degenerate", "minutes"]
     rows = []
     for rank, trial in enumerate(result["trials"], start=1):
         settings = [value_text(trial["settings"].get(key, "")) for key in keys]
@@ -34,11 +35,14 @@ def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return headers, rows
 
 
-def restarts_text(restarts: dict[str, Any]) -> str:
-    """Return mean and standard deviation over the restarts of a run; one run has no spread."""
+def restarts_text(restarts: dict[str, Any], *, scale: float = 1.0, digits: int = 4) -> str:
+    """Return mean, standard deviation and median over the restarts of a run; one run has neither of the latter."""
+    mean = f"{scale * restarts['mean']:.{digits}f}"
     if restarts["standard_deviation"] is None:
-        return f"{restarts['mean']:.4f} (one run)"
-    return f"{restarts['mean']:.4f} ± {restarts['standard_deviation']:.4f} ({len(restarts['scores'])} runs)"
+        return f"{mean} (one run)"
+    scores = list(restarts["scores"].values())
+    spread, median = scale * restarts["standard_deviation"], scale * statistics.median(scores)
+    return f"{mean} ± {spread:.{digits}f}, median {median:.{digits}f} ({len(scores)} runs)"
 
 
 def degenerate_text(restarts: dict[str, Any]) -> str:

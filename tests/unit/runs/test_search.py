@@ -287,8 +287,23 @@ def test_settings_in_words():
 def test_the_table_says_what_was_best_on_dev_and_how_runs_spread(run, capsys):
     result = run(Finetuning())
     headers, rows = search_rows(result)
-    assert headers == ["rank", "trial", "learning_rate", "accuracy, best on dev", "mean ± sd", "degenerate", "minutes"]
-    assert rows[0][:6] == ["1", "trial-002", "3e-05", "0.8320", "0.7820 ± 0.0707 (2 runs)", "1 of 2 (seed 1)"]
+    assert headers == [
+        "rank",
+        "trial",
+        "learning_rate",
+        "accuracy, best on dev",
+        "mean ± sd, median",
+        "degenerate",
+        "minutes",
+    ]
+    assert rows[0][:6] == [
+        "1",
+        "trial-002",
+        "3e-05",
+        "0.8320",
+        "0.7820 ± 0.0707, median 0.7820 (2 runs)",
+        "1 of 2 (seed 1)",
+    ]
     print_table(headers, rows, "Title")
     assert capsys.readouterr().out == f"Title\n\n{markdown_of(headers, rows)}\n"
     assert markdown_of(["a|b"], [["c"]]) == "| a\\|b |\n|---|\n| c |"
@@ -304,10 +319,38 @@ def test_optuna_goes_on_as_if_it_had_not_been_interrupted(run, inputs):
     cut = Finetuning(stops=[rates[2]])
     with pytest.raises(KeyboardInterrupt):
         run(cut, **options)
+    journal = inputs["out"] / "optuna.journal"
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "wor')  # killed while it wrote
+    journal.with_name("optuna.journal.lock").touch()
     result = run(Finetuning(), resume=True, space=None)
     assert [trial["settings"] for trial in result["trials"]] == [trial["settings"] for trial in whole["trials"]]
     assert result["num_trials"] == 5
-    assert (inputs["out"] / "optuna.journal").exists()
+    assert len(optuna_numbers(inputs["out"])) == 5
+    assert not journal.with_name("optuna.journal.lock").exists()
+
+
+def test_a_proposal_that_was_never_written_down_is_given_up(run, inputs):
+    pytest.importorskip("optuna")
+    options = {"method": "optuna", "num_trials": 3, "space": {"training.learning_rate": ValueRange(1e-5, 1e-4)}}
+    cut = Finetuning()
+    cut.stops = [load_rate(inputs, run, options)]
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, **options)
+    plan = json.loads((inputs["out"] / "search.json").read_text())
+    write_json(inputs["out"] / "search.json", {**plan, "trials": plan["trials"][:-1]})
+    result = run(Finetuning(), resume=True, space=None)
+    assert (result["num_trials"], result["num_failed"]) == (3, 0)
+    assert optuna_numbers(inputs["out"]) == [0, 2, 3]
+
+
+def load_rate(inputs, run, options):
+    """Return the learning rate that the second trial will have."""
+    result = run(Finetuning(), **options, out=inputs["out"].with_name("before"))
+    return next(trial for trial in result["trials"] if trial["number"] == 2)["settings"]["training.learning_rate"]
+
+
+def optuna_numbers(out):
+    return [trial["proposal"] for trial in json.loads((out / "search.json").read_text())["trials"]]
 
 
 def test_optuna_never_tries_the_same_twice(run):

@@ -7,9 +7,18 @@ from typing import Any
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
 from maskloom.runs.glue.files import TASKS
 from maskloom.runs.search_space import settings_text
-from maskloom.runs.search_table import degenerate_text, markdown_of, one_line
+from maskloom.runs.search_table import degenerate_text, markdown_of, one_line, restarts_text
 
-HEADERS = ["task", "metric", "best on dev", "mean ± sd of its settings", "settings", "trials", "degenerate", "minutes"]
+HEADERS = [
+    "task",
+    "metric",
+    "best on dev",
+    "mean ± sd, median of its settings",
+    "settings",
+    "trials",
+    "degenerate",
+    "minutes",
+]
 
 
 def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -79,7 +88,7 @@ def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
         return rows
     minutes = "–" if outcome["seconds"] is None else f"{outcome['seconds'] / 60:.1f}"
     rows[0][3:] = [
-        _spread(outcome["restarts"]),
+        restarts_text(outcome["restarts"], scale=100.0, digits=2),
         settings_text(outcome["settings"]),
         str(outcome["num_trials"]),
         degenerate_text(outcome["restarts"]),
@@ -88,13 +97,6 @@ def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
     if folder == "MNLI" and "MNLI-mm" not in outcome["columns"]:
         rows.append(["MNLI-mm", "accuracy", "–", "file not there", "", "", "", ""])
     return rows
-
-
-def _spread(restarts: dict[str, Any]) -> str:
-    mean = f"{100 * restarts['mean']:.2f}"
-    if restarts["standard_deviation"] is None:
-        return f"{mean} (one run)"
-    return f"{mean} ± {100 * restarts['standard_deviation']:.2f} ({len(restarts['scores'])} runs)"
 
 
 def _average(score: dict[str, Any]) -> str:
