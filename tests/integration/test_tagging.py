@@ -11,6 +11,8 @@ from maskloom.inference import Predictor
 from maskloom.metrics.entities import entity_scores
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.runs import evaluate as evaluate_run
+from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
@@ -208,7 +210,7 @@ def test_a_published_tagger_opens_without_our_settings(run, tmp_path):
 
 
 @pytest.mark.parametrize("crf", [False, True])
-def test_document_context(model_folder, tmp_path, crf):
+def test_document_context(model_folder, tmp_path, crf, monkeypatch):
     train = write_columns(tmp_path / "train.conll", sentences(120, 1, most=3))
     dev = write_columns(tmp_path / "dev.conll", sentences(40, 2, most=3))
     options = recipe({"epochs": 30.0}, max_length=48, context="document", crf=crf)
@@ -218,6 +220,14 @@ def test_document_context(model_folder, tmp_path, crf):
     assert result["best"]["scores"]["f1"] > 0.9
     assert evaluate(tmp_path / "run", dev)["f1"] == pytest.approx(result["best"]["scores"]["f1"])
     predict(tmp_path / "run", dev, tmp_path / "out.jsonl")
+    for module in (evaluate_run, predict_run):
+        monkeypatch.setattr(module, "_PIECE" if module is evaluate_run else "_WINDOW", 3)
+    # files are read in pieces, and documents of four sentences are not cut by it
+    assert evaluate(tmp_path / "run", dev)["data"]["num_windows"] == result["data"]["dev"]["num_windows"]
+    predict(tmp_path / "run", dev, tmp_path / "pieces.jsonl")
+    assert [row["tags"] for row in rows_of(tmp_path / "pieces.jsonl")] == [
+        row["tags"] for row in rows_of(tmp_path / "out.jsonl")
+    ]
     assert [row["words"] for row in rows_of(tmp_path / "out.jsonl")] == [
         [word for word, _ in rows] for rows in sentences(40, 2, most=3)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,8 @@ def _pieces(
     source: FileReading, predictor: Predictor | Ensemble, account: dict[str, Any], progress: Progress
 ) -> Iterator[EncodedData]:
     """Yield the examples of a file in encoded pieces; `account` gathers the counts of all of them."""
-    examples = source.examples()
     progress.begin("evaluating", 0)
-    while piece := list(islice(examples, min(_PIECE, source.kind.examples_at_once))):
+    for piece in source.pieces(_PIECE):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
         for name, value in encoded.account().items():
             if name.startswith("num_"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -82,8 +81,7 @@ def check_output(source: Path, target: Path, suffixes: tuple[str, ...]) -> str:
 
 
 def _predictions(predictor: Predictor | Ensemble, reading: FileReading) -> Iterator[tuple[Any, dict[str, Any]]]:
-    examples = reading.examples()
-    while window := list(islice(examples, min(_WINDOW, reading.kind.examples_at_once))):
+    for window in reading.pieces(_WINDOW):
         yield from zip(window, predictor.predict_examples(ReadExamples(window, reading.report)), strict=True)
 
 

@@ -33,6 +33,23 @@ class FileReading:
             self.path, self.options, self.settings, needs_label=self.needs_label, report=self.report
         )
 
+    def pieces(self, num_examples: int) -> Iterator[list[Any]]:
+        """Yield the examples in lists of so many, as far as the kind holds that many at once.
+
+        Where sentences see their document, it is not cut unless it makes a list four times as long.
+        """
+        size = min(num_examples, self.kind.examples_at_once)
+        keeps_documents = self.settings.get("context") == "document"
+        piece: list[Any] = []
+        for example in self.examples():
+            goes_on = keeps_documents and bool(piece) and example.document == piece[-1].document
+            if len(piece) >= (4 * size if goes_on else size):
+                yield piece
+                piece = []
+            piece.append(example)
+        if piece:
+            yield piece
+
 
 def reading_for(
     predictor: Predictor | Ensemble, path: Path, given: ReadingOptions | None, *, needs_label: bool
