@@ -48,9 +48,11 @@ class Ensemble:
     `average` "probabilities" takes the log of the mean of the members' probabilities as logits: over labels for
     classes and tags, over the tokens of a window for the start and the end of an answer, over choices. With several
     labels it is the log odds of the mean probability of each label; "logits" takes the mean of logits. Scores of
-    regression are averaged either way. How the published systems of seven models for SQuAD (BERT paper, Table 2) were
-    combined is not known; this is our reading. Each member's own temperature is applied to its logits, and thresholds
-    are the mean of the members'. The order of the members does not matter, but for the deciding score's name.
+    regression are averaged either way. Windows of one context keep the level that they have to each other: the mean
+    over members of the log of the sum that softmax divides by. How the published systems of seven models for SQuAD
+    (BERT paper, Table 2) were combined is not known; this is our reading. Each member's own temperature is applied to
+    its logits, and thresholds are the mean of the members'. The order of the members does not matter, but for the
+    deciding score's name.
     """
 
     def __init__(self, members: Sequence[Predictor], *, average: Average = "probabilities") -> None:
@@ -158,7 +160,13 @@ def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) ->
         return _mean(stacked).astype(np.float32)
     if kind == "multilabel":
         return (_log_mean(log_sigmoid(stacked)) - _log_mean(log_sigmoid(-stacked))).astype(np.float32)
-    return _log_mean(log_softmax(stacked, axis=1 + _SOFTMAX_AXIS[kind])).astype(np.float32)
+    axis = 1 + _SOFTMAX_AXIS[kind]
+    logs = log_softmax(stacked, axis=axis)
+    averages = _log_mean(logs)
+    if kind == "span":
+        # what softmax took away from all tokens of a window: answers of several windows compete with what they had
+        averages += _mean((stacked - logs).mean(axis=axis, keepdims=True))
+    return averages.astype(np.float32)
 
 
 def _average_chains(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:

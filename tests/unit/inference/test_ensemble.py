@@ -93,10 +93,11 @@ def test_averages_by_hand():
     mean = (softmax(first, axis=1) + softmax(second, axis=1)) / 2
     for kind in ("single", "pair", "tagging"):
         assert average_rows(kind, [first, second], "probabilities") == pytest.approx(np.log(mean), abs=1e-5)
-    # start and end of an answer: over the tokens of the window
+    # choices, and start and end of an answer over the tokens of a window, which keeps its level
     mean = (softmax(first, axis=0) + softmax(second, axis=0)) / 2
-    for kind in ("span", "choice"):
-        assert average_rows(kind, [first, second], "probabilities") == pytest.approx(np.log(mean), abs=1e-5)
+    assert average_rows("choice", [first, second], "probabilities") == pytest.approx(np.log(mean), abs=1e-5)
+    level = (logsumexp(first, axis=0) + logsumexp(second, axis=0)) / 2
+    assert average_rows("span", [first, second], "probabilities") == pytest.approx(np.log(mean) + level, abs=1e-5)
     mean = (expit(first) + expit(second)) / 2
     assert average_rows("multilabel", [first, second], "probabilities") == pytest.approx(logit(mean), abs=1e-4)
     for kind in ("single", "multilabel", "span"):
