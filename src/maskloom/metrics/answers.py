@@ -81,16 +81,19 @@ def best_threshold(
 class AnswerMetric:
     """Exact match and F1 over questions; a few numbers a question are kept, no text.
 
-    With `has_unanswerable` also the scores of answerable (`HasAns_`) and unanswerable (`NoAns_`) questions and, where
-    null odds are given, the best that a threshold on them can give. With `null_threshold` an answer whose null odds
-    exceed it counts as empty; without, texts count as they are given.
+    `has_unanswerable` says whether v2.0's rules count, or None to go by whether a question without gold answer comes.
+    They add the scores of answerable (`HasAns_`) and unanswerable (`NoAns_`) questions and, where null odds are given,
+    the best that a threshold on them can give. With `null_threshold` an answer whose null odds exceed it counts as
+    empty; without, texts count as they are given.
     """
 
-    def __init__(self, *, has_unanswerable: bool, primary: str = "f1", null_threshold: float | None = None) -> None:
+    def __init__(
+        self, *, has_unanswerable: bool | None = None, primary: str = "f1", null_threshold: float | None = None
+    ) -> None:
         if primary not in ("f1", "exact_match"):
             raise ValueError(f"primary {primary!r}: questions are compared by f1 or exact_match")
-        self.has_unanswerable = has_unanswerable
         self.null_threshold = null_threshold
+        self._has_unanswerable = has_unanswerable
         self._primary = primary
         self._parts: list[np.ndarray] = []
         self._only_text: str | None = None
@@ -105,34 +108,37 @@ class AnswerMetric:
         """Take in (text, null odds or None) and the gold answers of some questions, in one order."""
         if len(predictions) != len(targets):
             raise ValueError(f"{len(predictions)} predictions, {len(targets)} targets; they must agree")
-        rows = np.empty((len(predictions), 5))
+        rows = np.empty((len(predictions), 7))
         for row, (text, odds), golds in zip(rows, predictions, targets, strict=True):
-            exact, f1 = answer_scores(text, golds, has_unanswerable=self.has_unanswerable)
-            row[:] = exact, f1, bool(golds), not text, np.nan if odds is None else odds
+            if not golds and self._has_unanswerable is False:
+                raise ValueError("a question has no gold answer; only data with unanswerable questions may have none")
+            old = answer_scores(text, golds, has_unanswerable=False) if golds else (0.0, 0.0)
+            new = answer_scores(text, golds, has_unanswerable=True)
+            row[:] = bool(golds), not text, np.nan if odds is None else odds, *old, *new
             self._note(text, odds)
         self._parts.append(rows)
 
     def add_missing(self, has_answer: Sequence[bool]) -> None:
         """Count questions that nothing was said about; each is wrong, whether it has an answer or none."""
-        self._parts.append(np.array([[0.0, 0.0, known, False, -np.inf] for known in has_answer]).reshape(-1, 5))
+        self._parts.append(np.array([[known, 0.0, -np.inf, *[0.0] * 4] for known in has_answer]).reshape(-1, 7))
 
     def compute(self) -> dict[str, float]:
         """Return the scores in percent. Raises ValueError when there are no questions."""
         rows = self._rows()
-        exact, f1, has_answer, is_empty, odds = rows.T
-        has_answer, is_empty = has_answer.astype(bool), is_empty.astype(bool)
-        final = {"exact": self._thresholded(exact, has_answer, odds), "f1": self._thresholded(f1, has_answer, odds)}
+        final = {"exact": rows.exact, "f1": rows.f1}
+        if self.null_threshold is not None:
+            is_null = rows.odds > self.null_threshold
+            final = {name: np.where(is_null, rows.null_score, values) for name, values in final.items()}
         scores = {"exact_match": _percent(final["exact"]), "f1": _percent(final["f1"])}
-        if not self.has_unanswerable:
+        if not rows.has_unanswerable:
             return scores
-        for prefix, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
+        for prefix, chosen in (("HasAns", rows.has_answer), ("NoAns", ~rows.has_answer)):
             if chosen.any():
                 scores |= {f"{prefix}_{name}": _percent(values[chosen]) for name, values in final.items()}
-        if not np.isnan(odds).any():
-            said = np.isfinite(odds)
-            for name, values in (("exact", exact), ("f1", f1)):
-                best, threshold = best_threshold(values[said], is_empty[said], odds[said], has_answer[said])
-                scores |= {f"best_{name}": 100.0 * best * said.mean(), f"best_{name}_thresh": threshold}
+        if not np.isnan(rows.odds).any():
+            for name in ("exact", "f1"):
+                best, threshold = rows.best_threshold(name)
+                scores |= {f"best_{name}": 100.0 * best, f"best_{name}_thresh": threshold}
         return scores
 
     def best_null_threshold(self) -> float:
@@ -141,16 +147,14 @@ class AnswerMetric:
         Raises ValueError where a question came without null odds.
         """
         rows = self._rows()
-        if np.isnan(rows[:, 4]).any():
+        if np.isnan(rows.odds).any():
             raise ValueError("a threshold on null odds needs the null odds of every question")
-        values = rows[:, 1] if self._primary == "f1" else rows[:, 0]
-        return best_threshold(values, rows[:, 3].astype(bool), rows[:, 4], rows[:, 2].astype(bool))[1]
+        return rows.best_threshold("f1" if self._primary == "f1" else "exact")[1]
 
     def reference(self) -> float | None:
         """Return the score of calling every question unanswerable; None where every question has an answer."""
-        if not self.has_unanswerable:
-            return None
-        return 100.0 * float(np.mean(self._rows()[:, 2] == 0.0))
+        rows = self._rows()
+        return _percent(~rows.has_answer) if rows.has_unanswerable else None
 
     def degeneracy(self) -> str | None:
         """Say that all answers are one and the same, or return None."""
@@ -160,16 +164,15 @@ class AnswerMetric:
             return f"every answer is {self._only_text[:60]!r}"
         return "every question is called unanswerable"
 
-    def _rows(self) -> np.ndarray:
-        rows = np.concatenate(self._parts) if self._parts else np.empty((0, 5))
+    def _rows(self) -> _Rows:
+        rows = np.concatenate(self._parts) if self._parts else np.empty((0, 7))
         if not len(rows):
             raise ValueError("answers: no questions were given; a score of nothing is not defined")
-        return rows
-
-    def _thresholded(self, values: np.ndarray, has_answer: np.ndarray, odds: np.ndarray) -> np.ndarray:
-        if self.null_threshold is None:
-            return values
-        return np.where(odds > self.null_threshold, ~has_answer, values)
+        has_answer, has_unanswerable = rows[:, 0] > 0, self._has_unanswerable
+        if has_unanswerable is None:
+            has_unanswerable = not has_answer.all()
+        exact, f1 = rows[:, 5:7].T if has_unanswerable else rows[:, 3:5].T
+        return _Rows(has_unanswerable, has_answer, rows[:, 1] > 0, rows[:, 2], exact, f1)
 
     def _note(self, text: str, odds: float | None) -> None:
         if self.null_threshold is not None and odds is not None and odds > self.null_threshold:
@@ -177,6 +180,33 @@ class AnswerMetric:
         if self._only_text is None:
             self._only_text = text
         self._varies |= text != self._only_text
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is kept of the questions, each (questions,), and whether the rules of v2.0 count.
+
+    `odds` are -inf for a question that nothing was said about.
+    """
+
+    has_unanswerable: bool
+    has_answer: np.ndarray
+    is_empty: np.ndarray
+    odds: np.ndarray
+    exact: np.ndarray
+    f1: np.ndarray
+
+    @property
+    def null_score(self) -> np.ndarray:
+        """The score of an empty answer to each question."""
+        return np.where(self.has_answer, 0.0, 1.0)
+
+    def best_threshold(self, name: str) -> tuple[float, float]:
+        """Return the best mean score and its threshold; where nothing was said, nothing can be gained."""
+        said = np.isfinite(self.odds)
+        values = self.exact if name == "exact" else self.f1
+        best, threshold = best_threshold(values[said], self.is_empty[said], self.odds[said], self.has_answer[said])
+        return best * float(said.mean()), threshold
 
 
 @dataclass(frozen=True)

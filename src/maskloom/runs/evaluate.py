@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.config import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.metrics.calibration import CalibrationMetric
@@ -45,7 +45,7 @@ def evaluate(
     watch = _CalibrationWatch(predictor)
     try:
         outcome = score_outputs(task, _pieces(source, predictor, account, progress), watch.outputs)
-    except DataError:
+    except (ConfigError, DataError):
         raise
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None

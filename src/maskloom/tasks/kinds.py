@@ -7,7 +7,9 @@ from typing import Any
 
 from maskloom.config import ConfigError
 from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.choice.task import CHOICE
 from maskloom.tasks.classification import classification_kind
+from maskloom.tasks.span.task import SPAN
 from maskloom.tasks.tagging.task import TAGGING
 from maskloom.tasks.task import Task, TaskKind
 
@@ -16,7 +18,9 @@ KINDS: dict[Kind, TaskKind] = {
     "pair": classification_kind("pair"),
     "regression": classification_kind("regression"),
     "multilabel": classification_kind("multilabel"),
+    "span": SPAN,
     "tagging": TAGGING,
+    "choice": CHOICE,
 }
 
 

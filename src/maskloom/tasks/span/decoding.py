@@ -18,25 +18,36 @@ _NO_SPAN = "empty"
 
 @dataclass(frozen=True)
 class Candidate:
-    """An answer text with its probability among the candidates kept, and its logits."""
+    """An answer text with its probability among the candidates kept, its logits, and where it stands in the context.
+
+    `context[start:end]` is the text, but for blanks between words, which are single spaces in it. Both are None for the
+    null answer and where no span qualified.
+    """
 
     text: str
     probability: float
     start_logit: float
     end_logit: float
+    start: int | None = None
+    end: int | None = None
 
 
 @dataclass(frozen=True)
 class DecodedAnswer:
     """The answer to a question: `text`, the candidates by falling score, and the best of them that is not empty.
 
-    `null_odds` says how far the null answer scores above the best other one; None where every question has an answer.
+    `null_odds` says how far the null answer scores above that; None where every question has an answer.
     """
 
     text: str
-    best_text: str
+    best: Candidate
     candidates: tuple[Candidate, ...]
     null_odds: float | None = None
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that is the answer."""
+        return next(candidate for candidate in self.candidates if candidate.text == self.text)
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,10 @@ def decode_answers(
         last = max(int(np.searchsorted(encoded.first_window, end_window, side="right")) - 1, first + 1)
         yield from _decode_some(encoded, outputs, first, last, options, finder)
         first = last
+
+
+# Logits of start and end, and where the text starts and ends in the context.
+_Entry = tuple[float, float, int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -155,50 +170,50 @@ def _answer(
     finder: TextFinder,
 ) -> DecodedAnswer:
     """Return the answer to a question from its spans and the logits (2,) of its null answer, None in v1.1."""
-    kept: dict[str, tuple[float, float]] = {}
     null_score = np.inf if null is None else float(null.sum())
-    start_logits, end_logits = spans.start_logit[chosen].tolist(), spans.end_logit[chosen].tolist()
-    for place, (start_logit, end_logit) in enumerate(zip(start_logits, end_logits, strict=True), start=chosen.start):
-        if (
-            null is not None
-            and "" not in kept
-            and null_score > start_logit + end_logit
-            and len(kept) < options.num_best
-        ):
-            kept[""] = (float(null[0]), float(null[1]))
+    null_entry = None if null is None else (float(null[0]), float(null[1]), None, None)
+    kept: dict[str, _Entry] = {}
+    for place in range(chosen.start, chosen.stop):
+        start_logit, end_logit = float(spans.start_logit[place]), float(spans.end_logit[place])
+        if null_entry is not None and len(kept) < options.num_best and null_score > start_logit + end_logit:
+            kept.setdefault("", null_entry)
         if len(kept) >= options.num_best:
             break
-        window, start, end = int(spans.window[place]), int(spans.start[place]), int(spans.end[place])
-        text = _text(encoded, question, window, start, end, finder)
-        if text not in kept:
-            kept[text] = (start_logit, end_logit)
-    if null is not None and "" not in kept:
-        kept[""] = (float(null[0]), float(null[1]))
+        text, start, end = _text(encoded, question, spans, place, finder)
+        kept.setdefault(text, (start_logit, end_logit, start, end))
+    if null_entry is not None:
+        kept.setdefault("", null_entry)
     if not any(kept):
-        kept = {_NO_SPAN: (0.0, 0.0), **kept}
+        kept = {_NO_SPAN: (0.0, 0.0, None, None), **kept}
     candidates = _with_probabilities(kept)
     best = next(candidate for candidate in candidates if candidate.text)
     if null is None:
-        return DecodedAnswer(best.text, best.text, candidates)
+        return DecodedAnswer(best.text, best, candidates)
     odds = null_score - best.start_logit - best.end_logit
-    text = "" if odds > options.null_threshold else best.text
-    return DecodedAnswer(text, best.text, candidates, odds)
+    return DecodedAnswer("" if odds > options.null_threshold else best.text, best, candidates, odds)
 
 
-def _text(encoded: EncodedQuestions, question: int, window: int, start: int, end: int, finder: TextFinder) -> str:
+def _text(
+    encoded: EncodedQuestions, question: int, spans: _Spans, place: int, finder: TextFinder
+) -> tuple[str, int, int]:
+    """Return the text of a span, and where it starts and ends in its context."""
     context = encoded.context(question)
-    shift = int(encoded.window_start[window]) - encoded.first_place(question)
-    start, end = start + shift, end + shift
+    shift = int(encoded.window_start[spans.window[place]]) - encoded.first_place(question)
+    start, end = int(spans.start[place]) + shift, int(spans.end[place]) + shift
     tokens = encoded.tokenizer.vocabulary.tokens
-    words = context.words_between(int(context.piece_words[start]), int(context.piece_words[end]))
-    return finder.text([tokens[index] for index in context.pieces[start : end + 1].tolist()], words)
+    first_word = int(context.piece_words[start])
+    words = context.words_between(first_word, int(context.piece_words[end]))
+    text, first, last = finder.find([tokens[index] for index in context.pieces[start : end + 1].tolist()], words)
+    place_in = context.words.place_in_context
+    return text, place_in(first_word, first), place_in(first_word, last) + 1
 
 
-def _with_probabilities(kept: dict[str, tuple[float, float]]) -> tuple[Candidate, ...]:
+def _with_probabilities(kept: dict[str, _Entry]) -> tuple[Candidate, ...]:
     """Return the candidates with the softmax over their scores."""
-    scores = np.array([start + end for start, end in kept.values()])
+    scores = np.array([start + end for start, end, _, _ in kept.values()])
     exponents = np.exp(scores - scores.max())
+    probabilities = (exponents / exponents.sum()).tolist()
     return tuple(
-        Candidate(text, probability, start, end)
-        for (text, (start, end)), probability in zip(kept.items(), (exponents / exponents.sum()).tolist(), strict=True)
+        Candidate(text, probability, *entry)
+        for (text, entry), probability in zip(kept.items(), probabilities, strict=True)
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,13 @@ class EncodedQuestions:
     is_for_training: bool = False
     num_cut_questions: int = 0
 
-    @cached_property
+    @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each window, special tokens included."""
+        return self._lengths
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
         return self.question_lengths[self.window_question] + self.window_length + _NUM_SPECIALS
 
     @property
@@ -98,6 +102,26 @@ class EncodedQuestions:
     def context(self, question: int) -> EncodedContext:
         """Return the context of a question."""
         return self.contexts[self.context_of[question]]
+
+    def parts(self, max_windows: int) -> Iterator[EncodedQuestions]:
+        """Yield the questions in order, as many at a time as have at most `max_windows` windows, at least one."""
+        first = 0
+        while first < self.num_examples:
+            limit = int(self.first_window[first]) + max_windows
+            last = max(int(np.searchsorted(self.first_window, limit, side="right")) - 1, first + 1)
+            windows = slice(int(self.first_window[first]), int(self.first_window[last]))
+            yield replace(
+                self,
+                questions=self.questions[first:last],
+                context_of=self.context_of[first:last],
+                question_ids=self.question_ids[first:last],
+                window_question=self.window_question[windows] - first,
+                window_start=self.window_start[windows],
+                window_length=self.window_length[windows],
+                first_window=self.first_window[first : last + 1] - self.first_window[first],
+                labels=None if self.labels is None else self.labels[windows],
+            )
+            first = last
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch:
         """Return the windows of those numbers, packed in that order; their ids are put together here."""

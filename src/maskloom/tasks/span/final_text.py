@@ -19,8 +19,8 @@ class TextFinder:
         self._lowercase = lowercase
         self._known: dict[str, list[str]] = {}
 
-    def text(self, pieces: Sequence[str], words: Sequence[str]) -> str:
-        """Return the part of `words`, joined by spaces, that the tokens `pieces` were made from.
+    def find(self, pieces: Sequence[str], words: Sequence[str]) -> tuple[str, int, int]:
+        """Return the part of `words`, joined by spaces, that tokens were made from, with its first and last place.
 
         The pieces are looked up in the words' basic tokens and mapped by counting characters that are no spaces. Where
         that fails (a token that is unknown, or words whose length changes by stripping accents or control characters)
@@ -31,10 +31,11 @@ class TextFinder:
         joined, whole = " ".join(tokens), " ".join(words)
         start = joined.find(predicted)
         if start < 0 or not predicted or sum(map(len, tokens)) != sum(map(len, words)):
-            return whole
+            return whole, 0, len(whole) - 1
         end = start + len(predicted) - 1
-        first, last = start - joined.count(" ", 0, start), end - joined.count(" ", 0, end)
-        return whole[_place(first, words) : _place(last, words) + 1]
+        first = _place(start - joined.count(" ", 0, start), words)
+        last = _place(end - joined.count(" ", 0, end), words)
+        return whole[first : last + 1], first, last
 
     def _basic_tokens(self, word: str) -> list[str]:
         found = self._known.get(word)

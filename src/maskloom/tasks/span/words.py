@@ -26,6 +26,14 @@ class ContextWords:
         """Return the word that holds the character at a place; for a blank between words, the word before it."""
         return max(int(np.searchsorted(self.starts, place, side="right")) - 1, 0)
 
+    def place_in_context(self, first_word: int, place: int) -> int:
+        """Return where a character stands in the context that is at a place of the words from `first_word`, joined."""
+        word = first_word
+        while place >= (length := int(self.ends[word] - self.starts[word])):
+            place -= length + 1
+            word += 1
+        return int(self.starts[word]) + place
+
 
 def split_words(context: str) -> tuple[ContextWords, list[str]]:
     """Return where the words of a context stand, and the words."""
