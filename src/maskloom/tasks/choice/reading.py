@@ -1,0 +1,201 @@
+"""Files of multiple choice: SWAG's CSV, HellaSwag's JSONL, CODAH's TSV, and any CSV or JSONL with n choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import DataError
+from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns
+from maskloom.tasks.choice.examples import ChoiceExample
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.tables import Row, layout_of, read_rows
+
+_MOST_LETTERS = 26
+
+
+class _BadRowError(ValueError):
+    """A row breaks a rule; `reason` is the rule in the form that is counted."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
+        self.reason = reason
+
+
+def read_choices(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> ReadExamples:
+    """Read a whole file as `iterate_choices` does; raises DataError also when no row is usable."""
+    report = ReadingReport(Path(path))
+    examples = list(iterate_choices(path, options, needs_label=needs_label, report=report))
+    if not examples:
+        raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
+    return ReadExamples(examples, report)
+
+
+def iterate_choices(
+    path: str | Path,
+    options: ReadingOptions | None = None,
+    *,
+    needs_label: bool = True,
+    report: ReadingReport | None = None,
+) -> Iterator[ChoiceExample]:
+    """Yield examples one by one in the file's order.
+
+    A table has a header whose names say what stands where (SWAG: `sent1` is the context, `sent2` the stem, `ending0`
+    to `ending3` the choices), or is CODAH's: no header, category, prompt, choices, label. JSONL has the same names as
+    keys, or one key that holds a list of choices. A label is a number from 0 or a letter from A. All rows have the
+    number of choices of the first. Raises DataError, with file and line, for columns that are not there and for a row
+    that breaks a rule: a label outside the choices, another number of choices, an empty text, an id that stands twice;
+    with `options.on_bad_rows` "skip" such rows are dropped and counted.
+    """
+    path, options = Path(path), options or ReadingOptions()
+    report = report or ReadingReport(path)
+    layout = layout_of(path)
+    if layout == "text":
+        raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
+    columns, rows = _find_columns(path, read_rows(path, layout), layout, options, needs_label=needs_label)
+    parser = _Parser(columns, needs_label=needs_label)
+    for row in rows:
+        report.num_rows += 1
+        if row.problem == "blank line" or row.fields == [""]:
+            report.drop("blank line", row.line)
+            continue
+        try:
+            example = parser.example(row)
+        except _BadRowError as problem:
+            if options.on_bad_rows == "error":
+                raise DataError(f"{path}: line {row.line}: {problem}") from None
+            report.drop(problem.reason, row.line)
+            continue
+        report.num_kept += 1
+        yield example
+
+
+def _find_columns(
+    path: Path, rows: Iterator[Row], layout: str, options: ReadingOptions, *, needs_label: bool
+) -> tuple[ChoiceColumns, Iterator[Row]]:
+    """Look at the first rows to find the columns, and give back the rows that hold data."""
+    skipped: list[Row] = []
+    for first in rows:
+        if first.problem is None and first.fields != [""]:
+            break
+        skipped.append(first)
+    else:
+        raise DataError(f"{path}: no row can be read: {skipped[0].problem or 'all are blank'}")
+    place = f"{path}: line {first.line}"
+    if isinstance(first.fields, dict):
+        keys = list(first.fields)
+        lists = [key for key in keys if isinstance(first.fields[key], list)]
+        columns = choose_columns(keys, options, place=place, lists=lists, needs_label=needs_label)
+        return columns, chain(skipped, [first], rows)
+    fields = [field.strip() for field in first.fields]
+    if layout == "tsv" and _is_codah(fields, options):
+        last = len(fields) - 1
+        columns = ChoiceColumns(1, None, tuple(range(2, last)), last, None, len(fields))
+        return columns, chain(skipped, [first], rows)
+    columns = choose_columns(fields, options, place=place, needs_label=needs_label)
+    for key in (columns.context, columns.stem, columns.label, *columns.choices):
+        if key is not None and fields.count(str(key)) > 1:
+            raise DataError(f"{place}: the header has {fields.count(str(key))} columns named {key!r}")
+    return columns.by_place(fields), chain(skipped, rows)
+
+
+def _is_codah(fields: list[str], options: ReadingOptions) -> bool:
+    """Tell whether a row without header is CODAH's: letters of its category, prompt, at least two choices, label."""
+    wants_names = options.text_column or options.pair_column or options.label_column or options.header
+    if wants_names or len(fields) < 5 or not fields[-1].isdecimal():
+        return False
+    return len(fields[0]) <= 4 and (not fields[0] or fields[0].isalpha())
+
+
+class _Parser:
+    """Rows to examples; remembers the number of choices of the first and the identifiers of all."""
+
+    def __init__(self, columns: ChoiceColumns, *, needs_label: bool) -> None:
+        self._columns = columns
+        self._has_labels = needs_label and columns.label is not None
+        self._num_choices: int | None = None
+        self._lines: dict[str, int] = {}
+
+    def example(self, row: Row) -> ChoiceExample:
+        columns = self._columns
+        if row.problem:
+            raise _BadRowError(row.problem)
+        if isinstance(row.fields, list) and len(row.fields) != columns.num_fields:
+            raise _BadRowError("wrong number of fields", f"{len(row.fields)}, expected {columns.num_fields}")
+        choices = self._choices(row)
+        stem = "" if columns.stem is None else _text(_field(row, columns.stem), "stem", may_be_empty=True)
+        example = ChoiceExample(
+            context=_text(_field(row, columns.context), "context"),
+            stem=stem,
+            choices=choices,
+            label=_label(_field(row, columns.label), len(choices)) if self._has_labels else None,
+            line=row.line,
+            identifier=self._identifier(row),
+        )
+        if self._num_choices is None:
+            self._num_choices = len(choices)
+        if example.identifier is not None:
+            self._lines[example.identifier] = row.line
+        return example
+
+    def _choices(self, row: Row) -> tuple[str, ...]:
+        keys = self._columns.choices
+        values = _field(row, keys[0]) if self._columns.choices_are_list else [_field(row, key) for key in keys]
+        if not isinstance(values, list):
+            raise _BadRowError("choices are not a list", f"{values!r:.60}")
+        if len(values) < 2:
+            raise _BadRowError("fewer than two choices", str(len(values)))
+        if self._num_choices is not None and len(values) != self._num_choices:
+            raise _BadRowError("another number of choices", f"{len(values)}, the first row has {self._num_choices}")
+        return tuple(_text(value, f"choice {number}") for number, value in enumerate(values))
+
+    def _identifier(self, row: Row) -> str | None:
+        key = self._columns.identifier
+        if key is None or (isinstance(row.fields, dict) and key not in row.fields):
+            return None
+        value = _field(row, key)
+        name = str(value).strip()
+        if value is None or not name:
+            return None
+        if name in self._lines:
+            raise _BadRowError("an id stands twice", f"{name!r}, first at line {self._lines[name]}")
+        return name
+
+
+def _field(row: Row, key: str | int | None) -> Any:
+    if isinstance(row.fields, dict):
+        if key not in row.fields:
+            raise _BadRowError("missing key", repr(key))
+        return row.fields[str(key)]
+    assert key is not None
+    return row.fields[int(key)]
+
+
+def _text(value: Any, what: str, *, may_be_empty: bool = False) -> str:
+    if not isinstance(value, str):
+        raise _BadRowError("text is not a string", f"{what} is {type(value).__name__}")
+    if not value.strip() and not may_be_empty:
+        raise _BadRowError("empty text" if what == "context" else "empty choice", f"{what} is {value!r}")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise _BadRowError("text holds half of a surrogate pair", f"{what} is not valid Unicode")
+    return value.strip()
+
+
+def _label(value: Any, num_choices: int) -> int:
+    """Return the right choice, counted from 0, of a number or a letter."""
+    text = "" if value is None or isinstance(value, bool | float | list | dict) else str(value).strip()
+    if value is None or value == "":
+        raise _BadRowError("missing label")
+    label = -1
+    if text.isascii() and text.isdecimal():
+        label = int(text)
+    elif len(text) == 1 and text.isascii() and text.isalpha() and num_choices <= _MOST_LETTERS:
+        label = ord(text.upper()) - ord("A")
+    if not 0 <= label < num_choices:
+        last = f"0 to {num_choices - 1}"
+        letters = f", or A to {chr(ord('A') + num_choices - 1)}" if num_choices <= _MOST_LETTERS else ""
+        raise _BadRowError("label is none of the choices", f"{value!r}, expected {last}{letters}")
+    return label

@@ -1,0 +1,114 @@
+"""Multiple choice as a kind of task (BERT paper 4.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskloom.config import DataError
+from maskloom.metrics.calibration import checked_temperature, softmax
+from maskloom.metrics.choice import ChoiceMetric
+from maskloom.objectives.choice import MultipleChoice
+from maskloom.tasks.choice.encoding import EncodedChoices, encode_choices
+from maskloom.tasks.choice.examples import ChoiceExample
+from maskloom.tasks.choice.reading import iterate_choices
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.task import Outputs, Task, TaskKind
+from maskloom.tasks.tuning import tune_classes
+from maskloom.text.tokenizer import Tokenizer
+
+
+def choice_task(
+    labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Task:
+    """Return the task of choosing one of several texts; it has no labels, and its score is accuracy.
+
+    `settings` may hold `temperature`, by which scores are divided before they become probabilities. Raises ValueError
+    for another score.
+    """
+    settings = dict(settings or {})
+    primary = primary or "accuracy"
+    temperature = checked_temperature(settings.get("temperature", 1.0))
+    ChoiceMetric(primary=primary)  # an unknown score is an error here, not after training
+    return Task(
+        kind="choice",
+        labels=(),
+        primary=primary,
+        heads=("choice",),
+        objective=MultipleChoice(),
+        encode=_encode,
+        decide=lambda _, outputs: best_choices(outputs),
+        targets=lambda encoded: encoded.labels,  # pyright: ignore[reportAttributeAccessIssue]
+        decode=partial(_decode, temperature),  # pyright: ignore[reportArgumentType]
+        metric=partial(ChoiceMetric, primary=primary),
+        published_config={},
+        settings=settings,
+        tune=_tune,
+        scored_logits=lambda _, outputs: choice_scores(outputs),
+    )
+
+
+def choice_scores(outputs: Outputs) -> np.ndarray:
+    """Return the scores of all examples, (examples, choices), of one array (choices, 1) each."""
+    return np.stack([rows[:, 0] for rows in outputs]) if len(outputs) else np.empty((0, 1), dtype=np.float32)
+
+
+def best_choices(outputs: Outputs) -> np.ndarray:
+    """Return the number of the choice with the highest score of each example, the first of equal ones; (examples,)."""
+    return choice_scores(outputs).argmax(axis=1)
+
+
+def _decode(temperature: float, encoded: EncodedChoices, outputs: Outputs) -> list[dict[str, Any]]:
+    probabilities = softmax(choice_scores(outputs) / temperature)
+    return [
+        {
+            "choice": best,
+            "choice_text": example.choices[best],
+            "probabilities": {str(number): float(share) for number, share in enumerate(row)},
+        }
+        for example, best, row in zip(encoded.examples, best_choices(outputs).tolist(), probabilities, strict=True)
+    ]
+
+
+def _tune(encoded: Any, outputs: Outputs, leave_out: Collection[str] = ()) -> dict[str, Any]:
+    return tune_classes(choice_scores(outputs), encoded.labels, leave_out=leave_out)
+
+
+def _encode(data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False) -> EncodedChoices:
+    return encode_choices(data.examples, tokenizer, max_length=max_length, path=data.report.path)
+
+
+def _iterate(
+    path: str | Path,
+    options: ReadingOptions,
+    settings: Mapping[str, Any],
+    *,
+    needs_label: bool,
+    report: ReadingReport,
+) -> Iterator[ChoiceExample]:
+    return iterate_choices(path, options, needs_label=needs_label, report=report)
+
+
+def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    return ()
+
+
+def _check(train: ReadExamples, dev: ReadExamples) -> None:
+    """Refuse training data in which one place is always right, and dev data with another number of choices."""
+    labels = {example.label for example in train.examples}
+    if len(labels) == 1:
+        raise DataError(
+            f"{train.report.path}: every one of {len(train.examples)} rows has choice {labels.pop()} as the right one; "
+            "there is nothing to learn"
+        )
+    numbers = [len(data.examples[0].choices) for data in (train, dev)]
+    if numbers[0] != numbers[1]:
+        raise DataError(f"{dev.report.path}: {numbers[1]} choices a row, {train.report.path} has {numbers[0]}")
+
+
+CHOICE = TaskKind(name="choice", iterate=_iterate, label_names=_label_names, check=_check, make=choice_task)
