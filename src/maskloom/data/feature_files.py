@@ -1,0 +1,252 @@
+"""Activations of a frozen encoder on disk: one flat array read through a memory map (BERT paper 5.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from maskloom.config import DataError
+from maskloom.files import sync, write_json
+
+FORMAT_VERSION = 1
+MANIFEST, FEATURES, OFFSETS = "manifest.json", "features.bin", "offsets.bin"
+_PLAN, _DONE = "plan.json", "done.bin"
+_TYPES = {"float32": "<f4", "float16": "<f2"}
+Precision = Literal["float32", "float16"]
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """What a folder of features is to hold: for each unit `row_counts` rows of (vectors, width) numbers.
+
+    `model` and `source` are fingerprints of the weights and of the encoded text that the numbers come from; `vectors`
+    names the vectors of a row, in order: layers, or a combination of them.
+    """
+
+    model: str
+    source: str
+    vectors: tuple[str, ...]
+    width: int
+    row_counts: np.ndarray
+    precision: Precision = "float32"
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Rows before each unit, and all rows at the end, (units + 1,) int64."""
+        return np.concatenate([[0], np.cumsum(self.row_counts, dtype=np.int64)]).astype(np.int64)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all units."""
+        return int(self.row_counts.sum())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the array on disk."""
+        return self.num_rows * len(self.vectors) * self.width * np.dtype(_TYPES[self.precision]).itemsize
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values, the counts of rows by their sum."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "model": self.model,
+            "source": self.source,
+            "vectors": list(self.vectors),
+            "width": self.width,
+            "precision": self.precision,
+            "num_units": len(self.row_counts),
+            "num_rows": self.num_rows,
+            "offsets_sha256": hashlib.sha256(self.offsets.astype("<i8").tobytes()).hexdigest(),
+        }
+
+
+class FeatureWriter:
+    """Writes the rows of units in any order into a folder that takes its name when all are there.
+
+    Until then they stand in a folder beside it, with a mark for every unit whose rows are on disk: a writer of the same
+    plan goes on there, one of another plan begins anew.
+    """
+
+    def __init__(self, folder: str | Path, plan: FeaturePlan) -> None:
+        self._folder, self._plan = Path(folder), plan
+        self._building = self._folder.with_name(self._folder.name + ".building")
+        self._offsets = plan.offsets
+        if not self._continues():
+            shutil.rmtree(self._building, ignore_errors=True)
+            self._building.mkdir(parents=True)
+            with (self._building / FEATURES).open("wb") as file:
+                file.truncate(plan.num_bytes)
+            (self._building / _DONE).write_bytes(bytes(len(plan.row_counts)))
+            write_json(self._building / _PLAN, plan.as_dict())
+        self._done = np.fromfile(self._building / _DONE, dtype=np.uint8)
+        self._array = _open_array(self._building / FEATURES, plan, mode="r+")
+        self._unmarked: list[int] = []
+
+    def missing_units(self) -> np.ndarray:
+        """Return the units that are still to be written, in order."""
+        return np.flatnonzero(self._done == 0)
+
+    def write(self, units: np.ndarray, rows: np.ndarray) -> None:
+        """Write the rows (rows, vectors, width) of some units, one after the other.
+
+        Raises ValueError when they are not as many as the plan says, or hold numbers that are not finite or that the
+        precision cannot hold.
+        """
+        expected = (int(self._plan.row_counts[units].sum()), len(self._plan.vectors), self._plan.width)
+        if rows.shape != expected:
+            raise ValueError(f"rows of shape {rows.shape} for units that have {expected}")
+        with np.errstate(over="ignore"):
+            values = rows.astype(_TYPES[self._plan.precision])
+        if not np.isfinite(values).all():
+            raise ValueError(f"activations are not finite numbers of the precision {self._plan.precision}")
+        start = 0
+        for unit in np.asarray(units).tolist():
+            first, end = int(self._offsets[unit]), int(self._offsets[unit + 1])
+            self._array[first:end] = values[start : start + end - first]
+            start += end - first
+        self._unmarked += np.asarray(units).tolist()
+
+    def mark(self) -> None:
+        """Have the disk hold what was written so far, and remember that it does."""
+        if isinstance(self._array, np.memmap):
+            self._array.flush()
+        self._done[self._unmarked] = 1
+        self._unmarked = []
+        temporary = self._building / f"{_DONE}.tmp"
+        temporary.write_bytes(self._done.tobytes())
+        sync(temporary)
+        temporary.replace(self._building / _DONE)
+
+    def finish(self) -> None:
+        """Give the folder its name; raises ValueError when units are missing."""
+        self.mark()
+        missing = self.missing_units()
+        if len(missing):
+            raise ValueError(f"{len(missing)} units are not written, unit {missing[0]} first")
+        del self._array
+        (self._building / OFFSETS).write_bytes(self._offsets.astype("<i8").tobytes())
+        sync(self._building / OFFSETS)
+        sums = {name: _sum_of(self._building / name) for name in (FEATURES, OFFSETS)}
+        write_json(self._building / MANIFEST, {**self._plan.as_dict(), "sha256": sums})
+        for name in (_PLAN, _DONE):
+            (self._building / name).unlink()
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
+        self._building.rename(self._folder)
+        sync(self._folder.parent)
+
+    def _continues(self) -> bool:
+        """Tell whether an earlier writer of the same plan left whole files."""
+        try:
+            stored = json.loads((self._building / _PLAN).read_text(encoding="utf-8"))
+            sizes = [(self._building / name).stat().st_size for name in (FEATURES, _DONE)]
+        except (OSError, ValueError):
+            return False
+        return stored == self._plan.as_dict() and sizes == [self._plan.num_bytes, len(self._plan.row_counts)]
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """A finished folder of features, opened: `array` is (rows, vectors, width), memory-mapped."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    array: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def open(cls, folder: str | Path, plan: FeaturePlan | None = None, *, verify: bool = True) -> FeatureFile:
+        """Open a folder; with a plan, only one that holds what the plan says.
+
+        Raises DataError, with the file, when a file is missing, has another size or (with `verify`) another sum than
+        the manifest says, and when the numbers are of another model, text or layers than the plan's.
+        """
+        folder = Path(folder)
+        manifest = _read_manifest(folder / MANIFEST)
+        if plan is not None:
+            _check_same(folder, manifest, plan.as_dict())
+        dtype = np.dtype(_TYPES[manifest["precision"]])
+        shape = (manifest["num_rows"], len(manifest["vectors"]), manifest["width"])
+        sizes = {FEATURES: int(np.prod(shape)) * dtype.itemsize, OFFSETS: 8 * (manifest["num_units"] + 1)}
+        for name, size in sizes.items():
+            path = folder / name
+            try:
+                found = path.stat().st_size
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+            if found != size:
+                raise DataError(f"{path}: has {found} bytes, {MANIFEST} says {size}; write the features again")
+            if verify and _sum_of(path) != manifest["sha256"][name]:
+                raise DataError(
+                    f"{path}: its SHA-256 is not that of {MANIFEST}: it is damaged; write the features again"
+                )
+        offsets = np.fromfile(folder / OFFSETS, dtype="<i8")
+        return cls(folder, manifest, _map(folder / FEATURES, dtype, shape, mode="r"), offsets)
+
+    @property
+    def vectors(self) -> list[str]:
+        """Names of the vectors of a row."""
+        return self.manifest["vectors"]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self.manifest["width"]
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+        return len(self.offsets) - 1
+
+    def rows(self, units: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the rows of some units, one after the other, (rows, vectors, width) float32."""
+        spans = [slice(int(self.offsets[unit]), int(self.offsets[unit + 1])) for unit in units]
+        parts = [self.array[span] for span in spans] or [self.array[:0]]
+        return np.concatenate(parts).astype(np.float32)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; a folder of features has one") from None
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if version != FORMAT_VERSION:
+        raise DataError(f"{path}: format_version {version!r}; this program reads {FORMAT_VERSION}")
+    wanted = {"num_rows", "num_units", "width", "vectors", "precision", "sha256", "model", "source"}
+    missing = sorted(wanted - manifest.keys())
+    if missing or manifest["precision"] not in _TYPES or set(manifest["sha256"]) != {FEATURES, OFFSETS}:
+        raise DataError(f"{path}: {missing or 'precision or sha256'}: missing or unknown; write the features again")
+    return manifest
+
+
+def _check_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise DataError(
+                f"{folder / MANIFEST}: {name} is {found.get(name)!r:.90}, {value!r:.90} is needed: these features are "
+                "of another model, text or choice of layers; remove the folder to write them again"
+            )
+
+
+def _open_array(path: Path, plan: FeaturePlan, *, mode: Literal["r", "r+"]) -> np.ndarray:
+    shape = (plan.num_rows, len(plan.vectors), plan.width)
+    return _map(path, np.dtype(_TYPES[plan.precision]), shape, mode=mode)
+
+
+def _map(path: Path, dtype: np.dtype, shape: tuple[int, ...], *, mode: Literal["r", "r+"]) -> np.ndarray:
+    # an empty file cannot be mapped
+    return np.memmap(path, dtype=dtype, mode=mode, shape=shape) if np.prod(shape) else np.empty(shape, dtype)
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
