@@ -52,6 +52,19 @@ class ChainGrid:
         return grid.flatten(0, 1).index_select(0, self.places)
 
 
+@dataclass(frozen=True)
+class Penalties:
+    """What is added to the scores of a field: `start` and `end` (tags,), `transitions` (tags, tags), from and to."""
+
+    start: Tensor
+    transitions: Tensor
+    end: Tensor
+
+    def to(self, device: torch.device) -> Penalties:
+        """Return the same on another device."""
+        return Penalties(self.start.to(device), self.transitions.to(device), self.end.to(device))
+
+
 class LinearChainCRF(nn.Module):
     """Scores of whole tag sequences: emissions plus transitions between neighbours plus those at both ends.
 
@@ -105,21 +118,27 @@ class LinearChainCRF(nn.Module):
         return torch.log_softmax(joint, dim=-1)
 
     @torch.no_grad()
-    def best_tags(self, emissions: Tensor, lengths: np.ndarray) -> Tensor:
-        """Return the tags (words,) of the best-scoring sequence of each chain (Viterbi 1967), the lower at a tie."""
+    def best_tags(self, emissions: Tensor, lengths: np.ndarray, penalties: Penalties | None = None) -> Tensor:
+        """Return the tags (words,) of the best-scoring sequence of each chain (Viterbi 1967), the lower at a tie.
+
+        `penalties` are added to the scores of transitions and ends, to keep off sequences that mean nothing.
+        """
         if len(emissions) == 0:
             return torch.empty(0, dtype=torch.int64, device=emissions.device)
         grid = self._grid(emissions, lengths)
         scores = grid.spread(emissions)
-        best, sources = self.start + scores[0], []
+        start, transitions, end = self.start, self.transitions, self.end
+        if penalties is not None:
+            start, transitions, end = start + penalties.start, transitions + penalties.transitions, end + penalties.end
+        best, sources = start + scores[0], []
         identity = torch.arange(self.num_tags, device=emissions.device)
         for step in range(1, grid.num_steps):
-            values, source = (best[:, :, None] + self.transitions).max(dim=1)
+            values, source = (best[:, :, None] + transitions).max(dim=1)
             goes_on = grid.is_word[step][:, None]
             best = torch.where(goes_on, values + scores[step], best)
             # Where a chain has ended the way back leads from each tag to itself.
             sources.append(torch.where(goes_on, source, identity))
-        tags = [(best + self.end).argmax(dim=-1)]
+        tags = [(best + end).argmax(dim=-1)]
         for source in reversed(sources):
             tags.append(source.gather(1, tags[-1][:, None])[:, 0])
         return grid.gather(torch.stack(tags[::-1]))

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.data.batch import TokenBatch
-from maskloom.layers.crf import LinearChainCRF
+from maskloom.layers.crf import LinearChainCRF, Penalties
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.tagging import NOT_SCORED
 from maskloom.objectives.task_objective import BatchOutputs, TaskObjective, encode_batch, label_tensor, labels_of
 
 _OFF_PATH = -30.0
+_FORBIDDEN = -1e4
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,11 @@ class CrfTagging(TaskObjective):
     The weight of a batch is its number of tags, so that losses compare with those of `Tagging`. What is scored and
     decoded are rows of twice the number of tags: log probabilities of each tag with all else summed out, then 0 for the
     tag on the best path and -30 for the others, so that rows of several models can be averaged like any logits. Tokens
-    outside chains have zeros.
+    outside chains have zeros. `forbidden` are pairs of tags that the best path never takes one after the other; -1
+    stands for the start as the first and for the end as the second. Training and probabilities do not know of it.
     """
+
+    forbidden: tuple[tuple[int, int], ...] = ()
 
     name: ClassVar[str] = "tagging"
 
@@ -62,10 +66,21 @@ class CrfTagging(TaskObjective):
         lengths = _chain_lengths(chains[places])
         where = torch.from_numpy(places).to(logits.device)
         emissions = logits[where]
-        best = _OFF_PATH * (1 - F.one_hot(crf.best_tags(emissions, lengths), crf.num_tags).to(logits.dtype))
+        best = _OFF_PATH * (
+            1 - F.one_hot(crf.best_tags(emissions, lengths, self._penalties(crf)), crf.num_tags).to(logits.dtype)
+        )
         rows = logits.new_zeros((len(logits), 2 * crf.num_tags))
         rows[where] = torch.cat([crf.log_marginals(emissions, lengths), best], dim=1)
         return BatchOutputs(rows, None if batch.labels is None else self._loss_sum(model, logits, batch))
+
+    def _penalties(self, crf: LinearChainCRF) -> Penalties | None:
+        if not self.forbidden:
+            return None
+        scores = np.zeros((crf.num_tags + 1, crf.num_tags + 1), dtype=np.float32)
+        first, second = np.array(self.forbidden).T
+        scores[first, second] = _FORBIDDEN
+        found = torch.from_numpy(scores)
+        return Penalties(found[-1, :-1], found[:-1, :-1], found[:-1, -1]).to(crf.start.device)
 
     def _loss_sum(self, model: EncoderWithHeads, logits: Tensor, batch: TokenBatch) -> Tensor:
         labels, chains = labels_of(batch), _chains(batch)

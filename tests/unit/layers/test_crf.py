@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.layers.crf import LinearChainCRF
+from maskloom.layers.crf import LinearChainCRF, Penalties
 
 NUM_TAGS = 3
 
@@ -59,6 +59,19 @@ def test_everything_equals_enumeration(seed):
     assert float(crf.loss_sum(emissions, tags, lengths).detach()) == pytest.approx(
         float((partitions - scores).sum().detach())
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_tags_under_penalties_equal_enumeration(seed):
+    crf, emissions, _, lengths = random_chains(seed)
+    other, _ = random_crf(seed + 100)
+    penalties = Penalties(3 * other.start.detach(), 3 * other.transitions.detach(), 3 * other.end.detach())
+    found = crf.best_tags(emissions, lengths, penalties)
+    for name in ("start", "transitions", "end"):
+        getattr(crf, name).data += getattr(penalties, name)
+    assert found.tolist() == crf.best_tags(emissions, lengths).tolist()
+    paths = all_paths(crf, emissions[:3])
+    assert tuple(found[:3].tolist()) == max(paths, key=lambda path: paths[path])
 
 
 def test_chains_do_not_touch_each_other():

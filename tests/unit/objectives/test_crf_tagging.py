@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -110,3 +112,16 @@ def test_what_is_missing_is_named():
         objective.loss_sums(built, bare)
     with pytest.raises(ValueError, match="no labels"):
         objective.target_counts(batch(None))
+
+
+@torch.no_grad()
+def test_the_best_path_takes_no_forbidden_step():
+    built = model()
+    free = CrfTagging().outputs(built, batch(None)).rows
+    place = np.flatnonzero(CHAINS == 2)
+    first, second = free[place[:2], 4:].argmax(1).tolist()
+    bound = CrfTagging(forbidden=((first, second), (-1, (first + 1) % 4), (int(free[place[-1], 4:].argmax()), -1)))
+    rows = bound.outputs(built, batch(None)).rows
+    taken = [-1, *rows[place, 4:].argmax(1).tolist(), -1]
+    assert not set(pairwise(taken)) & set(bound.forbidden)
+    torch.testing.assert_close(rows[:, :4], free[:, :4])

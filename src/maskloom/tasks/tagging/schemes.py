@@ -88,6 +88,13 @@ def tag_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
     return ("O", *(f"{prefix}-{kind}" for kind in sorted(set(types)) for prefix in _PREFIXES[scheme]))
 
 
+def forbidden_pairs(tags: Sequence[str], scheme: Scheme) -> tuple[tuple[int, int], ...]:
+    """Return the places of tags that may not follow each other; -1 is the start as a first, the end as a second."""
+    ends = [(-1, "O"), *enumerate(tags)]
+    pairs = ((first, second, before, tag) for first, before in ends for second, tag in ends)
+    return tuple((first, second) for first, second, before, tag in pairs if _breach(before, tag, scheme))
+
+
 def _prefixes(scheme: Scheme) -> tuple[str, str, str, str]:
     """Return the prefixes of the first, inner and last word of an entity, and of its only word."""
     if scheme == "io":

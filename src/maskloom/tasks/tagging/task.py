@@ -17,7 +17,7 @@ from maskloom.tasks.labels import read_label_names
 from maskloom.tasks.tagging.decoding import column_lines, decide_tags, decode_tags, true_tags
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.reading import iterate_sentences
-from maskloom.tasks.tagging.schemes import tag_names
+from maskloom.tasks.tagging.schemes import forbidden_pairs, tag_names
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.windows import Context
 from maskloom.tasks.task import Task, TaskKind
@@ -45,14 +45,16 @@ def tagging_task(
     given = dict(settings or {})
     crf, context = bool(given.get("crf", False)), given.get("context", "sentence")
     known = {"scheme": given.get("scheme", "auto"), "context": context, "crf": crf}
+    forbidden: tuple[tuple[int, int], ...] = ()
     if all(map(is_tag, labels)):
-        known["trained_scheme"] = TagTable.of(labels).scheme()
+        scheme = TagTable.of(labels).scheme()
+        known["trained_scheme"], forbidden = scheme, forbidden_pairs(labels, scheme)
     return Task(
         kind="tagging",
         labels=labels,
         primary=primary,
         heads=("tagger", "crf") if crf else ("tagger",),
-        objective=CrfTagging() if crf else Tagging(),
+        objective=CrfTagging(forbidden) if crf else Tagging(),
         encode=partial(_encode, labels, context),
         decide=partial(decide_tags, labels),  # pyright: ignore[reportArgumentType]
         targets=true_tags,  # pyright: ignore[reportArgumentType]

@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskloom.metrics.entities import Entity, entities_of
-from maskloom.tasks.tagging.schemes import SCHEMES, SchemeFinder, breach_of, convert_tags, tag_names, tags_of
+from maskloom.tasks.tagging.schemes import (
+    SCHEMES,
+    SchemeFinder,
+    breach_of,
+    convert_tags,
+    forbidden_pairs,
+    tag_names,
+    tags_of,
+)
 
 ALL_PAIRS = list(itertools.product(SCHEMES, repeat=2))
 
@@ -131,3 +139,18 @@ def test_a_scheme_that_is_found_says_what_was_meant(cases, scheme):
 def test_tag_names_are_whole_whatever_training_held():
     assert tag_names(["PER", "LOC", "PER"], "iob2") == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert tag_names(["X"], "bioes") == ("O", "B-X", "I-X", "E-X", "S-X")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_forbidden_pairs_are_all_that_a_scheme_does_not_allow(scheme):
+    tags = tag_names(["X", "Y"], scheme)
+    forbidden = forbidden_pairs(tags, scheme)
+    for length in (1, 2, 3):
+        for places in itertools.product(range(len(tags)), repeat=length):
+            is_refused = any(pair in forbidden for pair in itertools.pairwise([-1, *places, -1]))
+            assert is_refused == (breach_of([tags[place] for place in places], scheme) is not None)
+
+
+def test_forbidden_pairs_of_one_type():
+    # O, B-X, I-X: only I-X at the start and after O
+    assert forbidden_pairs(("O", "B-X", "I-X"), "iob2") == ((-1, 2), (0, 2))
