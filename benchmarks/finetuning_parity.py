@@ -3,7 +3,7 @@
 Both sides read one recipe (recipes/finetune-glue-small.toml, with the changes that finetuning_tasks.py names) and one
 subset of each task's files, but share no code: the transformers side (finetuning_peer*.py) has its own readers,
 tokenizer, batching, loop, decoding and scores. Finished runs stand in `runs.jsonl` under --out and are not run again,
-so an interrupted comparison goes on where it was; several processes may share the work by --tasks. The tables are in
+so an interrupted comparison goes on where it was; several processes may share the work of one folder. The tables are in
 results/finetuning_parity.md.
 
     python benchmarks/finetuning_parity.py --out ~/finetuning-parity --results results/finetuning_parity
@@ -43,15 +43,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     settings = read_settings(options)
-    finished = read_finished(options.out / "runs.jsonl")
     wanted = [(task, seed, side) for seed in range(options.seeds) for task in options.tasks for side in options.sides]
     for number, (name, seed, side) in enumerate(wanted, start=1):
-        if (name, side, seed) in finished:
+        finished = read_finished(options.out / "runs.jsonl")
+        if (name, side, seed) in finished or not claim(options.out / "claims" / f"{name}-{side}-{seed}"):
             continue
         run = (run_maskloom if side == "maskloom" else run_transformers)(name, seed, options, settings)
         with (options.out / "runs.jsonl").open("a", encoding="utf-8") as file:
             print(json.dumps(run), file=file)
-        finished[name, side, seed] = run
         score = TASKS[name].score
         last, best = run["last"][score], run["best"][score]
         scores = f"{score} {last:.4f} after the last epoch, {best:.4f} at the best"
@@ -133,6 +132,20 @@ def read_finished(path: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     runs = [json.loads(line) for line in lines if line.endswith("}")]
     return {(run["task"], run["side"], run["seed"]): run for run in runs}
+
+
+def claim(path: Path) -> bool:
+    """Take a run for this process, unless another one that is alive has it."""
+    path.parent.mkdir(exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        owner = path.read_text(encoding="utf-8")
+        if owner and Path(f"/proc/{owner}").exists():
+            return False
+        path.write_text(str(os.getpid()), encoding="utf-8")
+    return True
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
