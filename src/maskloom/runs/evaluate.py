@@ -16,6 +16,7 @@ from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.evaluation import ModelOutputs, score_outputs
 from maskloom.tasks.examples import ReadExamples
+from maskloom.training.memory import release_free_memory
 
 _PIECE = 4096
 
@@ -72,6 +73,7 @@ def _pieces(
                 account[name] = account.get(name, 0) + value
         yield encoded
         progress.advance(source.report.num_kept)
+        release_free_memory()  # batches differ in size, so the C library would keep more and more of what was freed
     progress.end()
 
 

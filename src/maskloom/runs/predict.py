@@ -16,6 +16,7 @@ from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples
+from maskloom.training.memory import release_free_memory
 
 _WINDOW = 4096
 
@@ -83,6 +84,7 @@ def check_output(source: Path, target: Path, suffixes: tuple[str, ...]) -> str:
 def _predictions(predictor: Predictor | Ensemble, reading: FileReading) -> Iterator[tuple[Any, dict[str, Any]]]:
     for window in reading.pieces(_WINDOW):
         yield from zip(window, predictor.predict_examples(ReadExamples(window, reading.report)), strict=True)
+        release_free_memory()
 
 
 def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
