@@ -1,5 +1,6 @@
 import json
 import random
+import shutil
 import sys
 
 import pytest
@@ -16,6 +17,7 @@ from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
+from maskloom.runs.tune import tune
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.tagging.reading import read_sentences
 from maskloom.tasks.tagging.schemes import convert_tags
@@ -196,6 +198,16 @@ def test_several_models_answer_as_one(run, tmp_path):
     one, two = evaluate(folder, dev), evaluate([folder, folder], dev)
     assert two["f1"] == pytest.approx(one["f1"])
     assert evaluate([folder, folder], dev, average="logits")["f1"] == pytest.approx(one["f1"])
+
+
+def test_probabilities_can_be_tuned(run, tmp_path):
+    folder, _, dev = run
+    shutil.copytree(folder / "model", tmp_path / "model")
+    result = tune(tmp_path / "model", dev)
+    assert result["after"]["f1"] == result["before"]["f1"]
+    assert result["after"]["negative_log_likelihood"] <= result["before"]["negative_log_likelihood"]
+    scores = evaluate(tmp_path / "model", dev)
+    assert scores["calibration_error"] == pytest.approx(result["after"]["calibration_error"])
 
 
 def test_a_published_tagger_opens_without_our_settings(run, tmp_path):

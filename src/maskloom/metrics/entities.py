@@ -149,19 +149,20 @@ class EntityMetric:
         self._predicted_labels = np.zeros(len(labels), dtype=np.int64)
         self._num_right = 0
 
-    def update(self, predictions: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> None:
-        """Take in label numbers, one array (words,) a sentence; raises ValueError where the sides do not agree."""
-        if len(predictions) != len(targets):
-            raise ValueError(f"entities: {len(predictions)} sentences predicted, {len(targets)} true; they must agree")
-        for number, (predicted, true) in enumerate(zip(predictions, targets, strict=True)):
-            if np.shape(predicted) != np.shape(true):
-                raise ValueError(
-                    f"entities: sentence {number} has predictions {np.shape(predicted)} and targets {np.shape(true)}"
-                )
+    def update(self, predictions: Sequence[np.ndarray], targets: Sequence[np.ndarray] | np.ndarray) -> None:
+        """Take in label numbers, one array (words,) a sentence; targets may also be one array of all words in order.
+
+        Raises ValueError where the sides do not agree.
+        """
+        if not isinstance(targets, np.ndarray):
+            self._check_sentences(predictions, targets)
+            targets = np.concatenate(targets) if len(targets) else np.empty(0, dtype=np.int64)
+        lengths = np.array([len(part) for part in predictions], dtype=np.int64)
+        if lengths.sum() != len(targets):
+            raise ValueError(f"entities: {lengths.sum()} words predicted, {len(targets)} true; they must agree")
         if not len(targets):
             return
-        lengths = np.array([len(true) for true in targets], dtype=np.int64)
-        predicted, true = np.concatenate(predictions), np.concatenate(targets)
+        predicted, true = np.concatenate(predictions), targets
         for what, ids in (("prediction", predicted), ("target", true)):
             if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.table.labels)):
                 raise ValueError(f"entities: a {what} lies outside the labels 0 to {len(self.table.labels) - 1}")
@@ -170,6 +171,15 @@ class EntityMetric:
         self._predicted_labels += np.bincount(predicted.astype(np.int64), minlength=len(self._true_labels))
         self._counts += self._sums(predicted.astype(np.int64), true.astype(np.int64), lengths, None)
         self._strict += self._sums(predicted.astype(np.int64), true.astype(np.int64), lengths, self.scheme)
+
+    def _check_sentences(self, predictions: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> None:
+        if len(predictions) != len(targets):
+            raise ValueError(f"entities: {len(predictions)} sentences predicted, {len(targets)} true; they must agree")
+        for number, (predicted, true) in enumerate(zip(predictions, targets, strict=True)):
+            if np.shape(predicted) != np.shape(true):
+                raise ValueError(
+                    f"entities: sentence {number} has predictions {np.shape(predicted)} and targets {np.shape(true)}"
+                )
 
     def _sums(
         self, predicted: np.ndarray, true: np.ndarray, lengths: np.ndarray, strict: Scheme | None

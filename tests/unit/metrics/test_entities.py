@@ -117,6 +117,16 @@ def test_pieces_sum_to_the_whole(sentences, size):
     assert all(0.0 <= score <= 1.0 for score in whole.compute().values())
 
 
+def test_targets_may_be_one_array_of_all_words():
+    predictions, targets = [np.array([1, 2]), np.array([2])], [np.array([1, 2]), np.array([1])]
+    apart, flat = EntityMetric(IOB_LABELS), EntityMetric(IOB_LABELS)
+    apart.update(predictions, targets)
+    flat.update(predictions, np.concatenate(targets))
+    assert flat.compute() == apart.compute()
+    with pytest.raises(ValueError, match="3 words predicted, 2 true"):
+        flat.update(predictions, np.array([1, 2]))
+
+
 def test_nothing_predicted_scores_zero_and_is_called_degenerate():
     metric = EntityMetric(IOB_LABELS)
     metric.update([np.zeros(3, int)], [np.array([1, 2, 0])])

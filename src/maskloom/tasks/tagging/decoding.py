@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from maskloom.metrics.calibration import softmax
 from maskloom.metrics.entities import entities_of, is_tag
 from maskloom.tasks.tagging.encoding import EncodedSentences
 from maskloom.tasks.tagging.sentences import TaggedSentence
@@ -20,11 +21,9 @@ def tag_ids(rows: np.ndarray, num_labels: int) -> np.ndarray:
     return rows.argmax(axis=1)
 
 
-def tag_probabilities(rows: np.ndarray, num_labels: int) -> np.ndarray:
-    """Return the probability of each tag at each word, (words, labels)."""
-    scores = rows[:, :num_labels].astype(np.float64)
-    exponents = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
-    return exponents / exponents.sum(axis=1, keepdims=True)
+def tag_logits(num_labels: int, encoded: EncodedSentences, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return what becomes the probability of each tag at each word, (words, labels)."""
+    return encoded.word_rows(outputs)[:, :num_labels]
 
 
 def decide_tags(labels: Sequence[str], encoded: EncodedSentences, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -32,29 +31,30 @@ def decide_tags(labels: Sequence[str], encoded: EncodedSentences, outputs: Seque
     return encoded.by_sentence(tag_ids(encoded.word_rows(outputs), len(labels)))
 
 
-def true_tags(encoded: EncodedSentences) -> list[np.ndarray] | None:
-    """Return the ids of the true tags of each sentence, or None without labels."""
-    return None if encoded.labels is None else encoded.by_sentence(encoded.labels)
+def true_tags(encoded: EncodedSentences) -> np.ndarray | None:
+    """Return the ids of the true tags of all words, (words,), or None without labels."""
+    return encoded.labels
 
 
 def decode_tags(
-    labels: tuple[str, ...], encoded: EncodedSentences, outputs: Sequence[np.ndarray]
+    labels: tuple[str, ...], temperature: float, encoded: EncodedSentences, outputs: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
     """Return, for each sentence, its `words`, their `tags`, and its `entities`.
 
     An entity has `text`, `type`, `start` and `end` in characters of the sentence's text, `words` (first and end place)
-    and `probability`: the product of the probabilities of its words' tags. Tags are as they were decided; entities are
-    found in them as conlleval does.
+    and `probability`: the product of the probabilities of its words' tags, at that temperature. Tags are as they were
+    decided; entities are found in them as conlleval does.
     """
     rows = encoded.word_rows(outputs)
     ids = tag_ids(rows, len(labels))
-    chosen = np.take_along_axis(tag_probabilities(rows, len(labels)), ids[:, None], axis=1)[:, 0]
+    probabilities = softmax(rows[:, : len(labels)] / temperature)
+    chosen = np.take_along_axis(probabilities, ids[:, None], axis=1)[:, 0]
     sides = zip(encoded.sentences, encoded.by_sentence(ids), encoded.by_sentence(chosen), strict=True)
     names_entities = all(map(is_tag, labels))
     found = []
-    for sentence, tags, probabilities in sides:
+    for sentence, tags, shares in sides:
         names: list[str] = [labels[number] for number in tags.tolist()]
-        entities = _entities(sentence, names, probabilities) if names_entities else []
+        entities = _entities(sentence, names, shares) if names_entities else []
         found.append({"words": list(sentence.words), "tags": names, "entities": entities})
     return found
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
+from maskloom.metrics.calibration import checked_temperature
 from maskloom.metrics.entities import EntityMetric, TagTable, is_tag
 from maskloom.objectives.crf_tagging import CrfTagging
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.labels import read_label_names
-from maskloom.tasks.tagging.decoding import column_lines, decide_tags, decode_tags, true_tags
+from maskloom.tasks.tagging.decoding import column_lines, decide_tags, decode_tags, tag_logits, true_tags
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.reading import iterate_sentences
 from maskloom.tasks.tagging.schemes import forbidden_pairs, tag_names
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.windows import Context
-from maskloom.tasks.task import Task, TaskKind
+from maskloom.tasks.task import Outputs, Task, TaskKind
+from maskloom.tasks.tuning import tune_classes
 from maskloom.text.tokenizer import Tokenizer
 
 # Models are trained on the tags of this scheme whatever the files are written in; scores by conlleval are the same.
@@ -34,8 +36,8 @@ def tagging_task(
     """Return the task of tagging words with those tags, in the order of their ids.
 
     `primary` is f1 (conlleval's), strict_f1 or accuracy. `settings` may hold `scheme` (that of files, "auto" to detect
-    it), `context` ("sentence" or "document") and `crf`. Raises ValueError for a score that there is not, or without
-    labels.
+    it), `context` ("sentence" or "document"), `crf` and `temperature`. Raises ValueError for a score that there is not,
+    a temperature that is none, or without labels.
     """
     primary = primary or "f1"
     if primary not in SCORES:
@@ -58,13 +60,15 @@ def tagging_task(
         encode=partial(_encode, labels, context),
         decide=partial(decide_tags, labels),  # pyright: ignore[reportArgumentType]
         targets=true_tags,  # pyright: ignore[reportArgumentType]
-        decode=partial(decode_tags, labels),  # pyright: ignore[reportArgumentType]
+        decode=partial(decode_tags, labels, checked_temperature(given.get("temperature", 1.0))),  # pyright: ignore[reportArgumentType]
         metric=partial(EntityMetric, labels, primary=primary),
         published_config={
             "id2label": {str(number): name for number, name in enumerate(labels)},
             "label2id": {name: number for number, name in enumerate(labels)},
         },
         settings={**given, **known},
+        tune=partial(_tune, len(labels)),
+        scored_logits=partial(tag_logits, len(labels)),  # pyright: ignore[reportArgumentType]
         forms={".conll": _lines, ".txt": _lines},
     )
 
@@ -80,6 +84,11 @@ def _encode(
 ) -> EncodedSentences:
     path = data.report.path
     return encode_sentences(data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=path)
+
+
+def _tune(num_labels: int, encoded: Any, outputs: Outputs, leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """Fit the temperature of the probabilities of tags, word by word."""
+    return tune_classes(tag_logits(num_labels, encoded, outputs), encoded.labels, leave_out=leave_out)
 
 
 def _lines(sentence: TaggedSentence, prediction: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from maskloom.tasks.tagging.decoding import (
     decide_tags,
     decode_tags,
     tag_ids,
-    tag_probabilities,
+    tag_logits,
     true_tags,
 )
 from maskloom.tasks.tagging.encoding import encode_sentences
@@ -48,7 +48,7 @@ def test_entities_have_text_places_and_probability():
     words, spans = split_text(text)
     given = TaggedSentence(words, None, 1, 1, 0, source_text=text, source_spans=spans)
     encoded = encode_sentences([given], TOKENIZER, max_length=9)
-    (found,) = decode_tags(LABELS, encoded, outputs_of(encoded, "B-X", "I-X", "O", "B-X"))
+    (found,) = decode_tags(LABELS, 1.0, encoded, outputs_of(encoded, "B-X", "I-X", "O", "B-X"))
     probability = np.exp(4) / (np.exp(4) + 2)
     assert found["words"] == ["a", "ab", ",", "c"]
     assert found["tags"] == ["B-X", "I-X", "O", "B-X"]
@@ -61,21 +61,30 @@ def test_entities_have_text_places_and_probability():
 
 def test_entities_do_not_reach_over_sentences_and_ill_formed_tags_are_read_as_conlleval_does():
     encoded = encode_sentences([sentence("a b"), sentence("c d")], TOKENIZER, max_length=9)
-    found = decode_tags(LABELS, encoded, outputs_of(encoded, "O", "B-X", "I-X", "O"))
+    found = decode_tags(LABELS, 1.0, encoded, outputs_of(encoded, "O", "B-X", "I-X", "O"))
     assert [[entity["words"] for entity in part["entities"]] for part in found] == [[[1, 2]], [[0, 1]]]
+
+
+def test_a_temperature_takes_confidence_and_changes_no_tag():
+    encoded = encode_sentences([sentence("a b")], TOKENIZER, max_length=9)
+    outputs = outputs_of(encoded, "O", "B-X")
+    cold, warm = (decode_tags(LABELS, value, encoded, outputs)[0] for value in (1.0, 2.0))
+    assert warm["tags"] == cold["tags"]
+    assert warm["entities"][0]["probability"] == pytest.approx(np.exp(2) / (np.exp(2) + 2))
+    assert tag_logits(3, encoded, outputs).tolist() == [[4, 0, 0], [0, 4, 0]]
 
 
 def test_words_of_a_split_sentence_come_back_in_order():
     encoded = encode_sentences([sentence("a b c d e f")], TOKENIZER, max_length=5)
     assert len(encoded) > 1
     tags = ["B-X", "I-X", "O", "B-X", "O", "B-X"]
-    (found,) = decode_tags(LABELS, encoded, outputs_of(encoded, *tags))
+    (found,) = decode_tags(LABELS, 1.0, encoded, outputs_of(encoded, *tags))
     assert found["tags"] == tags
 
 
 def test_labels_that_are_no_entities_give_tags_alone():
     encoded = encode_sentences([sentence("a")], TOKENIZER, max_length=5)
-    (found,) = decode_tags(("NOUN", "VERB", "X"), encoded, outputs_of(encoded, "B-X"))
+    (found,) = decode_tags(("NOUN", "VERB", "X"), 1.0, encoded, outputs_of(encoded, "B-X"))
     assert found == {"words": ["a"], "tags": ["VERB"], "entities": []}
 
 
@@ -84,7 +93,6 @@ def test_the_best_path_decides_where_rows_hold_one():
     path = np.array([[-30.0, 0.0, -30.0], [0.0, -30.0, -30.0]])
     rows = np.concatenate([marginals, path], axis=1)
     assert tag_ids(rows, 3).tolist() == [1, 0]
-    np.testing.assert_allclose(tag_probabilities(rows, 3), np.exp(marginals))
     assert tag_ids(marginals, 3).tolist() == [0, 1]
 
 
