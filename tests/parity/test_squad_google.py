@@ -217,7 +217,10 @@ def test_answers_candidates_and_null_odds_are_google_s(pairs):
             for number, length in enumerate(encoded.lengths.tolist())
         ]  # fmt: skip
         options = DecodingOptions(case["num_best"], case["max_answer_length"], case["v2"], case["threshold"])
+        best = decode_answers(encoded, outputs, options, only_best=True)
         for question, found in zip(encoded.questions, decode_answers(encoded, outputs, options), strict=True):
+            quick = next(best)
+            assert (quick.text, quick.best.text, quick.null_odds) == (found.text, found.best.text, found.null_odds)
             if question.id not in answer["predictions"]:
                 assert [candidate.text for candidate in found.candidates] == ["empty", ""]
                 num_crashes += 1

@@ -61,13 +61,18 @@ class DecodingOptions:
 
 
 def decode_answers(
-    encoded: EncodedQuestions, outputs: Sequence[np.ndarray], options: DecodingOptions | None = None
+    encoded: EncodedQuestions,
+    outputs: Sequence[np.ndarray],
+    options: DecodingOptions | None = None,
+    *,
+    only_best: bool = False,
 ) -> Iterator[DecodedAnswer]:
     """Yield the answer to each question in order; `outputs` holds start and end logits (tokens, 2) of every window.
 
     Of the best starts and ends of each window those spans count that lie in the context, start where the window gives
     their first piece most context, and are not too long; best sums of logits first, each text once. Differs from the
     published code where there is a choice of it: windows are not padded, so no padding is among the best starts.
+    With `only_best` the search ends at the best answer: answer and null odds are the same, candidates are fewer.
     Raises ValueError when outputs and windows do not agree.
     """
     options = options or DecodingOptions()
@@ -78,7 +83,7 @@ def decode_answers(
     while first < encoded.num_examples:
         end_window = int(encoded.first_window[first]) + _WINDOWS_AT_ONCE
         last = max(int(np.searchsorted(encoded.first_window, end_window, side="right")) - 1, first + 1)
-        yield from _decode_some(encoded, outputs, first, last, options, finder)
+        yield from _decode_some(encoded, outputs, (first, last), options, finder, only_best)
         first = last
 
 
@@ -101,11 +106,12 @@ class _Spans:
 def _decode_some(
     encoded: EncodedQuestions,
     outputs: Sequence[np.ndarray],
-    first: int,
-    last: int,
+    questions: tuple[int, int],
     options: DecodingOptions,
     finder: TextFinder,
+    only_best: bool,
 ) -> Iterator[DecodedAnswer]:
+    first, last = questions
     windows = np.arange(encoded.first_window[first], encoded.first_window[last])
     logits = _padded(encoded, outputs, windows)
     spans = _spans(encoded, windows, logits, options)
@@ -117,7 +123,7 @@ def _decode_some(
             own = encoded.first_window[question : question + 2] - encoded.first_window[first]
             nulls = logits[own[0] : own[1], 0]
             null = nulls[int(nulls.sum(axis=1).argmin())]
-        yield _answer(encoded, question, spans, chosen, null, options, finder)
+        yield _answer(encoded, question, spans, chosen, null, options, finder, only_best)
 
 
 def _padded(encoded: EncodedQuestions, outputs: Sequence[np.ndarray], windows: np.ndarray) -> np.ndarray:
@@ -168,6 +174,7 @@ def _answer(
     null: np.ndarray | None,
     options: DecodingOptions,
     finder: TextFinder,
+    only_best: bool,
 ) -> DecodedAnswer:
     """Return the answer to a question from its spans and the logits (2,) of its null answer, None in v1.1."""
     null_score = np.inf if null is None else float(null.sum())
@@ -177,7 +184,7 @@ def _answer(
         start_logit, end_logit = float(spans.start_logit[place]), float(spans.end_logit[place])
         if null_entry is not None and len(kept) < options.num_best and null_score > start_logit + end_logit:
             kept.setdefault("", null_entry)
-        if len(kept) >= options.num_best:
+        if len(kept) >= options.num_best or (only_best and any(kept)):
             break
         text, start, end = _text(encoded, question, spans, place, finder)
         kept.setdefault(text, (start_logit, end_logit, start, end))

@@ -10,7 +10,7 @@ from maskloom.config import DataError
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.span.questions import Answer, Question
-from maskloom.tasks.span.rows import row_records
+from maskloom.tasks.span.rows import BLANK_LINE, row_records
 from maskloom.tasks.span.squad_json import Record, squad_records
 
 _SHOWN = 60
@@ -61,6 +61,9 @@ def iterate_questions(
     records = squad_records(path) if is_squad_file(path) else row_records(path, options, needs_label=needs_label)
     for record in records:
         report.num_rows += 1
+        if record.problem == BLANK_LINE:
+            report.drop(BLANK_LINE, record.line)
+            continue
         try:
             question = _question(record, needs_label=needs_label)
             if question.id in seen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from maskloom.tasks.tables import Row, layout_of, read_rows
 
 _ANSWERS = ("answers", "answer", "answer_text")
 _STARTS = ("answer_start", "answer_starts", "start")
+# What tables call a row that holds nothing; it is no error anywhere.
+BLANK_LINE = "blank line"
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False, "": None}
 
 
@@ -39,7 +42,7 @@ def row_records(path: Path, options: ReadingOptions, *, needs_label: bool) -> It
     _check_columns(path, header.line, names, options, needs_label=needs_label)
     for row in rows:
         if row.fields == [""]:
-            yield Record(f"line {row.line}", row.line, problem="blank line")
+            yield Record(f"line {row.line}", row.line, problem=BLANK_LINE)
         elif len(row.fields) != len(names):
             problem = f"wrong number of fields: {len(row.fields)}, expected {len(names)}"
             yield Record(f"line {row.line}", row.line, problem=problem)
@@ -85,23 +88,31 @@ def _json_record(fields: dict[str, Any], line: int, options: ReadingOptions) -> 
 
 def _delimited_record(fields: dict[str, str], line: int, options: ReadingOptions) -> Record:
     """Return the record of a row of text fields: empty means absent, numbers and lists are written as in JSON."""
-    values: dict[str, Any] = {name: value for name, value in fields.items() if value != ""}
-    place, problem = f"line {line}", None
-    truth = fields.get("is_impossible", "").strip().lower()
+    place, truth = f"line {line}", fields.get("is_impossible", "").strip().lower()
     if truth not in _TRUTHS:
         return Record(place, line, problem=f"is_impossible is not true or false: {fields['is_impossible']!r}")
+    values: dict[str, Any] = {name: value for name, value in fields.items() if value != ""}
     values["is_impossible"] = _TRUTHS[truth]
-    for name in (*_STARTS, "answers"):
-        if name in values and name != options.label_column:
-            try:
-                values[name] = json.loads(values[name])
-            except ValueError:
-                problem = f"{name} is not a number or a JSON list: {values[name][:60]!r}"
-    answer = _first(values, options.label_column, _ANSWERS)
-    if isinstance(answer, str) and answer.startswith("[") and isinstance(_first(values, None, _STARTS), list):
-        values[next(name for name in (options.label_column, *_ANSWERS) if name in values)] = json.loads(answer)
-    record = _json_record(values, line, options)
-    return Record(place, line, problem=problem) if problem else record
+    answers, starts = _first(values, options.label_column, _ANSWERS), _first(values, None, _STARTS)
+    for name in (options.label_column, *_ANSWERS, *_STARTS):
+        values.pop(name or "", None)
+    try:
+        if starts is not None:
+            values["answer_start"] = starts = _from_json(starts, "answer_start is not a number or a JSON list")
+        if answers is not None and (isinstance(starts, list) or starts is None) and answers[:1] in ("[", "{"):
+            answers = _from_json(answers, "the answers are not a JSON list")
+    except ValueError as error:
+        return Record(place, line, problem=str(error))
+    if answers is not None:
+        values["answers"] = answers
+    return _json_record(values, line, replace(options, label_column=None))
+
+
+def _from_json(text: str, problem: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"{problem}: {text[:60]!r}") from None
 
 
 def _listed(answers: Any, starts: Any) -> Any:

@@ -92,7 +92,7 @@ def _encode(
 
 def _decide(options: DecodingOptions, encoded: EncodedQuestions, outputs: Outputs) -> list[tuple[str, float | None]]:
     """Return the best answer that is not empty, with its null odds; the metric applies the threshold."""
-    return [(found.best.text, found.null_odds) for found in decode_answers(encoded, outputs, options)]
+    return [(found.best.text, found.null_odds) for found in decode_answers(encoded, outputs, options, only_best=True)]
 
 
 def _targets(encoded: EncodedQuestions) -> list[tuple[str, ...]] | None:

@@ -1,0 +1,314 @@
+import gzip
+import json
+
+import pytest
+
+from maskloom.config import ConfigError, DataError
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.span.questions import Answer
+from maskloom.tasks.span.reading import read_questions
+
+CONTEXT = "The cat sat.\nOn a mat, été."
+
+
+def question(number=1, **values):
+    made = {
+        "id": f"q{number}",
+        "question": "Who sat?",
+        "answers": [{"text": "cat", "answer_start": 4}, {"text": "The cat", "answer_start": 0}],
+    }
+    return {key: value for key, value in {**made, **values}.items() if value != "absent"}
+
+
+def squad(*questions, context=CONTEXT):
+    return {"version": "x", "data": [{"title": "Cats", "paragraphs": [{"context": context, "qas": list(questions)}]}]}
+
+
+def write(tmp_path, document, name="data.json"):
+    path = tmp_path / name
+    content = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)
+    data = content.encode("utf-8")
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.json.gz"])
+def test_squad_files_of_both_versions(tmp_path, name):
+    second = question(2, answers=[], is_impossible=True, plausible_answers=[{"text": "mat", "answer_start": 18}])
+    path = write(tmp_path, squad(question(), second), name)
+    read = read_questions(path)
+    first, second = read.examples
+    assert (first.id, first.question, first.context, first.line, first.title) == ("q1", "Who sat?", CONTEXT, 1, "Cats")
+    assert first.answers == (Answer("cat", 4), Answer("The cat", 0))
+    assert not first.is_impossible
+    assert second.answers == ()
+    assert second.is_impossible
+    assert second.context is first.context
+    assert read.report.num_kept == read.report.num_rows == 2
+    assert first.inputs() == ("Who sat?", CONTEXT)
+    assert first.as_row() == {"id": "q1", "question": "Who sat?"}
+
+
+def test_a_byte_order_mark_is_taken_off(tmp_path):
+    assert len(read_questions(write(tmp_path, "\ufeff" + json.dumps(squad(question())))).examples) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"text": " cat", "answer_start": 3}, Answer("cat", 4)),
+        ({"text": " cat", "answer_start": 4}, Answer("cat", 4)),
+        ({"text": "cat ", "answer_start": 4}, Answer("cat", 4)),
+        ({"text": "sat.\n", "answer_start": 8}, Answer("sat.", 8)),
+        ({"text": "été", "answer_start": 23}, Answer("été", 23)),
+        ({"text": ".", "answer_start": 26}, Answer(".", 26)),
+    ],
+)
+def test_blanks_around_an_answer_are_taken_off(tmp_path, answer, expected):
+    path = write(tmp_path, squad(question(answers=[answer])))
+    assert read_questions(path).examples[0].answers == (expected,)
+
+
+def test_answers_may_be_absent_where_none_is_needed(tmp_path):
+    path = write(tmp_path, squad(question(answers="absent"), question(2, answers=[]), question(3)))
+    first, second, third = read_questions(path, needs_label=False).examples
+    assert first.answers is None
+    assert not first.is_impossible
+    assert second.answers is None
+    assert third.answers is not None
+
+
+BAD = [
+    (question(id="absent"), "no id"),
+    (question(id=""), "the id is not a name: ''"),
+    (question(id=["q"]), "the id is not a name"),
+    (question(question="absent"), "no question"),
+    (question(question=3), "the question is not a string: it is int"),
+    (question(question=" \n"), "empty question"),
+    (question(question="\ud800"), "half of a surrogate pair"),
+    (question(answers="absent"), "no answers"),
+    (question(answers=[]), "no answers: a question without answer says so"),
+    (question(answers="cat"), "the answers are not a list: they are str"),
+    (question(answers=["cat"]), "an answer is not an object: it is str"),
+    (question(answers=[{"text": "cat"}]), "an answer has no answer_start"),
+    (question(answers=[{"answer_start": 4}]), "an answer has no text"),
+    (question(answers=[{"text": "cat", "answer_start": "4"}]), "answer_start is not a whole number: '4'"),
+    (question(answers=[{"text": "cat", "answer_start": True}]), "answer_start is not a whole number"),
+    (question(answers=[{"text": "cat", "answer_start": 4.0}]), "answer_start is not a whole number"),
+    (question(answers=[{"text": "cat", "answer_start": -1}]), "outside of the context: -1, the context has 27"),
+    (question(answers=[{"text": "cat", "answer_start": 27}]), "outside of the context: 27, the context has 27"),
+    (question(answers=[{"text": " ", "answer_start": 3}]), "empty answer text"),
+    (question(answers=[{"text": "", "answer_start": 3}]), "empty answer text"),
+    (question(answers=[{"text": 7, "answer_start": 3}]), "answer text is not a string"),
+    (
+        question(answers=[{"text": "cat", "answer_start": 5}]),
+        "does not stand in the context: 'cat' at 5, where 'at ' stands; it stands at 4",
+    ),
+    (question(answers=[{"text": "dog", "answer_start": 4}]), "'dog' at 4, where 'cat' stands$"),
+    (question(answers=[{"text": "Cat", "answer_start": 4}]), "'Cat' at 4, where 'cat' stands$"),
+    (question(is_impossible=True), "is_impossible is true, yet there are answers"),
+    (question(is_impossible="no"), "is_impossible is not true or false: 'no'"),
+    ("text", "a question is not an object: it is str"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD)
+def test_wrong_questions_are_refused_by_place_or_counted(tmp_path, bad, message):
+    content = json.dumps(squad(question(1), bad, question(3)))
+    path = write(tmp_path, content)
+    with pytest.raises(DataError, match=rf"data.json: article 1 \(Cats\), paragraph 1, question 2.*{message}"):
+        read_questions(path)
+    read = read_questions(path, ReadingOptions(on_bad_rows="skip"))
+    assert [example.id for example in read.examples] == ["q1", "q3"]
+    assert [example.line for example in read.examples] == [1, 3]
+    report = read.report
+    assert (report.num_rows, report.num_kept, sum(report.dropped.values())) == (3, 2, 1)
+    assert list(report.first_dropped_lines.values()) == [2]
+
+
+def test_an_id_that_comes_twice_names_both_places(tmp_path):
+    document = squad(question(1), question(2))
+    document["data"].append({"paragraphs": [{"context": CONTEXT, "qas": [question(2)]}]})
+    path = write(tmp_path, document)
+    message = r"article 2, paragraph 1, question 1 \(id 'q2'\): an id comes twice.*article 1 \(Cats\), .* question 2"
+    with pytest.raises(DataError, match=message):
+        read_questions(path)
+    assert len(read_questions(path, ReadingOptions(on_bad_rows="skip")).examples) == 2
+
+
+@pytest.mark.parametrize("context", ["", " \n\t", None, 7])
+def test_wrong_contexts_are_refused(tmp_path, context):
+    with pytest.raises(DataError, match="context"):
+        read_questions(write(tmp_path, squad(question(), context=context)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "line 1, column 1: not valid JSON"),
+        ('{"data": [\n{"title" "x"}]}', "line 2, column 10: not valid JSON"),
+        ("[]", "the file: a JSON object is expected, this is list"),
+        ('{"version": "1.1"}', r"the key 'data' is missing \(keys: version\)"),
+        ('{"data": {}}', "'data' is not a list but dict"),
+        ('{"data": [3]}', "article 1: a JSON object is expected, this is int"),
+        ('{"data": [{"title": "T"}]}', r"article 1 \(T\): the key 'paragraphs' is missing"),
+        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "article 1, paragraph 1: the key 'qas' is missing"),
+        ('{"data": []}', "no usable questions"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_files_that_are_not_squad_s_are_refused(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        read_questions(write(tmp_path, content))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_questions(tmp_path / "absent.json")
+    (tmp_path / "latin.json").write_bytes(b'{"data": "\xe9"}')
+    with pytest.raises(DataError, match="byte 11 of the file is not UTF-8"):
+        read_questions(tmp_path / "latin.json")
+    (tmp_path / "broken.json.gz").write_bytes(gzip.compress(b"{}")[:-3])
+    with pytest.raises(DataError, match="gzip stream is broken"):
+        read_questions(tmp_path / "broken.json.gz")
+    (tmp_path / "text.txt").write_text("x")
+    with pytest.raises(DataError, match="holds no contexts"):
+        read_questions(tmp_path / "text.txt")
+
+
+ROWS = {
+    "one answer": {"answer": "cat", "answer_start": 4},
+    "lists": {"answers": ["cat", "The cat"], "answer_start": [4, 0]},
+    "object of lists": {"answers": {"text": ["cat", "The cat"], "answer_start": [4, 0]}},
+    "list of objects": {"answers": [{"text": "cat", "answer_start": 4}]},
+    "one start in a list": {"answer_text": "cat", "answer_start": [4]},
+}
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_rows_of_jsonl(tmp_path, form):
+    rows = [{"question": "Who?", "context": CONTEXT, **ROWS[form]}, {"id": 7, "question": "Who?", "context": CONTEXT}]
+    rows[1] |= {"answers": {"text": [], "answer_start": []}}
+    path = write(tmp_path, "\n".join(map(json.dumps, rows)), "data.jsonl")
+    if "answers" not in rows[0]:
+        rows[1].pop("answers")
+        path = write(tmp_path, "\n".join(map(json.dumps, rows)), "data.jsonl")
+        with pytest.raises(DataError, match="line 2: no answers"):
+            read_questions(path)
+        first, second = read_questions(path, needs_label=False).examples
+        assert second.answers is None
+    else:
+        first, second = read_questions(path).examples
+        assert second.is_impossible
+    assert first.answers is not None
+    assert first.answers[0] == Answer("cat", 4)
+    assert (first.id, first.line, second.id, second.line) == ("1", 1, "7", 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", "line 2: not valid JSON"),
+        ("[]", "line 2: a JSON object is expected"),
+        ('{"question": "Who?", "answer": "cat", "answer_start": 4}', "line 2: no context"),
+        ('{"question": "Who?", "context": "a cat", "answer": "cat"}', "line 2: an answer has no answer_start"),
+        ('{"question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 1}', "where ' ca' stands"),
+        (
+            '{"question": "Who?", "context": "a cat", "answers": ["cat", "a"], "answer_start": [2]}',
+            "line 2: 2 answers have 1 starts",
+        ),
+        ('{"question": "Who?", "context": "a cat", "answers": ["cat"]}', "1 answers have no list of starts"),
+        ('{"id": "1", "question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 2}', "comes twice"),
+    ],
+)
+def test_wrong_rows_of_jsonl(tmp_path, row, message):
+    good = json.dumps({"question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 2})
+    path = write(tmp_path, f"{good}\n{row}\n", "data.jsonl")
+    with pytest.raises(DataError, match=message):
+        read_questions(path)
+    assert len(read_questions(path, ReadingOptions(on_bad_rows="skip")).examples) == 1
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.csv"])
+def test_blank_lines_are_counted(tmp_path, name):
+    row = {"question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 2}
+    content = {"data.jsonl": f"{json.dumps(row)}\n\n", "data.csv": ",".join(row) + "\n\nWho?,a cat,cat,2\n"}[name]
+    read = read_questions(write(tmp_path, content, name))
+    assert read.report.dropped == {"blank line": 1}
+    assert (read.report.num_rows, read.report.num_kept) == (2, 1)
+
+
+def test_rows_of_csv(tmp_path):
+    text = (
+        "id,question,context,answer,answer_start,is_impossible\n"
+        'a,Who?,"The cat, sat",cat,4,\n'
+        'b,Who?,The dog,"[""dog"", ""The dog""]","[4, 0]",false\n'
+        "c,Who?,The dog,,,true\n"
+        "d,Who?,The [dog],[dog],4,0\n"
+    )
+    first, second, third, fourth = read_questions(write(tmp_path, text, "data.csv")).examples
+    assert first.answers == (Answer("cat", 4),)
+    assert first.context == "The cat, sat"
+    assert second.answers == (Answer("dog", 4), Answer("The dog", 0))
+    assert third.is_impossible
+    assert fourth.answers == (Answer("[dog]", 4),)
+    assert [example.line for example in (first, second, third, fourth)] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a,Who?,The cat,cat,four", "line 2: answer_start is not a number"),
+        ("a,Who?,The cat,cat", "line 2: wrong number of fields: 4, expected 5"),
+        ("a,Who?,The cat,,", "line 2: no answers"),
+        ("a,Who?,The cat,cat,", "line 2: an answer has no answer_start"),
+        ("a,Who?,The cat,[cat,4", "does not stand in the context"),
+        (',Who?,The cat,"[cat","[4]"', "line 2: the answers are not a JSON list"),
+        ("a,,The cat,cat,4", "line 2: no question"),
+    ],
+)
+def test_wrong_rows_of_csv(tmp_path, row, message):
+    path = write(tmp_path, f"id,question,context,answer,answer_start\n{row}\n", "data.csv")
+    with pytest.raises(DataError, match=message):
+        read_questions(path)
+
+
+def test_columns_by_name(tmp_path):
+    text = "frage\ttext\tantwort\tstart\nWer?\tDie Katze\tKatze\t4\n"
+    path = write(tmp_path, text, "data.tsv")
+    options = ReadingOptions(text_column="frage", pair_column="text", label_column="antwort")
+    assert read_questions(path, options).examples[0].answers == (Answer("Katze", 4),)
+    with pytest.raises(DataError, match="line 1: there is no column 'question'; the columns are frage, text"):
+        read_questions(path)
+    with pytest.raises(DataError, match="no column of answers"):
+        read_questions(path, ReadingOptions(text_column="frage", pair_column="text"))
+    with pytest.raises(ConfigError, match="go by name"):
+        read_questions(path, ReadingOptions(text_column="1", pair_column="2"))
+    doubled = write(tmp_path, "question\tcontext\tcontext\tanswer\nx\ty\tz\tw\n", "doubled.tsv")
+    with pytest.raises(DataError, match="2 columns named 'context'"):
+        read_questions(doubled)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("name", "num_questions", "num_impossible"),
+    [
+        ("squad/dev-v2.0.json", 11_873, 5_945),
+        ("squad/train-v1.1.part.json", 11_731, 0),
+        ("xquad.en.json", 1_190, 0),
+    ],
+)
+def test_every_question_of_real_sets_is_read(data_folder, name, num_questions, num_impossible):
+    read = read_questions(data_folder / "qa" / name)
+    assert read.report.num_kept == num_questions
+    assert sum(example.is_impossible for example in read.examples) == num_impossible
+
+
+@pytest.mark.realdata
+def test_real_flaws_are_named_and_counted(data_folder):
+    path = data_folder / "qa" / "covid-qa.json"
+    with pytest.raises(DataError, match=r"article 91, paragraph 1, question 1 \(id 1057\).*stands at 157"):
+        read_questions(path)
+    read = read_questions(path, ReadingOptions(on_bad_rows="skip"))
+    assert read.report.num_kept == 1_342
+    assert read.report.dropped == {"an answer does not stand in the context": 38}
