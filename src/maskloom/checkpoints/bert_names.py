@@ -87,6 +87,22 @@ def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, .
     )
 
 
+# A bidirectional LSTM has at most so many layers; a model uses the rows of those that it has.
+MAX_LSTM_LAYERS = 4
+
+
+def _own(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
+    """Return the rows of parameters that no other program knows."""
+    return tuple(TensorName(f"heads.{head}.{inner}{name}", None, f"{head}.{name}", f"{head}/{name}") for name in names)
+
+
+_LSTM = [
+    f"lstm.{kind}_l{layer}{direction}"
+    for layer in range(MAX_LSTM_LAYERS)
+    for direction in ("", "_reverse")
+    for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+]
+
 HEADS: dict[str, tuple[TensorName, ...]] = {
     "mlm": (
         *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
@@ -99,8 +115,10 @@ HEADS: dict[str, tuple[TensorName, ...]] = {
     "choice": _output("choice", "classifier", ""),
     "span": _output("span", "qa_outputs", "cls/squad/"),
     # Ours alone: other programs that open the file see a tagger, and three tensors that they leave out.
-    "crf": tuple(
-        TensorName(f"heads.crf.{name}", None, f"crf.{name}", f"crf/{name}") for name in ("start", "end", "transitions")
+    "crf": _own("crf", ("start", "end", "transitions")),
+    "bilstm_tagger": (
+        *_own("bilstm_tagger", _LSTM, inner="bilstm."),
+        *_own("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
     ),
 }
 

@@ -26,10 +26,12 @@ from maskloom.checkpoints.bert_names import (
 )
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights, read_json
 from maskloom.config import ConfigError, DataError
-from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
 from maskloom.models.bert import BertConfig
 
 CONFIG = "config.json"
+# The key of config.json with what heads of ours take.
+HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
 # What transformers calls a model with these heads; the first row whose heads are all there names it.
@@ -43,6 +45,10 @@ _ARCHITECTURES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("nsp",), "BertForNextSentencePrediction"),
     ((), "BertModel"),
 )
+
+
+# Heads with an output for each label.
+_LABELLED = frozenset({"classifier", "tagger", "bilstm_tagger"})
 
 
 @dataclass(frozen=True)
@@ -77,13 +83,15 @@ def load_model(
     num_labels: int | None = None,
     seed: int = 0,
     replace_heads: Collection[str] = (),
+    head_options: HeadOptions | None = None,
 ) -> tuple[EncoderWithHeads, LoadReport]:
     """Read a model folder with names of any published dialect, and report what was not a plain copy.
 
     `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
-    start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier. The
-    masked-LM decoder is tied to the word embeddings again. Raises DataError with every missing, unknown, repeated or
-    ill-shaped tensor at once.
+    start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier.
+    `head_options` is for heads that take more than sizes; without it they are as config.json says. The masked-LM
+    decoder is tied to the word embeddings again. Raises DataError with every missing, unknown, repeated or ill-shaped
+    tensor at once.
     """
     folder = Path(folder)
     published_config = read_config(folder)
@@ -93,10 +101,11 @@ def load_model(
     present = _present_heads(contents, published_config)
     wanted = list(present if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
-    labels = _num_labels(contents, num_labels, not {"classifier", "tagger"}.isdisjoint(loaded_heads))
+    labels = _num_labels(contents, num_labels, not _LABELLED.isdisjoint(loaded_heads))
+    options = published_config.get(HEAD_OPTIONS, {}) if head_options is None else head_options
     with torch.device("meta"):
-        planned = build_model(config, wanted, labels)
-    rows = model_names(config.num_hidden_layers, loaded_heads)
+        planned = build_model(config, wanted, labels, head_options=options)
+    rows = _rows_of(planned, loaded_heads)
     if not any(row.huggingface in contents.tensors for row in POOLER):
         rows = [row for row in rows if row not in POOLER]
     problems = contents.problems + _mismatches(rows, contents, planned)
@@ -104,10 +113,10 @@ def load_model(
     if problems:
         where = next(iter(stored.values())).path if stored else folder
         raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems))
-    model = build_model(config, wanted, labels, seed=seed)
+    model = build_model(config, wanted, labels, seed=seed, head_options=options)
     _copy(model, rows, contents)
     copied = {row.huggingface for row in rows}
-    new = [row.huggingface for row in model_names(config.num_hidden_layers, wanted) if row.huggingface not in copied]
+    new = [row.huggingface for row in _rows_of(planned, wanted) if row.huggingface not in copied]
     unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied]
     report = LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)))
     return model, report
@@ -198,10 +207,18 @@ def _present_heads(contents: _Contents, published_config: dict[str, Any]) -> lis
 
 def _num_labels(contents: _Contents, num_labels: int | None, is_loaded: bool) -> int | None:
     """Return the number of labels of the classifier: the file's when it is loaded, else the one asked for."""
-    weight = contents.tensors.get("classifier.weight")
+    names = ("classifier.weight", "bilstm_tagger.dense.weight")
+    weight = next((contents.tensors[name] for name in names if name in contents.tensors), None)
     if not is_loaded or num_labels is not None or weight is None or not weight.shape:
         return num_labels
     return weight.shape[0]
+
+
+def _rows_of(model: EncoderWithHeads, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    """Return the rows of the parameters that a model has."""
+    parameters = dict(model.named_parameters())
+    rows = model_names(model.config.num_hidden_layers, heads, has_pooler=has_pooler)
+    return [row for row in rows if row.ours in parameters]
 
 
 def _part(parameter: Tensor, row: TensorName) -> Tensor:
@@ -260,7 +277,7 @@ def _published_tensors(model: EncoderWithHeads, *, has_prefix: bool) -> dict[str
     tensors = {}
     heads = tuple(model.heads)
     has_pooler = not heads or not TOKEN_HEADS.issuperset(heads)
-    for row in model_names(model.config.num_hidden_layers, heads, has_pooler=has_pooler):
+    for row in _rows_of(model, heads, has_pooler=has_pooler):
         name = row.huggingface if has_prefix else row.huggingface.removeprefix("bert.")
         values = _part(parameters[row.ours].detach(), row).cpu()
         tensors[name] = values.clone() if row.part is not None else values.contiguous()
@@ -275,7 +292,7 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
     architecture = next(name for heads, name in _ARCHITECTURES if set(heads) <= set(model.heads))
     dtype = str(model.encoder.word_embeddings.dtype).removeprefix("torch.")
     content = {"architectures": [architecture], **own, "dtype": dtype, "position_embedding_type": "absolute"}
-    labelled = next((name for name in ("classifier", "tagger") if name in model.heads), None)
+    labelled = next((name for name in model.heads if name in _LABELLED), None)
     if labelled is not None:
         num_labels: int = model.heads[labelled].num_labels  # pyright: ignore[reportAssignmentType]
         names = {str(index): f"LABEL_{index}" for index in range(num_labels)}

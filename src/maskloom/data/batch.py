@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -112,6 +112,27 @@ class TokenBatch(PackedBatch):
             )
             for rows, tokens in _cuts(self.lengths, num_sequences)
         ]
+
+
+@dataclass(frozen=True)
+class FeatureBatch(TokenBatch):
+    """A batch of tagged tokens with the vectors of their words at hand, from an encoder that does not learn.
+
+    `features` is (words, vectors, width) float32: one row for every token of a chain, in order.
+    """
+
+    features: np.ndarray = field(default_factory=lambda: np.empty((0, 1, 1), dtype=np.float32))
+
+    def split(self, num_sequences: int) -> list[TokenBatch]:
+        """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
+        parts: list[TokenBatch] = []
+        first = 0
+        for part in super().split(num_sequences):
+            assert part.chains is not None
+            end = first + int((part.chains >= 0).sum())
+            parts.append(FeatureBatch(**vars(part), features=self.features[first:end]))
+            first = end
+        return parts
 
 
 @dataclass(frozen=True)

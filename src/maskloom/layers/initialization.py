@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import torch
 from torch import nn
+
+from maskloom.layers.layer_mix import ScalarMix
 
 
 @torch.no_grad()
 def initialize(module: nn.Module, *, std: float, seed: int | None = None, prefix: str = "") -> None:
     """Fill every parameter: matrices from a normal of `std` cut at two sigma, biases 0, LayerNorm 1 and 0.
+
+    A recurrent layer of n units has all of its numbers drawn evenly between -1 and 1 over the root of n, as torch does;
+    a mean of layers begins with equal weights and the factor 1.
 
     Each matrix has its own generator, keyed by the seed and `prefix` + its name, so the order or the presence of other
     modules changes nothing. Without a seed one is drawn from torch's global generator. A tied parameter is filled once,
@@ -20,17 +26,25 @@ def initialize(module: nn.Module, *, std: float, seed: int | None = None, prefix
         return
     if seed is None:
         seed = int(torch.randint(2**62, (), device="cpu"))
-    norms = {id(m.weight) for m in module.modules() if isinstance(m, nn.LayerNorm)}
+    constants = {id(m.weight): 1.0 for m in module.modules() if isinstance(m, nn.LayerNorm)}
+    constants |= {id(m.weights): 0.0 for m in module.modules() if isinstance(m, ScalarMix)}
+    constants |= {id(m.scale): 1.0 for m in module.modules() if isinstance(m, ScalarMix)}
+    lstms = [m for m in module.modules() if isinstance(m, nn.LSTM)]
+    bounds = {id(parameter): 1 / math.sqrt(m.hidden_size) for m in lstms for parameter in m.parameters()}
     for name, parameter in module.named_parameters():
         if parameter.is_meta:
             continue
-        if id(parameter) in norms:
-            parameter.fill_(1.0)
+        if id(parameter) in constants:
+            parameter.fill_(constants[id(parameter)])
         elif name.rpartition(".")[2] == "bias":
             parameter.zero_()
         else:
             digest = hashlib.sha256(f"{seed}:{prefix}{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             values = torch.empty(parameter.shape, dtype=torch.float32)
-            nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
+            if id(parameter) in bounds:
+                bound = bounds[id(parameter)]
+                nn.init.uniform_(values, -bound, bound, generator=generator)
+            else:
+                nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
             parameter.copy_(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -12,7 +12,11 @@ from maskloom.config import ConfigError
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.initialization import initialize
 from maskloom.models.bert import Bert, BertConfig
+from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.heads import ClassificationHead, MaskedLMHead, NextSentenceHead, SpanHead
+
+# What a head takes beside sizes and labels, by the name of the head.
+HeadOptions = Mapping[str, Mapping[str, Any]]
 
 
 class EncoderWithHeads(nn.Module):
@@ -68,15 +72,16 @@ def build_model(
     heads: Sequence[str] = ("mlm", "nsp"),
     num_labels: int | None = None,
     seed: int | None = None,
+    head_options: HeadOptions | None = None,
 ) -> EncoderWithHeads:
     """Build a model with fresh weights that depend on the seed alone, not on which heads there are or their order.
 
-    `num_labels` is for the "classifier" and "tagger" heads. Raises ConfigError for an unknown or repeated head, or one
-    of these without a number of labels.
+    `num_labels` is for the "classifier", "tagger" and "bilstm_tagger" heads, `head_options` has what else a head takes,
+    by its name. Raises ConfigError for an unknown or repeated head, or one of these without a number of labels.
     """
     device = torch.get_default_device()
     with torch.device("meta"):
-        model = _assemble(config, heads, num_labels)
+        model = _assemble(config, heads, num_labels, head_options or {})
     if device.type == "meta":
         return model
     model.to_empty(device=device)
@@ -85,7 +90,9 @@ def build_model(
     return model
 
 
-def _assemble(config: BertConfig, heads: Sequence[str], num_labels: int | None) -> EncoderWithHeads:
+def _assemble(
+    config: BertConfig, heads: Sequence[str], num_labels: int | None, head_options: HeadOptions
+) -> EncoderWithHeads:
     if len(set(heads)) != len(heads):
         raise ConfigError(f"heads {list(heads)} name one twice")
     encoder = Bert(config)
@@ -96,6 +103,7 @@ def _assemble(config: BertConfig, heads: Sequence[str], num_labels: int | None) 
         "nsp": lambda: NextSentenceHead(config.hidden_size),
         "classifier": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
         "tagger": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
+        "bilstm_tagger": lambda: BiLSTMTagger(config, _required(num_labels), **head_options.get("bilstm_tagger", {})),
         "crf": lambda: LinearChainCRF(_required(num_labels)),
         "choice": lambda: ClassificationHead(config.hidden_size, 1, config.head_dropout),
         "span": lambda: SpanHead(config.hidden_size),

@@ -1,4 +1,4 @@
-from maskloom.checkpoints.bert_names import HEADS, SAME_NAME, canonical, is_ignored, model_names
+from maskloom.checkpoints.bert_names import HEADS, MAX_LSTM_LAYERS, SAME_NAME, canonical, is_ignored, model_names
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 
@@ -20,7 +20,8 @@ def test_base_has_the_published_number_of_tensors():
 
 def test_every_parameter_has_its_names():
     config = BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=3)
-    model = build_model(config, tuple(HEADS), num_labels=2, seed=0)
+    options = {"bilstm_tagger": {"layers": "scalar_mix", "lstm_size": 4, "lstm_layers": MAX_LSTM_LAYERS}}
+    model = build_model(config, tuple(HEADS), num_labels=2, seed=0, head_options=options)
     assert {row.ours for row in model_names(2, tuple(HEADS))} == {name for name, _ in model.named_parameters()}
 
 

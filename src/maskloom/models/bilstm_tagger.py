@@ -1,0 +1,51 @@
+"""A tagger on vectors of a frozen encoder: a bidirectional LSTM and a linear layer (BERT paper 5.3, Table 7)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from maskloom.config import ConfigError
+from maskloom.layers.layer_mix import LayerChoice, LayerCombination, ScalarMix
+from maskloom.layers.recurrent import BiLSTM
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.bert_config import BertConfig
+
+
+class BiLSTMTagger(nn.Module):
+    """Vectors of words to tags: (words, vectors, width) to (words, num_labels).
+
+    `layers` names the hidden states that are the vectors, as `LayerCombination` reads it; those that it keeps apart are
+    joined, or mixed with learnt weights for "scalar_mix". `lstm_size` counts both directions together: the paper's
+    "768-dimensional" does not say, and in our reading its output is as wide as BERT-base. `dropout` stands before the
+    LSTM, between its layers, and before the linear layer. Raises ConfigError for layers that the encoder has not and
+    for an odd size.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        num_labels: int,
+        *,
+        layers: LayerChoice = "concat_last_four",
+        lstm_size: int = 768,
+        lstm_layers: int = 2,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        if lstm_size < 2 or lstm_size % 2:
+            raise ConfigError(f"lstm_size = {lstm_size}: an even number is needed, half of it for each direction")
+        self.num_labels = num_labels
+        self.combination = LayerCombination.of(layers, config.num_hidden_layers)
+        is_mixed, num_vectors = self.combination.join == "mix", self.combination.num_vectors
+        width = self.combination.width(config.hidden_size)
+        self.mix = ScalarMix(num_vectors) if is_mixed else None
+        self.dropout = nn.Dropout(dropout)
+        self.bilstm = BiLSTM(
+            width if is_mixed else width * num_vectors, lstm_size, num_layers=lstm_layers, dropout=dropout
+        )
+        self.dense = nn.Linear(lstm_size, num_labels)
+
+    def forward(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return one logit a tag for the words of the sequences of a layout."""
+        mixed = vectors.flatten(1) if self.mix is None else self.mix(vectors)
+        return self.dense(self.dropout(self.bilstm(self.dropout(mixed), layout)))
