@@ -120,7 +120,7 @@ class TagTable:
         if strict == "iob2":
             kept = first == _B
         elif strict in ("bioes", "bilou"):
-            kept = (first == _S) | ((first == _B) & (last == _E) & (ends - starts > 1))
+            kept = (first == _S) | ((first == _B) & (last == _E))
         else:
             kept = np.ones(len(starts), dtype=bool)
         return Marks(starts, ends, types[starts], kept)

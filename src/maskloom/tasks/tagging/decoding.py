@@ -79,12 +79,11 @@ def _entities(sentence: TaggedSentence, tags: Sequence[str], probabilities: np.n
 def column_lines(sentence: TaggedSentence, tags: Sequence[str]) -> list[str]:
     """Return a sentence as lines in columns, with the predicted tag as the last, and a blank line behind it.
 
-    The columns are those of the file where it had some, with its separator being a tab where a field holds a space; a
-    sentence from other files has the word alone. A -DOCSTART- line that stood before the sentence comes again.
+    The columns are those of the file where it had some, with its separator; a sentence from other files has the word
+    alone, with a tab where the word holds a space. A -DOCSTART- line that stood before the sentence comes again.
     """
     columns = sentence.columns or tuple((word,) for word in sentence.words)
-    is_tabbed = any(" " in value for fields in columns for value in fields)
-    separator = "\t" if is_tabbed else " "
+    separator = "\t" if any(" " in word for word in sentence.words) else sentence.separator
     lines = []
     if sentence.opening is not None:
         lines += [separator.join([*sentence.opening, "O"]), ""]

@@ -280,6 +280,7 @@ class _Columns:
                 number=number,
                 document=document,
                 columns=tuple(rows),
+                separator="\t" if self._is_tabbed else " ",
                 opening=opening,
             )
         )

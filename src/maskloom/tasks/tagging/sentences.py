@@ -13,9 +13,10 @@ class TaggedSentence:
     """One sentence of a file: its words, and their tags where the file has them, in the scheme asked for.
 
     `line` is the file line of the first word and `number` counts sentences from 1; `document` counts documents of the
-    file from 0. `columns` holds the fields of each word of a file in columns, as they stand there, and `opening` those
-    of the -DOCSTART- line right before it. `source_text` and `source_spans` are the text that raw words were cut
-    from and the characters (start, end) of each; without a text, words count as joined by single spaces.
+    file from 0. `columns` holds the fields of each word of a file in columns, as they stand there with `separator`
+    between, and `opening` those of the -DOCSTART- line right before it. `source_text` and `source_spans` are the text
+    that raw words were cut from and the characters (start, end) of each; without a text, words count as joined by
+    single spaces.
     Raises ValueError where words and tags, columns or spans differ in number.
     """
 
@@ -25,6 +26,7 @@ class TaggedSentence:
     number: int
     document: int
     columns: tuple[tuple[str, ...], ...] | None = None
+    separator: str = " "
     opening: tuple[str, ...] | None = None
     source_text: str | None = None
     source_spans: tuple[tuple[int, int], ...] | None = None

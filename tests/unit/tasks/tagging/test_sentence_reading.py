@@ -84,6 +84,7 @@ def test_any_column_can_be_the_tag_or_the_word(write):
     assert chunks[1].tags == ("B-NP", "I-NP")
     swapped = read_sentences(write("B-X\tw\nO\tv\n"), ReadingOptions(text_column="2", label_column="1")).examples[0]
     assert (swapped.words, swapped.tags) == (("w", "v"), ("B-X", "O"))
+    assert (chunks[0].separator, swapped.separator) == (" ", "\t")
 
 
 def test_tags_are_converted_to_the_scheme_asked_for(write):

@@ -121,5 +121,6 @@ def test_lines_in_columns():
     opening = ("-DOCSTART-", "-X-", "O")
     given = sentence("a b", columns=columns, opening=opening)
     assert column_lines(given, ["O", "B-X"]) == ["-DOCSTART- -X- O O", "", "a N O O", "b V I-X B-X", ""]
-    spaced = sentence("a", columns=(("a b", "O"),))
-    assert column_lines(spaced, ["O"]) == ["a b\tO\tO", ""]
+    tabbed = sentence("a", columns=(("a", "O"),), separator="\t")
+    assert column_lines(tabbed, ["O"]) == ["a\tO\tO", ""]
+    assert column_lines(TaggedSentence(("a b", "c"), None, 1, 1, 0), ["O", "O"]) == ["a b\tO", "c\tO", ""]
