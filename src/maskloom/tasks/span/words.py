@@ -37,10 +37,10 @@ class ContextWords:
 
 def split_words(context: str) -> tuple[ContextWords, list[str]]:
     """Return where the words of a context stand, and the words."""
-    matches = list(_WORD.finditer(context))
-    starts = np.fromiter((match.start() for match in matches), np.int64, len(matches))
-    ends = np.fromiter((match.end() for match in matches), np.int64, len(matches))
-    return ContextWords(starts, ends), [match.group() for match in matches]
+    words = _WORD.findall(context)
+    starts = np.fromiter((match.start() for match in _WORD.finditer(context)), np.int64, len(words))
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    return ContextWords(starts, starts + lengths), words
 
 
 def holds_answer(context: str, words: ContextWords, first: int, last: int, answer: str) -> bool:
