@@ -156,6 +156,21 @@ class TaggingSection(Section):
     crf: bool = False
 
 
+class FeaturesSection(Section):
+    """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them.
+
+    `layers` is embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, scalar_mix, or numbers of
+    layers joined by commas, 0 for the embeddings. `lstm_size` counts both directions together. `precision` is that of
+    the vectors on disk.
+    """
+
+    layers: str = "concat_last_four"
+    lstm_size: Annotated[int, Field(ge=2, multiple_of=2)] = 768
+    lstm_layers: Annotated[int, Field(ge=1, le=4)] = 2
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.5
+    precision: Literal["float32", "float16"] = "float32"
+
+
 class FinetuneRecipe(Section):
     """A fine-tuning run: task, data, training; the sections of kinds of task are read by those kinds alone.
 
@@ -175,11 +190,19 @@ class FinetuneRecipe(Section):
     training: FinetuneTraining = FinetuneTraining()
     span: SpanSection = SpanSection()
     tagging: TaggingSection = TaggingSection()
+    features: FeaturesSection | None = None
+
+    @model_validator(mode="after")
+    def _features_fit(self) -> Self:
+        if self.features is not None and (self.task != "tagging" or self.from_scratch):
+            raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
+        return self
 
     def task_settings(self) -> dict[str, Any]:
         """Return the section of the kind of task as plain values; {} for a kind that has none."""
         section = getattr(self, self.task, None)
-        return section.model_dump() if isinstance(section, Section) else {}
+        settings = section.model_dump() if isinstance(section, Section) else {}
+        return settings if self.features is None else {**settings, "features": self.features.model_dump()}
 
 
 RecipeT = TypeVar("RecipeT", bound=Section)

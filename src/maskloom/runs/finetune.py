@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, resolve_model_folder
+from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
     best_restart,
@@ -24,6 +24,7 @@ from maskloom.runs.finetune_restarts import (
     run_restart,
     summarise_restarts,
 )
+from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import write_card
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder
@@ -83,9 +84,9 @@ def finetune(
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, Path(train), Path(dev), reading, metric)
     inputs = {
-        "model": _fingerprint(*_model_files(source)),
-        "train": _fingerprint(Path(train)),
-        "dev": _fingerprint(Path(dev)),
+        "model": fingerprint(*model_files(source)),
+        "train": fingerprint(Path(train)),
+        "dev": fingerprint(Path(dev)),
         "reading": reading.as_dict(),
         "metric": prepared.task.primary,
     }
@@ -100,6 +101,8 @@ def finetune(
         torch.set_num_threads(recipe.training.num_threads)
     for note in prepared.account["notes"]:
         progress.say(note)
+    if prepared.task.freezes_encoder:
+        plan = with_features(plan, out / "features", inputs["model"], progress)
     with EventLog(out / "events.jsonl") as log:
         log.write("data", **prepared.account)
         results, failures = _run_restarts(plan, recipe, out, log, progress)
@@ -299,18 +302,3 @@ def _write_model(
         )
         write_card(temporary, "Fine-tuned BERT", summary, recipe, restart["best"]["scores"])
         temporary.rename(final)
-
-
-def _model_files(folder: Path) -> list[Path]:
-    """Return the files of a model folder that decide what is trained: configuration, weights in any form, tokens."""
-    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz", "vocab.txt", "tokenizer.json")
-    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
-
-
-def _fingerprint(*paths: Path) -> str:
-    """Return the SHA-256 over the contents of files; names do not count, so a moved file is the same."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()

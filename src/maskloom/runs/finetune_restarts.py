@@ -84,9 +84,14 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
     From scratch, the encoder has the same configuration and weights drawn from `seed` as well.
     """
     heads, num_outputs = plan.task.heads, plan.task.num_outputs
-    model, _report = load_model(plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=heads)
+    options = plan.task.head_options
+    model, _report = load_model(
+        plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=heads, head_options=options
+    )
     if plan.from_scratch:
-        return build_model(model.config, heads=heads, num_labels=num_outputs, seed=seed)
+        model = build_model(model.config, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
+    if plan.task.freezes_encoder:
+        model.encoder.requires_grad_(False)
     return model
 
 

@@ -17,6 +17,7 @@ from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.labels import read_label_names
 from maskloom.tasks.tagging.decoding import column_lines, decide_tags, decode_tags, tag_logits, true_tags
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
+from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import iterate_sentences
 from maskloom.tasks.tagging.schemes import forbidden_pairs, tag_names
 from maskloom.tasks.tagging.sentences import TaggedSentence
@@ -36,8 +37,8 @@ def tagging_task(
     """Return the task of tagging words with those tags, in the order of their ids.
 
     `primary` is f1 (conlleval's), strict_f1 or accuracy. `settings` may hold `scheme` (that of files, "auto" to detect
-    it), `context` ("sentence" or "document"), `crf` and `temperature`. Raises ValueError for a score that there is not,
-    a temperature that is none, or without labels.
+    it), `context` ("sentence" or "document"), `crf`, `temperature`, and `features`, the recipe's section of that name.
+    Raises ValueError for a score that there is not, a temperature that is none, or without labels.
     """
     primary = primary or "f1"
     if primary not in SCORES:
@@ -51,7 +52,7 @@ def tagging_task(
     if all(map(is_tag, labels)):
         scheme = TagTable.of(labels).scheme()
         known["trained_scheme"], forbidden = scheme, forbidden_pairs(labels, scheme)
-    return Task(
+    task = Task(
         kind="tagging",
         labels=labels,
         primary=primary,
@@ -71,6 +72,7 @@ def tagging_task(
         scored_logits=partial(tag_logits, len(labels)),  # pyright: ignore[reportArgumentType]
         forms={".conll": _lines, ".txt": _lines},
     )
+    return on_features(task, given["features"]) if given.get("features") else task
 
 
 def _encode(

@@ -1,0 +1,241 @@
+"""Writing activations of a model: for training on them, and for any other use (BERT paper 5.3)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from maskloom.checkpoints.huggingface import load_model
+from maskloom.config import ConfigError, DataError
+from maskloom.data.bucketing import sorted_batches
+from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
+from maskloom.files import replacing
+from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
+from maskloom.layers.layer_mix import LayerCombination
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.feature_tagging import frozen_vectors
+from maskloom.runs.finetune_restarts import FinetunePlan
+from maskloom.runs.fingerprints import fingerprint, model_files
+from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.encoding import encode_examples
+from maskloom.tasks.examples import Example
+from maskloom.tasks.tables import read_rows
+from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
+from maskloom.tasks.tagging.features import (
+    AllTokens,
+    ChainWords,
+    FeatureSentences,
+    FeatureUnits,
+    SentenceWords,
+    row_counts,
+)
+from maskloom.tasks.tagging.reading import layout_of_sentences, read_sentences
+from maskloom.text.tokenizer import Tokenizer
+
+Units = Literal["words", "tokens"]
+TOKENS, PUBLISHED = "tokens.jsonl", "features.jsonl"
+_MAX_TOKENS = 8192
+# What a kill can cost: the marks of finished units go to disk after so many batches.
+_BATCHES_BETWEEN_MARKS = 32
+_PAIR = re.compile(r"^(.*) \|\|\| (.*)$")
+
+
+def write_features(
+    folder: Path,
+    model: EncoderWithHeads,
+    combination: LayerCombination,
+    units: FeatureUnits,
+    *,
+    model_sum: str,
+    precision: Precision = "float32",
+    progress: Progress | None = None,
+    what: str = "writing activations",
+) -> FeatureFile:
+    """Write the vectors of all units once, and open them; what an earlier call wrote of them is kept.
+
+    Raises DataError when `folder` holds features of another model, text or choice of layers, or damaged ones, and when
+    an activation is not a finite number.
+    """
+    progress = progress or SilentProgress()
+    counts, source_sum = row_counts(units)
+    width = combination.width(model.config.hidden_size)
+    plan = FeaturePlan(model_sum, source_sum, tuple(combination.vector_names()), width, counts, precision)
+    if (folder / MANIFEST).exists():
+        return FeatureFile.open(folder, plan)
+    writer = FeatureWriter(folder, plan)
+    missing = writer.missing_units()
+    done = len(counts) - len(missing)
+    progress.begin(what, len(counts), done)
+    for number, chosen in enumerate(sorted_batches(units.lengths[missing], _MAX_TOKENS), start=1):
+        indices = missing[chosen]
+        batch, places, _ = units.places(indices)
+        try:
+            writer.write(indices, frozen_vectors(model, batch, places, combination).cpu().numpy())
+        except ValueError as error:
+            raise DataError(f"{folder}: {error}") from None
+        if number % _BATCHES_BETWEEN_MARKS == 0:
+            writer.mark()
+        done += len(indices)
+        progress.advance(done)
+    writer.finish()
+    progress.end()
+    return FeatureFile.open(folder, plan, verify=False)
+
+
+def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Progress) -> FinetunePlan:
+    """Return a plan of fine-tuning whose data brings the vectors of the frozen encoder along, written once to `folder`.
+
+    They do not depend on the seed, so all restarts read the same ones.
+    """
+    options = plan.task.settings["features"]
+    model, _report = load_model(plan.source, heads=())
+    combination = LayerCombination.of(options["layers"], model.config.num_hidden_layers)
+    sides = {}
+    for name in ("train", "dev"):
+        encoded = cast(EncodedSentences, getattr(plan, name))
+        file = write_features(
+            folder / name,
+            model,
+            combination,
+            ChainWords(encoded),
+            model_sum=model_sum,
+            precision=options.get("precision", "float32"),
+            progress=progress,
+            what=f"writing activations of {name}",
+        )
+        sides[name] = FeatureSentences.of(encoded, file)
+    return replace(plan, **sides)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The encoded text of a file: units, and for each a dictionary of what its rows stand for."""
+
+    units: FeatureUnits
+    names: list[dict[str, Any]]
+    num_truncated: int
+
+
+def features(
+    model: str | Path,
+    input: str | Path,
+    out: str | Path,
+    *,
+    layers: str = "-1,-2,-3,-4",
+    units: Units | None = None,
+    reading: ReadingOptions | None = None,
+    max_length: int | None = None,
+    precision: Precision = "float32",
+    jsonl: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write activations of a model for the text of a file into a folder, and return what was written.
+
+    Units "words" gives one row for every word of sentences in columns or JSONL, that of its first piece; sentences that
+    are too long are read in overlapping windows, so that no word is left out. "tokens" gives every token of each line
+    of a text, special tokens included; a line may be a pair with ` ||| ` between, and what does not fit is cut and
+    counted. By default .txt files without columns give tokens, others words. `tokens.jsonl` says for each unit what its
+    rows stand for; `jsonl` adds `features.jsonl`, in the form of the published extract_features program, with numbers
+    rounded to six decimals. A call that was stopped goes on where it was. Raises ConfigError for layers that there are
+    not, DataError for a wrong file or folder.
+    """
+    progress, path, folder = progress or SilentProgress(), Path(input), Path(out)
+    source_folder = resolve_model_folder(model)
+    tokenizer = load_tokenizer(source_folder)
+    encoder, _report = load_model(source_folder, heads=())
+    limit = min(encoder.config.max_position_embeddings, tokenizer.max_length)
+    if max_length is not None and not 3 <= max_length <= limit:
+        raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")
+    combination = LayerCombination.of(layers, encoder.config.num_hidden_layers)
+    source = _encode(path, tokenizer, units, reading or ReadingOptions(), max_length or limit)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and not (folder / MANIFEST).exists():
+        raise ConfigError(f"{folder} exists and is no folder of features; choose a new --out")
+    file = write_features(
+        folder,
+        encoder,
+        combination,
+        source.units,
+        model_sum=fingerprint(*model_files(source_folder)),
+        precision=precision,
+        progress=progress,
+    )
+    with replacing(folder / TOKENS, "w") as names:
+        names.writelines(json.dumps(name, ensure_ascii=False) + "\n" for name in source.names)
+    if jsonl:
+        indices = _published_indices(combination, encoder.config.num_hidden_layers)
+        with replacing(folder / PUBLISHED, "w") as published:
+            published.writelines(_published_lines(file, source.names, indices))
+    return {
+        "output": str(folder),
+        "num_units": len(file),
+        "num_rows": len(file.array),
+        "vectors": file.vectors,
+        "width": file.width,
+        "num_bytes": int(file.array.nbytes),
+        "num_truncated_examples": source.num_truncated,
+        "max_length": max_length or limit,
+    }
+
+
+def _encode(path: Path, tokenizer: Tokenizer, units: Units | None, options: ReadingOptions, max_length: int) -> _Source:
+    if units is None:
+        is_text = layout_of_sentences(path, options, needs_label=False) == "text"
+        units = "tokens" if is_text else "words"
+    if units == "tokens":
+        return _encode_lines(path, tokenizer, max_length)
+    data = read_sentences(path, options, needs_label=False)
+    encoded = encode_sentences(data.examples, tokenizer, max_length=max_length, path=path)
+    names = [
+        {"index": index, "line": sentence.line, "words": list(sentence.words)}
+        for index, sentence in enumerate(data.examples)
+    ]
+    return _Source(SentenceWords(encoded), names, 0)
+
+
+def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Source:
+    """Encode every line of a text, blank ones too, so that units are lines."""
+    examples = []
+    for row in read_rows(path, "text"):
+        line = str(next(iter(row.fields))).strip()
+        pair = _PAIR.match(line)
+        first, second = (pair[1], pair[2]) if pair else (line, None)
+        examples.append(Example(text=first, pair=second, label=None, line=row.line))
+    encoded = encode_examples(examples, tokenizer, max_length=max_length)
+    tokens = tokenizer.vocabulary.tokens
+    names = []
+    for index, example in enumerate(examples):
+        ids = encoded.token_ids[encoded.offsets[index] : encoded.offsets[index + 1]].tolist()
+        names.append({"index": index, "line": example.line, "tokens": [tokens[number] for number in ids]})
+    return _Source(AllTokens(encoded), names, encoded.num_truncated_examples)
+
+
+def _published_indices(combination: LayerCombination, num_layers: int) -> list[int | str]:
+    """Return what the published form calls each vector: layers from the end, -1 being the last."""
+    if combination.join in ("sum", "concat"):
+        return [combination.name]
+    return [layer - num_layers - 1 for layer in combination.layers]
+
+
+def _published_lines(file: FeatureFile, names: list[dict[str, Any]], indices: list[int | str]) -> Iterator[str]:
+    for unit, name in enumerate(names):
+        rows = file.rows([unit])
+        tokens = name.get("tokens") or name.get("words", [])
+        features = [
+            {
+                "token": token,
+                "layers": [
+                    {"index": index, "values": [round(value, 6) for value in vector]}
+                    for index, vector in zip(indices, vectors, strict=True)
+                ],
+            }
+            for token, vectors in zip(tokens, rows.astype(np.float64).tolist(), strict=True)
+        ]
+        yield json.dumps({"linex_index": unit, "features": features}, ensure_ascii=False) + "\n"

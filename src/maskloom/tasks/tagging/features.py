@@ -1,0 +1,158 @@
+"""Tagging on vectors of a frozen encoder, which are written once and read from disk (BERT paper 5.3, Table 7)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
+from maskloom.data.feature_files import FeatureFile
+from maskloom.objectives.crf_tagging import CrfTagging
+from maskloom.objectives.feature_tagging import FeatureCrfTagging, FeatureTagging
+from maskloom.tasks.encoding import EncodedExamples
+from maskloom.tasks.tagging.encoding import EncodedSentences
+from maskloom.tasks.task import Task
+
+HEAD = "bilstm_tagger"
+_UNITS_AT_ONCE = 512
+
+
+class FeatureUnits(Protocol):
+    """Encoded text in units, with the tokens of each whose vectors are kept."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each unit, (units,)."""
+        ...
+
+    def places(self, indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+        """Return units packed in that order, the tokens that count, ascending, and their number in each unit."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChainWords:
+    """The windows of sentences as units, with the words that a tagger reads in each: those of the batch's chains."""
+
+    encoded: EncodedSentences
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each window."""
+        return self.encoded.lengths
+
+    def places(self, indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+        """Return windows packed in that order with the first pieces of words of their chains."""
+        batch = self.encoded.batch(indices)
+        assert batch.chains is not None
+        counted = batch.chains >= 0
+        return batch, np.flatnonzero(counted), _count_by_sequence(counted, batch.lengths)
+
+
+@dataclass(frozen=True)
+class SentenceWords:
+    """Sentences as units, with the first pieces of all of their words, each from the window that scores it.
+
+    The sentences are encoded one by one, not within their documents.
+    """
+
+    encoded: EncodedSentences
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each sentence, those of all its windows."""
+        starts = self._first_windows()
+        return np.add.reduceat(self.encoded.lengths, starts[:-1]) if len(starts) > 1 else np.empty(0, np.int64)
+
+    def places(self, indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+        """Return the windows of sentences packed in that order with the first pieces of the words scored in each."""
+        starts = self._first_windows()
+        spans = zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True)
+        windows = np.concatenate([np.arange(*span) for span in spans])
+        batch = self.encoded.batch(windows)
+        ends = np.cumsum(batch.lengths)
+        found = []
+        for window, start in zip(windows.tolist(), (ends - batch.lengths).tolist(), strict=True):
+            first, _, first_word, end_word = self.encoded.windows[window].tolist()
+            found.append(self.encoded.word_starts[first_word:end_word] - first + 1 + start)
+        return batch, np.concatenate(found), np.diff(self.encoded.sentence_starts)[indices]
+
+    def _first_windows(self) -> np.ndarray:
+        """Return the first window of each sentence and, at the end, the number of windows."""
+        return np.searchsorted(self.encoded.windows[:, 2], self.encoded.sentence_starts)
+
+
+@dataclass(frozen=True)
+class AllTokens:
+    """Texts or pairs as units, with all of their tokens, special ones included."""
+
+    encoded: EncodedExamples
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each text."""
+        return self.encoded.lengths
+
+    def places(self, indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+        """Return texts packed in that order with all of their tokens."""
+        batch = self.encoded.batch(indices)
+        return batch, np.arange(batch.num_tokens), batch.lengths
+
+
+def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
+    """Return how many rows each unit has, (units,), and a SHA-256 over the tokens, segments and places of all units."""
+    digest, counts = hashlib.sha256(), [np.empty(0, dtype=np.int64)]
+    for indices in _in_order(len(units.lengths)):
+        batch, places, count = units.places(indices)
+        for array in (batch.token_ids, batch.segment_ids, batch.lengths, places, count):
+            digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        counts.append(count)
+    return np.concatenate(counts), digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class FeatureSentences(EncodedSentences):
+    """Encoded sentences whose batches bring the vectors of their words along, one unit of `features` a window."""
+
+    features: FeatureFile
+
+    @classmethod
+    def of(cls, encoded: EncodedSentences, features: FeatureFile) -> FeatureSentences:
+        """Join sentences and the features that were written for their `ChainWords`."""
+        values = {field.name: getattr(encoded, field.name) for field in fields(EncodedSentences)}
+        return cls(**values, features=features)
+
+    def batch(self, indices: np.ndarray) -> TokenBatch:
+        """Return the windows of those indices, packed, with the vectors of the words of their chains."""
+        return FeatureBatch(**vars(super().batch(indices)), features=self.features.rows(indices))
+
+
+def on_features(task: Task, options: Mapping[str, Any]) -> Task:
+    """Return a task of tagging that trains a BiLSTM on vectors of a frozen encoder.
+
+    `options` are those of the recipe's section [features].
+    """
+    head_options = {HEAD: {key: options[key] for key in ("layers", "lstm_size", "lstm_layers", "dropout")}}
+    crf = task.objective if isinstance(task.objective, CrfTagging) else None
+    return replace(
+        task,
+        heads=(HEAD,) if crf is None else (HEAD, "crf"),
+        objective=FeatureTagging() if crf is None else FeatureCrfTagging(**vars(crf)),
+        head_options=head_options,
+        published_config={**task.published_config, "maskloom_heads": head_options},
+        freezes_encoder=True,
+    )
+
+
+def _in_order(num_units: int) -> Iterator[np.ndarray]:
+    for first in range(0, num_units, _UNITS_AT_ONCE):
+        yield np.arange(first, min(first + _UNITS_AT_ONCE, num_units))
+
+
+def _count_by_sequence(counted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    totals = np.concatenate([[0], np.cumsum(counted)])
+    return np.diff(totals[np.concatenate([[0], np.cumsum(lengths)])])
