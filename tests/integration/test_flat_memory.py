@@ -108,5 +108,5 @@ def test_a_hundred_thousand_examples_take_what_ten_thousand_take(tmp_path):
         assert num_examples == number
         peaks.append(kilobytes / 1024)
     print(f"peak resident memory: {peaks[0]:.1f} MiB for 10,000 examples, {peaks[1]:.1f} MiB for 100,000")
-    # the examples alone, kept, would take over 30 MiB more
-    assert peaks[1] - peaks[0] < 8.0
+    # more pieces reach a slightly higher peak; the examples, had they been kept, would take some 30 MiB
+    assert peaks[1] - peaks[0] < 10.0

@@ -105,7 +105,7 @@ class Ensemble:
         """Return the average outputs for encoded examples, with their loss where there are labels."""
         others = encoded.others if isinstance(encoded, _EncodedForEach) else (encoded,) * (len(self.members) - 1)
         parts = [
-            [row / member.required_task().temperature for row in member.outputs(data).rows]
+            [_at_temperature(member.required_task(), row) for row in member.outputs(data).rows]
             for member, data in zip(self.members, (encoded, *others), strict=True)
         ]
         average = _average_chains if self.task.settings.get("crf") else average_rows
@@ -167,6 +167,16 @@ def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) ->
         # what softmax took away from all tokens of a window: answers of several windows compete with what they had
         averages += _mean((stacked - logs).mean(axis=axis, keepdims=True))
     return averages.astype(np.float32)
+
+
+def _at_temperature(task: Task, rows: np.ndarray) -> np.ndarray:
+    """Return rows as the temperature of their member changes them; best paths of chains do not change."""
+    if task.temperature == 1.0:
+        return rows
+    if not task.settings.get("crf"):
+        return rows / task.temperature
+    num_tags = len(task.labels)
+    return np.concatenate([log_softmax(rows[:, :num_tags] / task.temperature), rows[:, num_tags:]], axis=1)
 
 
 def _average_chains(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:

@@ -54,6 +54,9 @@ def tune(
     progress.begin("tuning", 0)
     result = tune_folder(model, encoded, predictor=predictor, leave_out=leave_out)
     progress.end()
+    if not result["settings"]:
+        kept = f" but {', '.join(sorted(leave_out))}" if leave_out else f" in {path}"
+        raise ConfigError(f"a {predictor.required_task().kind} task has nothing to fit{kept}; nothing was changed")
     account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}
     return {"model": str(model), "fitted_on": str(path), **result, "data": account}
 
@@ -68,8 +71,8 @@ def tune_folder(
     """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
 
     Fitting starts from the model's plain outputs, so doing it again changes nothing; `before` are the scores without
-    any temperature, and with thresholds of 0.5. Raises ConfigError when nothing
-    is to be fitted, ValueError for examples without labels.
+    any temperature, and with thresholds of 0.5. Where the examples give nothing to fit, `settings` is empty. Raises
+    ConfigError for a kind of task that has nothing to fit, DataError for examples without labels.
     """
     path = resolve_model_folder(folder)
     predictor = predictor or Predictor.load(path)
@@ -78,13 +81,12 @@ def tune_folder(
         raise DataError(f"{folder}: settings are fitted on labelled examples, these have no labels")
     outputs = predictor.outputs(encoded).rows
     fitted = check_tunable(task)(encoded, outputs, leave_out)
-    if not fitted:
-        raise ConfigError(f"a {task.kind} task has nothing to fit but {', '.join(sorted(leave_out))}")
     dropped = {"temperature", "thresholds", *fitted}
     untuned = _with_settings(task, {key: value for key, value in task.settings.items() if key not in dropped})
     tuned = _with_settings(task, {**task.settings, **fitted})
     stored = read_settings(path)
-    write_json(path / SETTINGS_FILE, {**stored, "settings": {**stored.get("settings", {}), **fitted}})
+    if fitted:
+        write_json(path / SETTINGS_FILE, {**stored, "settings": {**stored.get("settings", {}), **fitted}})
     return {
         "settings": fitted,
         "labels": list(task.labels),
