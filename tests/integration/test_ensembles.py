@@ -162,6 +162,20 @@ def test_seven_models_of_answers(tmp_path):
     assert [flat({key: row[key] for key in decoded[0]})[1] for row in written] == [flat(row)[1] for row in decoded]
 
 
+def test_the_null_threshold_is_the_mean_of_those_of_the_members(tmp_path):
+    path = data_of(tmp_path, "span")
+    folders = [
+        write_model(tmp_path / str(seed), "span", seed, {"has_unanswerable": True, "null_threshold": threshold})
+        for seed, threshold in enumerate([-1.0, 0.0, 2.5])
+    ]
+    ensemble = Ensemble.load(folders)
+    assert ensemble.task.settings["null_threshold"] == 0.5
+    rows = ensemble.predict_examples(read("span", path))
+    assert {row["answer"] == "" for row in rows} == {True, False}
+    for row in rows:
+        assert (row["answer"] == "") == (row["null_odds"] > 0.5)
+
+
 @pytest.mark.parametrize(
     ("kind", "other", "difference"),
     [
