@@ -233,3 +233,24 @@ def test_the_command_prints_answers_for_people_and_programs(trained, tmp_path):
     shown = CliRunner().invoke(app, [*arguments, "--question", "what color?"])
     assert "Red  (" in shown.stdout
     assert "characters 12 to 15" in shown.stdout
+
+
+def test_files_of_predictions_are_scored_from_the_command_line(trained, tmp_path):
+    run, dev, _, v2 = trained
+    predict(run, dev, tmp_path / "predictions.jsonl")
+    predict(run, dev, tmp_path / "predictions.json")
+    found = []
+    for name in ("predictions.jsonl", "predictions.json"):
+        arguments = ["score-answers", "--data", str(dev), "--predictions", str(tmp_path / name), "--json"]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(done.stdout))
+    assert ("best_f1" in found[0]) == v2
+    assert {name: found[0][name] for name in found[1]} == found[1]
+    assert found[1]["total"] == 40
+    (tmp_path / "wrong.jsonl").write_text('{"id": "1", "answer": "x"}\n{"id": "1", "answer": "x"}\n')
+    with pytest.raises(DataError, match="line 2: the id '1' comes twice"):
+        score_files(dev, tmp_path / "wrong.jsonl")
+    (tmp_path / "wrong.jsonl").write_text('{"id": "1"}\n')
+    with pytest.raises(DataError, match="line 1: a row needs the texts id and answer"):
+        score_files(dev, tmp_path / "wrong.jsonl")

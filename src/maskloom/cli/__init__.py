@@ -7,7 +7,7 @@ import sys
 import typer
 
 from maskloom.cli import training, use
-from maskloom.cli.answer import answer
+from maskloom.cli.answer import answer, score_answers
 from maskloom.cli.corpora import corpus_app, vocab_app
 from maskloom.cli.glue import glue_app
 from maskloom.cli.search import search
@@ -31,6 +31,7 @@ app.command("tune")(tune)
 app.command("evaluate")(use.evaluate)
 app.command("predict")(use.predict)
 app.command("answer")(answer)
+app.command("score-answers")(score_answers)
 app.command("fill-mask")(use.fill_mask)
 app.command("embed")(use.embed)
 app.command("info")(use.info)

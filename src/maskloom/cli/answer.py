@@ -48,3 +48,23 @@ def answer(
         progress=progress_display(),
     )
     show(result, as_json, lines=answer_lines)
+
+
+def score_answers(
+    data: Annotated[Path, typer.Option("--data", help="Questions with answers: SQuAD's .json, or .jsonl, .csv, .tsv.")],
+    predictions: Annotated[
+        Path, typer.Option("--predictions", help="Texts by id in a .json, or the .jsonl rows of predict.")
+    ],
+    null_odds: Annotated[
+        Path | None, typer.Option("--null-odds", help="A .json with a number by id: how far the null answer leads.")
+    ] = None,
+    null_threshold: Annotated[
+        float | None, typer.Option("--null-threshold", help="Count an answer as empty where its null odds exceed this.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a file of predictions as the scripts of SQuAD v1.1 and v2.0 do."""
+    from maskloom.tasks.span.scoring import score_files
+
+    report = score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold)
+    show(report.as_dict(), as_json)

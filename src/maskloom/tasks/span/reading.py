@@ -51,10 +51,10 @@ def iterate_questions(
 ) -> Iterator[Question]:
     """Yield the questions of a file in its order.
 
-    `needs_label` asks for answers, or for the word that there is none. Raises DataError that names file, place and rule
-    for a question that breaks one, unless `options.on_bad_rows` is "skip", which counts it: an answer that does not
-    stand in the context where it should, an empty question, context or answer, an id that comes twice, a missing or
-    ill-typed key.
+    `needs_label` asks for answers, or for the word that there is none; without it answers are not looked at. Raises
+    DataError that names file, place and rule for a question that breaks one, unless `options.on_bad_rows` is "skip",
+    which counts it: an answer that does not stand in the context where it should, an empty question, context or answer,
+    an id that comes twice, a missing or ill-typed key.
     """
     path = Path(path)
     seen: dict[str, str] = {}
@@ -86,7 +86,7 @@ def _question(record: Record, *, needs_label: bool) -> Question:
         id=_identifier(record.id),
         question=_text(record.question, "question"),
         context=context,
-        answers=_answers(record, context, needs_label=needs_label),
+        answers=_answers(record, context) if needs_label else None,
         line=record.line,
         title=record.title,
     )
@@ -110,24 +110,17 @@ def _text(value: Any, name: str) -> str:
     return value
 
 
-def _answers(record: Record, context: str, *, needs_label: bool) -> tuple[Answer, ...] | None:
+def _answers(record: Record, context: str) -> tuple[Answer, ...]:
     if record.is_impossible is not None and not isinstance(record.is_impossible, bool):
         raise BadQuestionError("is_impossible is not true or false", repr(record.is_impossible))
-    if record.answers is None:
-        if record.is_impossible:
-            return ()
-        if needs_label:
-            raise BadQuestionError("no answers")
-        return None
-    if not isinstance(record.answers, list):
-        raise BadQuestionError("the answers are not a list", f"they are {type(record.answers).__name__}")
-    if not record.answers and needs_label and not record.is_impossible:
+    answers = record.answers
+    if answers is not None and not isinstance(answers, list):
+        raise BadQuestionError("the answers are not a list", f"they are {type(answers).__name__}")
+    if not answers and not record.is_impossible:
         raise BadQuestionError("no answers", "a question without answer says so: is_impossible is true")
-    if record.answers and record.is_impossible:
+    if answers and record.is_impossible:
         raise BadQuestionError("is_impossible is true, yet there are answers")
-    if not record.answers and not record.is_impossible:
-        return None
-    return tuple(_answer(value, context) for value in record.answers)
+    return tuple(_answer(value, context) for value in answers or ())
 
 
 def _answer(value: Any, context: str) -> Answer:

@@ -1,4 +1,4 @@
-"""The official scores of a file of predictions, id to text, on a SQuAD data set."""
+"""The official scores of a file of predictions on a SQuAD data set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from maskloom.metrics.answers import AnswerReport, score_answers
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.span.reading import read_questions
 from maskloom.tasks.span.squad_json import read_json
+from maskloom.tasks.tables import read_rows
 
 
 def score_files(
@@ -20,14 +21,20 @@ def score_files(
     null_threshold: float | None = None,
     options: ReadingOptions | None = None,
 ) -> AnswerReport:
-    """Score predictions, a JSON object of texts by id, on questions with answers.
+    """Score predictions on questions with answers; ids without prediction count as wrong and are named.
 
+    Predictions are a JSON object of texts by id, or the .jsonl rows that `predict` writes, which bring their null odds.
     The rules are those of v2.0 where any question is unanswerable, else those of v1.1. `null_odds` is a JSON object of
     numbers by id. Raises DataError for a wrong file.
     """
+    path = Path(predictions)
     questions = read_questions(data, options).examples
-    texts = _by_id(Path(predictions), str, "a text")
-    odds = None if null_odds is None else _by_id(Path(null_odds), (int, float), "a number")
+    if path.suffix.lower() == ".jsonl":
+        texts, odds = _rows(path)
+    else:
+        texts, odds = _by_id(path, str, "a text"), None
+    if null_odds is not None:
+        odds = _by_id(Path(null_odds), (int, float), "a number")
     golds = {question.id: [answer.text for answer in question.answers] for question in questions}
     has_unanswerable = any(question.is_impossible for question in questions)
     try:
@@ -35,7 +42,7 @@ def score_files(
             golds, texts, has_unanswerable=has_unanswerable, null_odds=odds, null_threshold=null_threshold
         )
     except ValueError as error:
-        raise DataError(f"{null_odds}: {error}") from None
+        raise DataError(f"{null_odds or path}: {error}") from None
 
 
 def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
@@ -46,3 +53,20 @@ def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{path}: id {name!r}: {wanted} is expected, this is {type(value).__name__}")
     return values
+
+
+def _rows(path: Path) -> tuple[dict[str, str], dict[str, float] | None]:
+    """Return texts by id, and null odds by id where rows have them."""
+    texts: dict[str, str] = {}
+    odds: dict[str, float] = {}
+    for row in read_rows(path, "jsonl"):
+        fields = row.fields if isinstance(row.fields, dict) else {}
+        name, text = fields.get("id"), fields.get("answer")
+        if row.problem or not isinstance(name, str) or not isinstance(text, str):
+            raise DataError(f"{path}: line {row.line}: {row.problem or 'a row needs the texts id and answer'}")
+        if name in texts:
+            raise DataError(f"{path}: line {row.line}: the id {name!r} comes twice")
+        texts[name] = text
+        if isinstance(fields.get("null_odds"), float):
+            odds[name] = fields["null_odds"]
+    return texts, odds or None

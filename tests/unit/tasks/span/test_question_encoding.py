@@ -82,6 +82,7 @@ def test_a_batch_is_cls_question_sep_context_sep(tokenizer):
     tokens = [TOKENS[index] for index in batch.token_ids]
     assert tokens == ["[CLS]", "who", "?", "[SEP]", "the", "john", "[SEP]"]
     assert batch.segment_ids.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert batch.labels is not None
     assert batch.labels.tolist() == [[5, 5]]
     assert encoded.lengths.tolist() == [7]
 

@@ -69,13 +69,12 @@ def test_blanks_around_an_answer_are_taken_off(tmp_path, answer, expected):
     assert read_questions(path).examples[0].answers == (expected,)
 
 
-def test_answers_may_be_absent_where_none_is_needed(tmp_path):
-    path = write(tmp_path, squad(question(answers="absent"), question(2, answers=[]), question(3)))
-    first, second, third = read_questions(path, needs_label=False).examples
-    assert first.answers is None
-    assert not first.is_impossible
-    assert second.answers is None
-    assert third.answers is not None
+def test_answers_are_not_looked_at_where_none_is_needed(tmp_path):
+    wrong = question(3, answers=[{"text": "dog", "answer_start": 99}], is_impossible=7)
+    path = write(tmp_path, squad(question(answers="absent"), question(2, answers=[]), wrong, question(4)))
+    found = read_questions(path, needs_label=False).examples
+    assert [example.answers for example in found] == [None] * 4
+    assert not any(example.is_impossible for example in found)
 
 
 BAD = [
@@ -190,16 +189,8 @@ def test_rows_of_jsonl(tmp_path, form):
     rows = [{"question": "Who?", "context": CONTEXT, **ROWS[form]}, {"id": 7, "question": "Who?", "context": CONTEXT}]
     rows[1] |= {"answers": {"text": [], "answer_start": []}}
     path = write(tmp_path, "\n".join(map(json.dumps, rows)), "data.jsonl")
-    if "answers" not in rows[0]:
-        rows[1].pop("answers")
-        path = write(tmp_path, "\n".join(map(json.dumps, rows)), "data.jsonl")
-        with pytest.raises(DataError, match="line 2: no answers"):
-            read_questions(path)
-        first, second = read_questions(path, needs_label=False).examples
-        assert second.answers is None
-    else:
-        first, second = read_questions(path).examples
-        assert second.is_impossible
+    first, second = read_questions(path).examples
+    assert second.is_impossible
     assert first.answers is not None
     assert first.answers[0] == Answer("cat", 4)
     assert (first.id, first.line, second.id, second.line) == ("1", 1, "7", 2)
