@@ -222,7 +222,7 @@ def test_texts_without_a_mask_that_can_be_filled(pretrained, text):
 def test_our_own_settings_beside_a_model_are_checked(tmp_path):
     folder = folder_of(tmp_path / "model", ("classifier",), 2)
     (tmp_path / "in.csv").write_bytes(FINE)
-    for settings, message in [({"kind": "tagging"}, "kind 'tagging' is not known"), ({"primary": "q"}, "metric 'q'")]:
+    for settings, message in [({"kind": "parsing"}, "kind 'parsing' is not known"), ({"primary": "q"}, "metric 'q'")]:
         write_json(folder / "maskloom.json", settings)
         with pytest.raises(DataError, match=message):
             evaluate(folder, tmp_path / "in.csv")

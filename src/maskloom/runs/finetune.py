@@ -78,8 +78,7 @@ def finetune(
     progress, out = progress or SilentProgress(), Path(out)
     reading, metric = _reading_of_run(out, reading or ReadingOptions(), metric, resume=resume)
     source = resolve_model_folder(model)
-    kind = _kind_of(recipe, reading)
-    recipe = recipe.model_copy(update={"task": kind})
+    recipe = recipe.model_copy(update={"task": _kind_of(recipe, reading)})
     tokenizer = load_tokenizer(source)
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, Path(train), Path(dev), reading, metric)
@@ -111,8 +110,8 @@ def finetune(
     if recipe.tune_on_dev:
         result["tuned"] = {"fitted_on": str(dev), **tune_folder(out / "model", prepared.dev)}
     write_json(out / "metrics.json", result)
-    for number in range(recipe.seed, recipe.seed + recipe.restarts):
-        shutil.rmtree(out / "restarts" / f"seed-{number}" / "best", ignore_errors=True)
+    for restart in (out / "restarts").glob("seed-*"):
+        shutil.rmtree(restart / "best", ignore_errors=True)
     return result
 
 
