@@ -9,6 +9,7 @@ import typer
 from maskloom.cli import training, use
 from maskloom.cli.answer import answer, score_answers
 from maskloom.cli.corpora import corpus_app, vocab_app
+from maskloom.cli.features import features
 from maskloom.cli.glue import glue_app
 from maskloom.cli.search import search
 from maskloom.cli.tune import tune
@@ -34,6 +35,7 @@ app.command("answer")(answer)
 app.command("score-answers")(score_answers)
 app.command("fill-mask")(use.fill_mask)
 app.command("embed")(use.embed)
+app.command("features")(features)
 app.command("info")(use.info)
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 3

@@ -1,0 +1,69 @@
+"""The command that writes activations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from maskloom.cli.options import (
+    AsJson,
+    BadRows,
+    Format,
+    MaxLength,
+    Model,
+    Out,
+    TextColumn,
+    progress_display,
+    reading_options,
+    show,
+)
+
+
+def features(
+    model: Model,
+    input_file: Annotated[
+        Path, typer.Option("--input", help="Words in columns (CoNLL) or .jsonl, or a .txt file with one text a line.")
+    ],
+    out: Out,
+    layers: Annotated[
+        str,
+        typer.Option(
+            "--layers",
+            help="embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, all, or numbers of "
+            "layers joined by commas: -1 is the last, 0 the embeddings.",
+        ),
+    ] = "-1,-2,-3,-4",
+    units: Annotated[
+        Literal["words", "tokens"] | None,
+        typer.Option("--units", help="A vector for each word (its first piece), or each token of a line."),
+    ] = None,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Write features.jsonl too, as the published extract_features does.")
+    ] = False,
+    precision: Annotated[Literal["float32", "float16"], typer.Option("--precision", help="Of numbers on disk.")] = (
+        "float32"
+    ),
+    text_column: TextColumn = None,
+    format_name: Format = None,
+    on_bad_rows: BadRows = "error",
+    max_length: MaxLength = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the activations of a model, of any layers, for every word or token of a file."""
+    from maskloom.runs.features import features as run
+
+    result = run(
+        model,
+        input_file,
+        out,
+        layers=layers,
+        units=units,
+        reading=reading_options(text_column, None, None, format_name, None, on_bad_rows),
+        max_length=max_length,
+        precision=precision,
+        jsonl=jsonl,
+        progress=progress_display(),
+    )
+    show(result, as_json)

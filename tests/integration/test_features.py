@@ -1,0 +1,264 @@
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.data.feature_files import FeatureFile
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs import finetune as finetune_run
+from maskloom.runs.evaluate import evaluate
+from maskloom.runs.features import features
+from maskloom.runs.finetune import finetune
+from maskloom.runs.predict import predict
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+NAMES, PLACES, OTHERS = ["anna", "bob"], ["rome", "oslo"], ["saw", "the", "in", "old", ".", ","]
+TRAINING = {"epochs": 12.0, "batch_size": 4, "learning_rate": 2e-2, "weight_decay": 0.0, "num_threads": 1}
+FEATURES = {"layers": "concat_last_four", "lstm_size": 16, "lstm_layers": 2, "dropout": 0.0}
+TABLE_7 = ("embeddings", "last", "second-to-last", "sum-last-four", "concat-last-four", "sum-all", "scalar-mix")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *NAMES, *PLACES, *OTHERS, "##s"])
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=12, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=24, initializer_range=0.3,
+    )  # fmt: skip
+    save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
+    Tokenizer(vocabulary, max_length=24).save(folder)
+    return folder
+
+
+def sentences(num_sentences, seed, most=7):
+    draw = random.Random(seed)
+    kinds = {"B-PER": NAMES, "B-LOC": PLACES, "O": OTHERS}
+
+    def word():
+        tag = draw.choice(["B-PER", "B-LOC", "O", "O"])
+        return draw.choice(kinds[tag]) + ("" if tag == "O" else draw.choice(["", "s"])), tag
+
+    return [[word() for _ in range(draw.randint(1, most))] for _ in range(num_sentences)]
+
+
+def write_columns(path, found):
+    path.write_text("".join("".join(f"{word} {tag}\n" for word, tag in rows) + "\n" for rows in found))
+    return path
+
+
+def recipe(training=None, tagging=None, **options):
+    values = {"task": "tagging", "features": {**FEATURES, **options}, "data": {"max_length": 16}}
+    values |= {"training": {**TRAINING, **(training or {})}, "tagging": tagging or {}}
+    return validate_recipe(FinetuneRecipe, values, source="test")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {
+        "train": write_columns(folder / "train.conll", sentences(60, 1)),
+        "dev": write_columns(folder / "dev.conll", sentences(30, 2)),
+    }
+
+
+@pytest.fixture(scope="module")
+def run(model_folder, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return out, finetune(recipe(), model=model_folder, out=out, **data)
+
+
+def hidden_states(model_folder, words):
+    """The hidden states of a sentence alone, from the model's padded call: (layers, tokens, hidden)."""
+    model, _ = load_model(model_folder, heads=())
+    encoding = Tokenizer.load(model_folder).encode(" ".join(words))
+    with torch.inference_mode():
+        states = model.encoder.eval()(torch.tensor([encoding.ids]), keep_hidden_states=True).hidden_states
+    assert states is not None
+    first_pieces = [place for place, word in enumerate(encoding.words) if word is not None]
+    first_pieces = [p for p in first_pieces if encoding.words[p] != encoding.words[p - 1]]
+    return torch.cat(states).numpy(), first_pieces, encoding
+
+
+def same_weights(first, second):
+    left, right = (load_model(folder)[0].state_dict() for folder in (first, second))
+    assert left.keys() == right.keys()
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(("layers", "places"), [("all", [0, 1, 2, 3, 4]), ("-1,-2", [4, 3]), ("0", [0])])
+def test_features_are_hidden_states_of_first_pieces(model_folder, data, tmp_path, layers, places):
+    result = features(model_folder, data["dev"], tmp_path / "out", layers=layers)
+    file = FeatureFile.open(tmp_path / "out")
+    found = sentences(30, 2)
+    assert (result["num_units"], result["num_rows"]) == (30, sum(map(len, found)))
+    assert file.vectors == [str(place) for place in places]
+    for unit, rows in enumerate(found):
+        states, first_pieces, _ = hidden_states(model_folder, [word for word, _ in rows])
+        assert len(first_pieces) == len(rows)
+        np.testing.assert_allclose(file.rows([unit]), states[places][:, first_pieces].transpose(1, 0, 2), atol=1e-5)
+    names = [json.loads(line) for line in (tmp_path / "out" / "tokens.jsonl").read_text().splitlines()]
+    assert names[3]["words"] == [word for word, _ in found[3]]
+
+
+def test_no_word_of_a_long_sentence_is_left_out(model_folder, tmp_path):
+    rows = sentences(1, 5, most=1)[0] * 100
+    path = write_columns(tmp_path / "long.conll", [rows, rows[:2]])
+    result = features(model_folder, path, tmp_path / "out", layers="last", max_length=10)
+    assert result["num_rows"] == 102
+    file = FeatureFile.open(tmp_path / "out")
+    assert np.diff(file.offsets).tolist() == [100, 2]
+    assert np.isfinite(file.array).all()
+
+
+def test_the_published_form_has_every_token_and_six_decimals(model_folder, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("anna saw rome ||| bobs in oslo\n\nthe old bobs .\n")
+    features(model_folder, path, tmp_path / "out", layers="-1,-2,0", jsonl=True)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "features.jsonl").read_text().splitlines()]
+    assert [row["linex_index"] for row in rows] == [0, 1, 2]
+    pair = ["[CLS]", "anna", "saw", "rome", "[SEP]", "bob", "##s", "in", "oslo", "[SEP]"]
+    assert [feature["token"] for feature in rows[0]["features"]] == pair
+    assert [feature["token"] for feature in rows[1]["features"]] == ["[CLS]", "[SEP]"]
+    states, _, encoding = hidden_states(model_folder, ["the", "old", "bobs", "."])
+    assert len(rows[2]["features"]) == len(encoding.ids)
+    for place, feature in enumerate(rows[2]["features"]):
+        assert [layer["index"] for layer in feature["layers"]] == [-1, -2, -5]
+        for layer in feature["layers"]:
+            np.testing.assert_allclose(layer["values"], states[layer["index"], place], atol=2e-6)
+            assert all(round(value, 6) == value for value in layer["values"])
+
+
+def test_training_on_features_equals_training_with_the_encoder_in_the_loop(
+    run, model_folder, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(finetune_run, "with_features", lambda plan, *_: plan)
+    looped = finetune(recipe(), model=model_folder, out=tmp_path / "looped", **data)
+    assert not (tmp_path / "looped" / "features").exists()
+    assert looped["best"]["scores"]["loss"] == pytest.approx(run[1]["best"]["scores"]["loss"], rel=1e-3)
+    left, right = (load_model(folder / "model")[0].state_dict() for folder in (run[0], tmp_path / "looped"))
+    for name, values in left.items():
+        torch.testing.assert_close(values, right[name], rtol=0, atol=2e-3)
+
+
+def test_it_learns_and_the_encoder_stays_as_it_was(run, model_folder):
+    out, result = run
+    assert result["best"]["scores"]["f1"] > 0.7
+    before, after = load_model(model_folder, heads=())[0], load_model(out / "model", heads=())[0]
+    assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+    assert sorted(path.name for path in (out / "features").iterdir()) == ["dev", "train"]
+
+
+def test_the_saved_model_evaluates_and_predicts_as_in_training(run, data, tmp_path):
+    out, result = run
+    scores = evaluate(out, data["dev"])
+    assert scores["f1"] == pytest.approx(result["best"]["scores"]["f1"])
+    assert scores["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-3)
+    predict(out, data["dev"], tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    tags = [tag for row in rows for tag in row["tags"]]
+    expected = [tag for rows in sentences(30, 2) for _, tag in rows]
+    assert np.mean([a == b for a, b in zip(tags, expected, strict=True)]) == pytest.approx(scores["accuracy"])
+    assert Predictor.load(out).task is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "tagging"),
+    [
+        ({"layers": "scalar_mix", "precision": "float16"}, {}),
+        ({"layers": "sum_all"}, {"crf": True, "context": "document"}),
+    ],
+    ids=["mix in half precision", "crf within documents"],
+)
+def test_other_choices_learn_too(model_folder, data, tmp_path, options, tagging):
+    result = finetune(recipe(tagging=tagging, **options), model=model_folder, out=tmp_path / "run", **data)
+    assert result["best"]["scores"]["f1"] > 0.6
+    scores = evaluate(tmp_path / "run", data["dev"])
+    assert scores["f1"] == pytest.approx(result["best"]["scores"]["f1"], abs=0.02)
+    mix = load_model(tmp_path / "run" / "model")[0].state_dict().get("heads.bilstm_tagger.mix.weights")
+    assert (mix is not None and bool(mix.any())) == (options["layers"] == "scalar_mix")
+
+
+@pytest.mark.parametrize("name", TABLE_7)
+def test_every_row_of_table_7_is_a_recipe(model_folder, data, tmp_path, name):
+    path = Path(__file__).parents[2] / "recipes" / f"features-{name}.toml"
+    changes = ["training.steps=1", "data.max_length=16", "features.lstm_size=6", "training.num_threads=1"]
+    chosen = load_recipe(FinetuneRecipe, path, changes)
+    assert chosen.features is not None
+    assert chosen.features.layers == name.replace("-", "_")
+    finetune(chosen, model=model_folder, out=tmp_path / "run", **data)
+    vectors = FeatureFile.open(tmp_path / "run" / "features" / "dev").vectors
+    assert vectors == {
+        "embeddings": ["0"], "last": ["4"], "second-to-last": ["3"], "scalar-mix": ["0", "1", "2", "3", "4"],
+    }.get(name, [name.replace("-", "_")])  # fmt: skip
+
+
+def test_a_run_killed_while_it_trains_goes_on_to_the_same_weights(run, model_folder, data, tmp_path):
+    (tmp_path / "recipe.json").write_text(recipe().model_dump_json())
+    code = (
+        "import sys, maskloom.training.session as session\n"
+        "from maskloom.config import FinetuneRecipe\nfrom maskloom.runs.finetune import finetune\n"
+        "save = session.TrainingSession.save\n"
+        "def stop(self):\n    path = save(self)\n    print('saved', flush=True)\n    sys.stdin.read()\n"
+        "session.TrainingSession.save = stop\n"
+        f"recipe = FinetuneRecipe.model_validate_json(open({str(tmp_path / 'recipe.json')!r}).read())\n"
+        f"finetune(recipe, model={str(model_folder)!r}, out={str(tmp_path / 'run')!r}, "
+        f"train={str(data['train'])!r}, dev={str(data['dev'])!r})\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"saved\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    written = (tmp_path / "run" / "features" / "train" / "features.bin").stat().st_mtime_ns
+    time.sleep(0.01)
+    finetune(recipe(), model=model_folder, out=tmp_path / "run", resume=True, **data)
+    assert (tmp_path / "run" / "features" / "train" / "features.bin").stat().st_mtime_ns == written
+    assert same_weights(run[0] / "model", tmp_path / "run" / "model")
+
+
+def test_damaged_features_of_a_run_are_refused_by_name(run, model_folder, data, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run[0], out)
+    (out / "metrics.json").unlink()
+    path = out / "features" / "dev" / "features.bin"
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
+    with pytest.raises(DataError, match=r"dev/features\.bin: its SHA-256"):
+        finetune(recipe(), model=model_folder, out=out, resume=True, **data)
+
+
+def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
+    with pytest.raises(ConfigError, match="layer 9"):
+        finetune(recipe(layers="9"), model=model_folder, out=tmp_path / "run", **data)
+    assert not (tmp_path / "run").exists()
+    for values, message in (
+        ({"features": {}, "task": "single"}, "for task = 'tagging'"),
+        ({"features": {}, "task": "tagging", "from_scratch": True}, "weights of a trained model"),
+        ({"features": {"lstm_size": 7}, "task": "tagging"}, "multiple of 2"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            validate_recipe(FinetuneRecipe, values, source="test")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="no folder of features"):
+        features(model_folder, data["dev"], tmp_path / "other")
+    features(model_folder, data["dev"], tmp_path / "out", layers="-1")
+    with pytest.raises(DataError, match=r"manifest\.json: vectors is \['4'\], \['3'\] is needed"):
+        features(model_folder, data["dev"], tmp_path / "out", layers="-2")
+    with pytest.raises(ConfigError, match="max_length 25"):
+        features(model_folder, data["dev"], tmp_path / "out2", max_length=25)
