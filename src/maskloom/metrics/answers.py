@@ -78,6 +78,26 @@ def best_threshold(
     return float(totals[best]) / max(len(scores), 1), threshold
 
 
+def fitted_threshold(scores: np.ndarray, null_odds: np.ndarray, has_answer: np.ndarray) -> float:
+    """Return a threshold on the null odds with the best mean score, for answers that are not empty; all (questions,).
+
+    Differs from the published sweep, whose threshold for calling every question unanswerable is 0, whatever the odds
+    are, and may lie within equal odds: this one gives its score when it is applied. It lies halfway between odds, or 1
+    beyond them; where nothing beats 0, it is 0.
+    """
+    order = np.argsort(null_odds, kind="stable")
+    odds, gains = null_odds[order], np.where(has_answer, scores, -1.0)[order]
+    totals = np.concatenate([[0.0], np.cumsum(gains)])
+    can_part = np.concatenate([[True], odds[1:] > odds[:-1], [True]])
+    at_zero = totals[np.searchsorted(odds, 0.0, side="right")]
+    best = int(np.where(can_part, totals, -np.inf).argmax())
+    if totals[best] <= at_zero + 1e-9:
+        return 0.0
+    below = odds[best - 1] if best else odds[0] - 2.0
+    above = odds[best] if best < len(odds) else odds[-1] + 2.0
+    return float((below + above) / 2.0)
+
+
 class AnswerMetric:
     """Exact match and F1 over questions; a few numbers a question are kept, no text.
 
@@ -142,14 +162,14 @@ class AnswerMetric:
         return scores
 
     def best_null_threshold(self) -> float:
-        """Return the threshold on the null odds that gives the best primary score.
+        """Return the threshold on the null odds, of answers that are not empty, that gives the best primary score.
 
         Raises ValueError where a question came without null odds.
         """
         rows = self._rows()
         if np.isnan(rows.odds).any():
             raise ValueError("a threshold on null odds needs the null odds of every question")
-        return rows.best_threshold("f1" if self._primary == "f1" else "exact")[1]
+        return fitted_threshold(rows.f1 if self._primary == "f1" else rows.exact, rows.odds, rows.has_answer)
 
     def reference(self) -> float | None:
         """Return the score of calling every question unanswerable; None where every question has an answer."""

@@ -12,6 +12,7 @@ from maskloom.metrics.answers import (
     answer_scores,
     best_threshold,
     exact_match,
+    fitted_threshold,
     normalize_answer,
     score_answers,
     token_f1,
@@ -111,7 +112,8 @@ def test_the_best_threshold_is_reached_by_applying_it():
     free = AnswerMetric(has_unanswerable=True)
     free.update(list(zip(texts, odds, strict=True)), golds)
     threshold = free.best_null_threshold()
-    assert threshold == free.compute()["best_f1_thresh"]
+    published = free.compute()["best_f1_thresh"]
+    assert published < threshold < min(odd for odd in odds if odd > published)
     applied = AnswerMetric(has_unanswerable=True, null_threshold=threshold)
     applied.update(list(zip(texts, odds, strict=True)), golds)
     emptied = AnswerMetric(has_unanswerable=True)
@@ -120,6 +122,30 @@ def test_the_best_threshold_is_reached_by_applying_it():
     assert applied.compute()["f1"] == pytest.approx(free.compute()["best_f1"])
     for name in ("exact_match", "f1", "HasAns_f1", "NoAns_f1", "HasAns_exact", "NoAns_exact"):
         assert applied.compute()[name] == pytest.approx(emptied.compute()[name])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.4, 1.0]), st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0]), st.booleans()),
+             min_size=1)
+)  # fmt: skip
+def test_no_threshold_beats_the_fitted_one(rows):
+    scores, odds, has_answer = map(np.array, zip(*rows, strict=True))
+
+    def total(threshold):
+        return np.where(odds > threshold, ~has_answer, np.where(has_answer, scores, 0.0)).sum()
+
+    fitted = fitted_threshold(scores, odds, has_answer)
+    best = max(total(threshold) for threshold in (-9.0, -2.0, -0.5, 0.2, 1.0, 9.0))
+    assert total(fitted) == pytest.approx(best)
+    if total(0.0) == pytest.approx(best):
+        assert fitted == 0.0
+
+
+def test_calling_everything_unanswerable_is_a_threshold_too():
+    odds, has_answer = np.array([-5.0, -4.0, -7.0]), np.array([False, False, True])
+    assert fitted_threshold(np.zeros(3), odds, has_answer) == -8.0
+    assert fitted_threshold(np.array([0.0, 0.0, 1.0]), odds, has_answer) == -6.0
+    assert fitted_threshold(np.ones(3), -odds, ~has_answer) == 6.0
 
 
 def test_splits_add_up_to_the_whole():
