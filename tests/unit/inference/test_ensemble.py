@@ -87,6 +87,13 @@ def test_the_order_of_members_changes_no_bit(kind, average):
     assert all((row == back).all() for row, back in zip(rows, turned, strict=True))
 
 
+def test_a_sum_that_depends_on_its_order_is_made_in_one_order():
+    members = [np.array([[value]]) for value in (1e16, 1.0, 1.0, -1e16)]
+    orders = [[0, 1, 2, 3], [0, 3, 1, 2], [1, 2, 0, 3], [3, 2, 1, 0]]
+    found = {float(average_rows("regression", [members[k] for k in order], "logits")[0, 0]) for order in orders}
+    assert len(found) == 1
+
+
 def test_averages_by_hand():
     rng = np.random.default_rng(0)
     first, second = rng.normal(size=(2, 5, 3)).astype(np.float32) * 4
