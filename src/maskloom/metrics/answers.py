@@ -231,18 +231,27 @@ class _Rows:
 
 @dataclass(frozen=True)
 class AnswerReport:
-    """Scores of a file of predictions, with the ids of questions that it lacks; those count as wrong."""
+    """Scores of a file of predictions, with the ids of questions that it lacks; those count as wrong.
+
+    `num_unknown` predictions belong to no question.
+    """
 
     scores: dict[str, float]
+    has_unanswerable: bool
     num_questions: int
+    num_answerable: int
     missing: tuple[str, ...]
     num_unknown: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, with the first missing ids."""
+        """Return the report as plain values under the names of the official script, with the first missing ids."""
+        names, totals = {}, {"total": self.num_questions}
+        if self.has_unanswerable:
+            names = {"exact_match": "exact"}
+            totals |= {"HasAns_total": self.num_answerable, "NoAns_total": self.num_questions - self.num_answerable}
         return {
-            **self.scores,
-            "total": self.num_questions,
+            **{names.get(name, name): value for name, value in self.scores.items()},
+            **totals,
             "num_missing": len(self.missing),
             "first_missing": list(self.missing[:_SHOWN_IDS]),
             "num_unknown": self.num_unknown,
@@ -273,4 +282,5 @@ def score_answers(
     if missing:
         metric.add_missing([bool(golds[name]) for name in missing])
     num_unknown = sum(name not in golds for name in predictions)
-    return AnswerReport(metric.compute(), len(golds), missing, num_unknown)
+    num_answerable = sum(map(bool, golds.values()))
+    return AnswerReport(metric.compute(), has_unanswerable, len(golds), num_answerable, missing, num_unknown)

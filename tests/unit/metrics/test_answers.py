@@ -193,7 +193,10 @@ def test_missing_predictions_are_wrong_and_named(has_unanswerable):
     odds = {"1": -2.0, "4": 1.0} if has_unanswerable else None
     report = score_answers(golds, {"1": "cat", "4": "owl", "9": "x"}, has_unanswerable=has_unanswerable, null_odds=odds)
     assert report.missing == ("2", "3")
-    assert report.as_dict()["num_missing"] == 2
+    shown = report.as_dict()
+    assert (shown["num_missing"], shown["first_missing"], shown["total"]) == (2, ["2", "3"], 4)
+    assert shown["exact" if has_unanswerable else "exact_match"] == 50.0
+    assert shown.get("NoAns_total") == (1 if has_unanswerable else None)
     assert report.num_unknown == 1
     assert report.scores["f1"] == report.scores["exact_match"] == 50.0
     if has_unanswerable:
