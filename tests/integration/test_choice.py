@@ -1,0 +1,141 @@
+import csv
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.cli import main
+from maskloom.config import DataError, FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs.evaluate import evaluate
+from maskloom.runs.finetune import finetune
+from maskloom.runs.predict import predict
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+GOOD, BAD, OTHERS = ["fine", "great"], ["awful", "poor"], ["film", "book", "very", "and", "so"]
+TRAINING = {"epochs": 8.0, "batch_size": 8, "learning_rate": 5e-3, "num_threads": 1}
+HEADER = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source", *(f"ending{n}" for n in range(4))]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *GOOD, *BAD, *OTHERS])
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=32, initializer_range=0.2,
+    )  # fmt: skip
+    save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
+    Tokenizer(vocabulary, max_length=32).save(folder)
+    return folder
+
+
+def write_swag(path, num_rows, seed, *, has_labels=True):
+    """Rows in SWAG's form whose right ending is the only good one."""
+    draw = random.Random(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(HEADER + ["label"] * has_labels)
+        for number in range(num_rows):
+            label = draw.randrange(4)
+            endings = [
+                " ".join([*draw.sample(OTHERS, draw.randint(0, 3)), draw.choice(GOOD if place == label else BAD)])
+                for place in range(4)
+            ]
+            row = [number, "v", "f", "x", draw.choice(OTHERS), "so", "gold", *endings]
+            writer.writerow(row + [label] * has_labels)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(model_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("choice")
+    data = {"train": write_swag(folder / "train.csv", 80, 1), "dev": write_swag(folder / "dev.csv", 40, 2)}
+    values = {"task": "choice", "data": {"max_length": 24}, "training": TRAINING}
+    recipe = validate_recipe(FinetuneRecipe, values, source="test")
+    result = finetune(recipe, model=model_folder, out=folder / "run", **data)
+    return folder / "run", result, data
+
+
+def test_it_learns_to_choose(run):
+    _, result, _ = run
+    best = result["best"]
+    assert result["metric"] == "accuracy"
+    assert best["scores"]["accuracy"] > 0.8
+    assert 0.25 <= best["reference"] < 0.5
+    assert result["data"]["train"]["num_choices"] == 4
+
+
+def test_the_saved_model_evaluates_and_predicts(run, tmp_path):
+    folder, result, data = run
+    scores = evaluate(folder, data["dev"])
+    assert scores["accuracy"] == result["best"]["scores"]["accuracy"]
+    assert scores["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-4)
+    assert 0.0 <= scores["calibration_error"] <= 1.0
+    predict(folder, data["dev"], tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    with data["dev"].open(newline="") as file:
+        truth = [int(row["label"]) for row in csv.DictReader(file)]
+    assert sum(row["choice"] == label for row, label in zip(rows, truth, strict=True)) / 40 == scores["accuracy"]
+    for row in rows:
+        assert row["choice_text"] == row[f"choice{row['choice']}"]
+        assert sum(row["probabilities"].values()) == pytest.approx(1.0)
+        assert max(row["probabilities"], key=row["probabilities"].get) == str(row["choice"])
+
+
+def test_files_without_labels_and_with_other_numbers_of_choices_are_predicted(run, tmp_path):
+    folder, _, _ = run
+    predict(folder, write_swag(tmp_path / "test.csv", 5, 3, has_labels=False), tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5
+    assert {"choice", "choice_text", "probability_0", "probability_3"} <= set(rows[0])
+    path = tmp_path / "two.jsonl"
+    path.write_text(json.dumps({"question": "so", "choices": ["very poor", "great"]}) + "\n")
+    predict(folder, path, tmp_path / "out.jsonl")
+    assert json.loads((tmp_path / "out.jsonl").read_text())["choice"] == 1
+
+
+def test_the_task_is_known_without_our_own_file(run, tmp_path):
+    folder, _, data = run
+    for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((folder / "model" / name).read_bytes())
+    task = Predictor.load(tmp_path).task
+    assert task is not None
+    assert task.kind == "choice"
+    assert evaluate(tmp_path, data["dev"])["accuracy"] == evaluate(folder, data["dev"])["accuracy"]
+
+
+def test_from_the_command_line_with_the_recipe_of_swag(run, model_folder, tmp_path, monkeypatch, capsys):
+    _, _, data = run
+    path = Path(__file__).parents[2] / "recipes" / "swag.toml"
+    recipe = load_recipe(FinetuneRecipe, path)
+    training = recipe.training
+    assert (recipe.task, training.learning_rate, training.batch_size, training.epochs) == ("choice", 2e-5, 16, 3.0)
+    changes = ["--set", "data.max_length=24", "--set", "training.steps=2"]
+    files = ["--train", str(data["train"]), "--dev", str(data["dev"]), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(
+        sys, "argv", ["maskloom", "finetune", "--model", str(model_folder), "--recipe", str(path), *files, *changes]
+    )
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code in (0, None)
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_other_numbers_of_choices_in_dev_are_refused(run, model_folder, tmp_path):
+    _, _, data = run
+    path = tmp_path / "dev.jsonl"
+    rows = [{"question": "so", "choices": ["poor", "great"], "label": number % 2} for number in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {"task": "choice", "data": {"max_length": 24}, "training": TRAINING}
+    recipe = validate_recipe(FinetuneRecipe, values, source="test")
+    with pytest.raises(DataError, match=r"dev\.jsonl: 2 choices a row, .*train\.csv has 4"):
+        finetune(recipe, model=model_folder, train=data["train"], dev=path, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+
+from maskloom.data.batch import FeatureBatch
+from maskloom.data.feature_files import FeatureFile, FeaturePlan, FeatureWriter
+from maskloom.tasks.encoding import encode_examples
+from maskloom.tasks.examples import Example
+from maskloom.tasks.tagging.encoding import encode_sentences
+from maskloom.tasks.tagging.features import AllTokens, ChainWords, FeatureSentences, SentenceWords, row_counts
+from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.task import tagging_task
+from maskloom.tasks.tagging.windows import Context
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+WORDS = [f"w{number}" for number in range(30)]
+TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##x"]), max_length=40)
+OPTIONS = {"layers": "last", "lstm_size": 8, "lstm_layers": 1, "dropout": 0.0, "precision": "float32"}
+
+
+def sentences(*lengths, document=0):
+    """Sentences of running words; every third has a second piece."""
+    found, place = [], 0
+    for number, length in enumerate(lengths):
+        words = tuple(f"w{place + n}" + ("x" if n % 3 == 0 else "") for n in range(length))
+        found.append(TaggedSentence(words, tuple("O" for _ in words), number + 1, number, document))
+        place += length
+    return found
+
+
+def encoded(*lengths: int, max_length: int = 40, context: Context = "sentence"):
+    return encode_sentences(
+        sentences(*lengths), TOKENIZER, max_length=max_length, labels=("O", "B-X", "I-X"), context=context
+    )
+
+
+def first_pieces(length, start=0):
+    return [TOKENIZER.vocabulary.ids[f"w{start + number}"] for number in range(length)]
+
+
+def test_whole_sentences_give_their_first_pieces():
+    data = encoded(3, 1, 4)
+    for units in (ChainWords(data), SentenceWords(data)):
+        batch, places, counts = units.places(np.array([2, 0]))
+        assert batch.token_ids[places].tolist() == first_pieces(4, start=4) + first_pieces(3)
+        assert counts.tolist() == [4, 3]
+        assert units.lengths.tolist() == data.lengths.tolist()
+
+
+def test_every_word_of_a_split_sentence_is_taken_once_and_in_order():
+    data = encoded(2, 20, 3, max_length=9)
+    assert len(data) > 5
+    units = SentenceWords(data)
+    assert len(units.lengths) == 3
+    assert int(units.lengths.sum()) == int(data.lengths.sum())
+    batch, places, counts = units.places(np.array([1, 2, 0]))
+    expected = first_pieces(20, start=2) + first_pieces(3, start=22) + first_pieces(2)
+    assert batch.token_ids[places].tolist() == expected
+    assert counts.tolist() == [20, 3, 2]
+
+
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_the_words_of_chains_are_those_of_the_batch(context):
+    data = encoded(2, 20, 3, max_length=12, context=context)
+    units = ChainWords(data)
+    indices = np.arange(len(data))[::-1]
+    batch, places, counts = units.places(indices)
+    chains = data.batch(indices).chains
+    assert chains is not None
+    assert places.tolist() == np.flatnonzero(chains >= 0).tolist()
+    for number, index in enumerate(indices.tolist()):
+        alone = data.batch(np.array([index])).chains
+        assert alone is not None
+        assert counts[number] == (alone >= 0).sum()
+    assert batch.lengths.tolist() == data.lengths[indices].tolist()
+
+
+def test_texts_give_all_tokens():
+    texts = [Example("w1 w2", "w3", None, 1), Example("", None, None, 2)]
+    units = AllTokens(encode_examples(texts, TOKENIZER, max_length=20))
+    _, places, counts = units.places(np.array([1, 0]))
+    assert counts.tolist() == [2, 6]
+    assert places.tolist() == list(range(8))
+
+
+def test_the_sum_follows_the_text_and_the_windows():
+    sums = {
+        row_counts(units)[1]
+        for units in (
+            ChainWords(encoded(3, 4)),
+            ChainWords(encoded(4, 3)),
+            ChainWords(encoded(3, 20, max_length=9)),
+            ChainWords(encoded(3, 20, max_length=10)),
+            SentenceWords(encoded(3, 20, max_length=10)),
+        )
+    }
+    assert len(sums) == 5
+    counts, one = row_counts(ChainWords(encoded(3, 4)))
+    assert counts.tolist() == [3, 4]
+    assert one == row_counts(ChainWords(encoded(3, 4)))[1]
+
+
+def test_batches_bring_the_vectors_of_their_words(tmp_path):
+    data = encoded(2, 20, 3, max_length=12)
+    units = ChainWords(data)
+    counts, _ = row_counts(units)
+    writer = FeatureWriter(tmp_path / "features", FeaturePlan("m", "s", ("4",), 1, counts))
+    for index in range(len(data)):
+        batch, places, _ = units.places(np.array([index]))
+        writer.write(np.array([index]), batch.token_ids[places].astype(np.float32)[:, None, None])
+    writer.finish()
+    joined = FeatureSentences.of(data, FeatureFile.open(tmp_path / "features"))
+    indices = np.array([3, 0, 1])
+    batch = joined.batch(indices)
+    assert isinstance(batch, FeatureBatch)
+    assert batch.chains is not None
+    assert batch.features[:, 0, 0].tolist() == batch.token_ids[batch.chains >= 0].tolist()
+    for part in batch.split(2):
+        assert isinstance(part, FeatureBatch)
+        assert part.chains is not None
+        assert part.features[:, 0, 0].tolist() == part.token_ids[part.chains >= 0].tolist()
+    assert (joined.num_words, len(joined)) == (data.num_words, len(data))
+
+
+def test_a_task_on_features_names_its_head_and_what_it_takes():
+    labels = ("O", "B-X", "I-X")
+    task = tagging_task(labels, settings={"features": OPTIONS})
+    assert (task.heads, task.freezes_encoder) == (("bilstm_tagger",), True)
+    assert task.head_options["bilstm_tagger"] == {key: OPTIONS[key] for key in OPTIONS if key != "precision"}
+    assert task.published_config["maskloom_heads"] == task.head_options
+    assert task.settings["features"] == OPTIONS
+    with_crf = tagging_task(labels, settings={"features": OPTIONS, "crf": True})
+    assert with_crf.heads == ("bilstm_tagger", "crf")
+    assert vars(with_crf.objective) == vars(tagging_task(labels, settings={"crf": True}).objective)
+    assert not tagging_task(labels).freezes_encoder
