@@ -72,12 +72,17 @@ class FinetuningData(Section):
 
 
 class TrainingSection(Section):
-    """Optimisation (paper 3.4, 3.5)."""
+    """Optimisation (paper 3.4, 3.5).
+
+    `head_learning_rate` is that of the heads, whose parameters are new in fine-tuning; without it they have
+    `learning_rate` like all others. The schedule scales both alike.
+    """
 
     steps: Count = 10_000
     batch_size: Count = 32
     micro_batch_size: Count | None = None
     learning_rate: Positive = 1e-4
+    head_learning_rate: Positive | None = None
     warmup_share: Rate = 0.1
     warmup_steps: CountOrNone | None = None
     schedule: Literal["linear", "google"] = "linear"
@@ -149,9 +154,12 @@ class SpanSection(Section):
 
 
 class TaggingSection(Section):
-    """Tags of words (paper 5.3): how they are written in files, and how much of a document a word sees."""
+    """Tags of words (paper 5.3): how they are written in files, and how much of a document a word sees.
 
-    scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io"] = "auto"
+    `scheme` "plain" is for tags that stand for single words, such as parts of speech; "auto" tells them from entities.
+    """
+
+    scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"] = "auto"
     context: Literal["sentence", "document"] = "sentence"
     crf: bool = False
 

@@ -126,6 +126,33 @@ def test_a_model_with_itself_is_that_model(tmp_path, kind, average):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("average", ["probabilities", "logits"])
+def test_votes_of_chains_weigh_equally_whatever_the_temperatures(tmp_path, average):
+    """Two members of temperatures far apart outvote a third one, and a temperature never changes a vote."""
+    path = data_of(tmp_path, "tagging")
+    data, votes, decided = read("tagging", path), [], []
+    for temperatures in ([1.0, 1.0, 1.0], [0.2, 5.0, 1.0], [5.0, 1.0, 0.2]):
+        folders = [
+            write_model(tmp_path / f"{seed}-{temperature}", "tagging", seed, {"crf": True, "temperature": temperature})
+            for seed, temperature in enumerate(temperatures)
+        ]
+        ensemble = Ensemble.load(folders, average=average)
+        encoded = ensemble.encoded(data)
+        rows = encoded.word_rows(ensemble.outputs(encoded).rows)
+        votes.append(rows[:, len(TAGS) :])
+        decided.append([row["tags"] for row in ensemble.predict_examples(data)])
+    members = [[row["tags"] for row in Predictor.load(folder).predict_examples(data)] for folder in folders]
+    for other in votes[1:]:
+        np.testing.assert_array_equal(other, votes[0])
+    num_outvoted = 0
+    words = [[tag for tags in part for tag in tags] for part in (decided[-1], *members)]
+    for tags, *each in zip(*words, strict=True):
+        best, count = max(((tag, each.count(tag)) for tag in each), key=lambda pair: pair[1])
+        assert count == 1 or tags == best
+        num_outvoted += count == 2
+    assert num_outvoted > 20
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_order_does_not_matter_and_members_do(tmp_path, kind):
     folders, path = [write_model(tmp_path / str(seed), kind, seed) for seed in (1, 2, 3)], data_of(tmp_path, kind)

@@ -187,7 +187,8 @@ class _Stop(SilentProgress):
 @pytest.mark.parametrize(("stage", "step"), [("seed 0", 1), ("seed 0", 13), ("seed 0", 24), ("seed 1", 9)])
 def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage, step):
     train, dev = data("single")
-    settings = recipe(restarts=2, training={"epochs": 3.0})
+    heads = {"head_learning_rate": 2e-2, "optimizer": "bert_adam"} if step == 13 else {}
+    settings = recipe(restarts=2, training={"epochs": 3.0, **heads})
     inputs = {"model": model_folder, "train": train, "dev": dev}
     whole = finetune(settings, **inputs, out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):

@@ -292,6 +292,72 @@ def test_wrong_training_data_is_refused_before_anything_is_written(model_folder,
     assert not (tmp_path / "run").exists()
 
 
+PARTS = {**dict.fromkeys([*FIRST, *LAST, *PLACES], "NNP"), "saw": "VBD", "town": "NN", "old": "JJ", ".": ".", ",": ","}
+
+
+def write_parts_of_speech(path, seed, num_sentences=100):
+    """Entities stand in the last column, parts of speech in the second."""
+    draw, lines = random.Random(seed), []
+    for _ in range(num_sentences):
+        words = draw.choices([*PARTS, "the", "in", "and"], k=draw.randint(1, 8))
+        lines += [f"{word} {PARTS.get(word, 'IN')} {'B-X' if word in FIRST else 'O'}" for word in words] + [""]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("crf", [False, True])
+def test_parts_of_speech(model_folder, tmp_path, crf):
+    train, dev = (write_parts_of_speech(tmp_path / f"{name}.conll", seed) for name, seed in (("train", 1), ("dev", 2)))
+    settings, reading = recipe({"epochs": 6.0}, crf=crf), ReadingOptions(format="conll2003", label_column="2")
+    run = tmp_path / "run"
+    result = finetune(settings, model=model_folder, train=train, dev=dev, out=run, reading=reading)
+    assert result["metric"] == "accuracy"
+    assert result["data"]["labels"] == sorted({*PARTS.values(), "IN"})
+    assert result["best"]["scores"]["accuracy"] > 0.95
+    scores = evaluate(run, dev)  # columns as in fine-tuning
+    assert scores["accuracy"] == pytest.approx(result["best"]["scores"]["accuracy"])
+    assert 0.3 < scores["reference"] < 0.6
+    assert scores["degenerate"] is None
+    assert evaluate([run, run], dev)["accuracy"] == scores["accuracy"]
+    assert "temperature" in tune(run, dev)["settings"]
+    predict(run, dev, tmp_path / "out.conll")
+    written = [line.split(" ") for line in (tmp_path / "out.conll").read_text().splitlines() if line]
+    right = [fields[1] == fields[3] for fields in written]
+    assert sum(right) / len(right) == pytest.approx(scores["accuracy"])
+    (tmp_path / "raw.txt").write_text("  the old, town\n")
+    predict(run, tmp_path / "raw.txt", tmp_path / "out.jsonl")
+    (row,) = rows_of(tmp_path / "out.jsonl")
+    assert [row["words"], row["tags"]] == [["the", "old", ",", "town"], ["IN", "JJ", ",", "NN"]]
+    assert row["spans"] == [[2, 5], [6, 9], [9, 10], [11, 15]]
+    assert all(0.2 < probability <= 1 for probability in row["tag_probabilities"])
+    assert "entities" not in row
+
+
+def test_a_plain_tag_that_training_lacks_is_refused(model_folder, tmp_path):
+    train, dev = write_parts_of_speech(tmp_path / "train.conll", 1, 8), tmp_path / "dev.conll"
+    dev.write_text("saw VBD O\nmay MD O\n")
+    with pytest.raises(DataError, match=r"dev.conll: line 2: the tag 'MD' is not one of training, .*--labels FILE"):
+        finetune(
+            recipe(), model=model_folder, train=train, dev=dev, out=tmp_path / "run",
+            reading=ReadingOptions(label_column="2"),
+        )  # fmt: skip
+
+
+def test_a_format_stands_for_the_task_and_its_score(model_folder, tmp_path, run):
+    folder, _, dev = run
+    reading = ReadingOptions(format="conll2003")
+    expected = evaluate(folder, dev)
+    assert evaluate(folder, dev, reading=reading) == expected
+    predict(folder, dev, tmp_path / "out.conll", reading=reading)
+    with pytest.raises(ConfigError, match=r"'cola' is of a single task, not tagging; tagging knows .*conll2003"):
+        evaluate(folder, dev, reading=ReadingOptions(format="cola"))
+    train = write_columns(tmp_path / "train.conll", sentences(8, 1))
+    values = {"training": {**TRAINING, "epochs": 1.0}, "data": {"max_length": 32}}
+    short = validate_recipe(FinetuneRecipe, values, source="test")
+    result = finetune(short, model=model_folder, train=train, dev=dev, out=tmp_path / "run", reading=reading)
+    assert (result["task"], result["metric"]) == ("tagging", "f1")
+
+
 def test_a_type_that_training_lacks_is_refused(model_folder, tmp_path):
     train = write_columns(tmp_path / "train.conll", sentences(8, 1))
     (tmp_path / "dev.conll").write_text("anna B-PER\nmay B-DATE\n")

@@ -41,7 +41,7 @@ PairColumn = Annotated[str | None, typer.Option("--pair-column", help="Column of
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column of the label or score.")]
 Format = Annotated[
     str | None,
-    typer.Option("--format", help="A GLUE file as distributed: cola, sst-2, mrpc …"),
+    typer.Option("--format", help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003."),
 ]
 BadRows = Annotated[
     Literal["error", "skip"], typer.Option("--on-bad-rows", help="What to do with a row that breaks a rule.")

@@ -47,7 +47,9 @@ def pretrain(
 
 def finetune(
     model: Model,
-    train: Annotated[Path, typer.Option("--train", help="Labelled examples: .csv, .tsv or .jsonl.")],
+    train: Annotated[
+        Path, typer.Option("--train", help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")
+    ],
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples that decide which weights are kept.")],
     out: Out,
     task: Annotated[

@@ -30,7 +30,9 @@ Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl,
 
 
 def evaluate(
-    data: Annotated[Path, typer.Option("--data", help="Labelled examples: .csv, .tsv or .jsonl.")],
+    data: Annotated[
+        Path, typer.Option("--data", help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")
+    ],
     model: Models = None,
     ensemble: EnsembleOf = None,
     average: Averaged = "probabilities",

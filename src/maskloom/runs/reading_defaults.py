@@ -9,6 +9,7 @@ from typing import Any
 
 from maskloom.config import DataError
 from maskloom.inference import Ensemble, Predictor
+from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
@@ -59,6 +60,8 @@ def reading_for(
     kind = KINDS[task.kind]
     if task.kind == "single" and _takes_pairs(path, given, known, needs_label=needs_label):
         kind = KINDS["pair"]
+    if given is not None and given.format is not None and kind.name in ("span", "choice"):
+        catalog_row(given.format, kinds=(kind.name,))  # nothing else would refuse the format of another kind
     options = _options(path, kind, given, known, task.settings, needs_label=needs_label)
     return FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
 
@@ -78,6 +81,8 @@ def _options(
     default = given or ReadingOptions()
     stored = {key: value for key, value in known.get("reading", {}).items() if value is not None}
     stored["on_bad_rows"] = default.on_bad_rows
+    if kind.name == "tagging" and not needs_label:
+        stored.pop("format", None)  # what is to be tagged is mostly raw text; a file in columns shows that it is
     for options in [ReadingOptions(**stored), ReadingOptions(**{**stored, "label_column": None})]:
         if needs_label and options.label_column != stored.get("label_column"):
             continue

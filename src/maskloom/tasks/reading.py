@@ -23,7 +23,7 @@ from maskloom.tasks.columns import (
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
-_TAKES_PAIR: dict[str, bool | None] = {"single": False, "pair": True, "regression": None, "multilabel": None}
+_TAKES_PAIR: dict[Kind, bool | None] = {"single": False, "pair": True, "regression": None, "multilabel": None}
 
 
 class _BadRowError(ValueError):
@@ -60,7 +60,7 @@ def iterate_examples(
     """Yield examples one by one in the file's order, as `read_examples` reads them, in constant memory."""
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
-    row = None if options.format is None else catalog_row(options.format)
+    row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))
     if kind == "single" and options.pair_column is not None:
         raise ConfigError(f"pair column {options.pair_column!r}: a single task takes one text; use the task pair")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else layout_of(path)

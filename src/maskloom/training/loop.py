@@ -14,7 +14,7 @@ from maskloom.config import TrainingSection
 from maskloom.data.counter_random import integers
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, SummedObjective
-from maskloom.training.optimizers import make_optimizer
+from maskloom.training.optimizers import make_optimizer, rate_of
 from maskloom.training.schedules import make_schedule
 
 NextBatch = Callable[[dict[str, int]], tuple[Any, dict[str, int]]]
@@ -46,7 +46,10 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. Losses are means in nats over the whole batch; `position` is where the next batch starts."""
+    """What one step did. Losses are means in nats over the whole batch; `position` is where the next batch starts.
+
+    `learning_rate` is that of everything but heads with a rate of their own.
+    """
 
     step: int
     loss: float
@@ -80,17 +83,19 @@ def train_steps(
         batch, position = next_batch(state.position)
         model.train()
         torch.manual_seed(int(integers(2**62, seed, _DROPOUT_STREAM, state.step)))
-        learning_rate = settings.learning_rate * factor(state.step)
+        scale = factor(state.step)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = rate_of(group, settings) * scale
         optimizer.zero_grad(set_to_none=True)
         losses = accumulate_gradients(model, objective, batch, settings.micro_batch_size)
         gradient_norm = _clip(parameters, settings.clip_norm)
         loss = sum(losses.values())
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+            own = settings.head_learning_rate
+            now = f"{settings.learning_rate}{'' if own is None else f', of heads {own}'}"
             raise NumericalError(
                 f"step {state.step + 1}: loss {loss} with gradient norm {gradient_norm}; the weights were not changed. "
-                f"Losses by name: {losses}. A smaller training.learning_rate (now {settings.learning_rate}) may help."
+                f"Losses by name: {losses}. A smaller training.learning_rate (now {now}) may help."
             )
         optimizer.step()
         state.step += 1
@@ -99,7 +104,7 @@ def train_steps(
             step=state.step,
             loss=loss,
             losses=losses,
-            learning_rate=learning_rate,
+            learning_rate=settings.learning_rate * scale,
             gradient_norm=gradient_norm,
             num_sequences=len(batch.lengths),
             num_tokens=len(batch.token_ids),

@@ -14,6 +14,16 @@ from maskloom.config import TrainingSection
 _EXEMPT = re.compile(r"(^|[._])(layer_?norm|bias)([._]|$)", re.IGNORECASE)
 
 
+# A group with this key holds parameters of heads, which have a learning rate of their own.
+_OF_HEADS = "of_heads"
+_HEAD = re.compile(r"(^|\.)heads\.")
+
+
+def belongs_to_head(name: str) -> bool:
+    """Tell whether the parameter of that name is a head's; prefixes added by wrappers do not change it."""
+    return _HEAD.search(name) is not None
+
+
 def decays(name: str) -> bool:
     """Tell whether the parameter of that name decays; LayerNorm parameters and biases do not.
 
@@ -22,13 +32,27 @@ def decays(name: str) -> bool:
     return _EXEMPT.search(name) is None
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Split the trainable parameters of a model into one group that decays and one that does not."""
+def parameter_groups(model: nn.Module, weight_decay: float, *, has_own_head_rate: bool = False) -> list[dict]:
+    """Split the trainable parameters of a model into one group that decays and one that does not.
+
+    With `has_own_head_rate` the parameters of heads are two further groups, which `rate_of` tells apart.
+    """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    decayed = [parameter for name, parameter in named if decays(name)]
-    exempt = [parameter for name, parameter in named if not decays(name)]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    groups = []
+    for of_heads in (False, True) if has_own_head_rate else (None,):
+        part = [(name, parameter) for name, parameter in named if of_heads in (None, belongs_to_head(name))]
+        mark = {_OF_HEADS: True} if of_heads else {}
+        groups += [
+            {"params": [parameter for name, parameter in part if decays(name)], "weight_decay": weight_decay, **mark},
+            {"params": [parameter for name, parameter in part if not decays(name)], "weight_decay": 0.0, **mark},
+        ]
     return [group for group in groups if group["params"]]
+
+
+def rate_of(group: dict, settings: TrainingSection) -> float:
+    """Return the learning rate of a group of parameters before the schedule scales it."""
+    own = settings.head_learning_rate if group.get(_OF_HEADS) else None
+    return settings.learning_rate if own is None else own
 
 
 class BertAdam(torch.optim.AdamW):
@@ -68,7 +92,10 @@ class BertAdam(torch.optim.AdamW):
 
 def make_optimizer(model: nn.Module, settings: TrainingSection) -> torch.optim.AdamW:
     """Build the optimiser that a recipe names over a model's trainable parameters (paper 3.4)."""
-    groups = parameter_groups(model, settings.weight_decay)
+    has_own = settings.head_learning_rate is not None
+    groups = parameter_groups(model, settings.weight_decay, has_own_head_rate=has_own)
+    for group in groups if has_own else ():
+        group["lr"] = rate_of(group, settings)
     betas = (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "bert_adam":
         return BertAdam(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)

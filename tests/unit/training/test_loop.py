@@ -104,6 +104,41 @@ def test_training_learns_and_is_the_same_twice() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
+def test_the_schedule_scales_both_rates_and_heads_have_their_own(optimizer: str) -> None:
+    """One step from the same gradients: heads move as at their rate alone, the rest as at the other alone."""
+    base = TrainingSection(steps=4, warmup_share=0.0, clip_norm=None, optimizer=optimizer, learning_rate=1e-3)
+
+    def trained(**rates: float):
+        settings = base.model_copy(update=rates)
+        state = TrainState.fresh(_model(), settings)
+        seen = []
+        for report in train_steps(state, MaskedLanguageModeling(), _batches, settings=settings, seed=0):
+            seen.append((report.learning_rate, [group["lr"] for group in state.optimizer.param_groups]))
+            if len(seen) == 1:
+                first = {name: parameter.detach().clone() for name, parameter in state.model.named_parameters()}
+        return seen, first
+
+    (low, slow), (_, fast), (both, mixed) = trained(), trained(learning_rate=2e-2), trained(head_learning_rate=2e-2)
+    for (rate, _), (same_rate, rates) in zip(low, both, strict=True):
+        assert rate == same_rate > 0
+        assert rates == pytest.approx([rate, rate, 20 * rate, 20 * rate])
+    moved = 0
+    for name, found in mixed.items():
+        assert torch.equal(found, (fast if name.startswith("heads.") else slow)[name]), name
+        moved += not torch.equal(slow[name], fast[name])
+    assert moved > len(mixed) / 2
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
+def test_equal_rates_train_as_one(optimizer: str) -> None:
+    plain = TrainingSection(steps=5, learning_rate=3e-3, optimizer=optimizer, clip_norm=None)
+    state, _ = _run(plain)
+    again, _ = _run(plain.model_copy(update={"head_learning_rate": 3e-3}))
+    for a, b in zip(state.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_dropout_is_on_in_training_and_depends_on_the_seed() -> None:
     settings = TrainingSection(steps=3, learning_rate=1e-3, warmup_share=0.0)
     first, _ = _run(settings, seed=1)

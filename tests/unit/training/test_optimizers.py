@@ -3,7 +3,14 @@ import torch
 from torch import nn
 
 from maskloom.config import TrainingSection
-from maskloom.training.optimizers import BertAdam, decays, make_optimizer, parameter_groups
+from maskloom.training.optimizers import (
+    BertAdam,
+    belongs_to_head,
+    decays,
+    make_optimizer,
+    parameter_groups,
+    rate_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +92,53 @@ def test_a_parameter_without_gradient_does_not_crash(name: str) -> None:
     model.used.grad = torch.ones(2, 2)
     optimizer.step()
     assert not torch.equal(model.used, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("heads.tagger.dense.weight", True),
+        ("heads.crf.transitions", True),
+        ("_orig_mod.heads.crf.start", True),
+        ("encoder.layers.0.attention.query.weight", False),
+        ("encoder.num_heads.weight", False),
+        ("encoder.heads_scale", False),
+    ],
+)
+def test_heads_are_known_by_name(name: str, expected: bool) -> None:
+    assert belongs_to_head(name) is expected
+
+
+def _tagger():
+    from maskloom.models.assembled import build_model
+    from maskloom.models.bert import BertConfig
+
+    return build_model(BertConfig.of_size("tiny", vocab_size=50), ("tagger", "crf"), 3, seed=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "bert_adam"])
+def test_heads_with_a_rate_of_their_own_are_further_groups(name: str) -> None:
+    model = _tagger()
+    settings = TrainingSection(optimizer=name, learning_rate=1e-4, head_learning_rate=1e-2, weight_decay=0.03)
+    names = {parameter: key for key, parameter in model.named_parameters()}
+    found = [
+        (rate_of(group, settings), group["lr"], group["weight_decay"], names[parameter])
+        for group in make_optimizer(model, settings).param_groups
+        for parameter in group["params"]
+    ]
+    assert sorted(key for *_, key in found) == sorted(names.values())
+    for rate, first, decay, key in found:
+        assert rate == first == (1e-2 if key.startswith("heads.") else 1e-4)
+        assert decay == (0.03 if decays(key) else 0.0)
+    assert {key for rate, _, _, key in found if rate == 1e-2} >= {"heads.crf.transitions", "heads.crf.start"}
+
+
+@pytest.mark.parametrize("name", ["adamw", "bert_adam"])
+def test_without_a_rate_for_heads_nothing_is_split(name: str) -> None:
+    model = _tagger()
+    groups = make_optimizer(model, TrainingSection(optimizer=name)).param_groups
+    plain = parameter_groups(model, 0.01)
+    assert len(groups) == len(plain) == 2
+    for group, expected in zip(groups, plain, strict=True):
+        assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in expected["params"]]
+        assert rate_of(group, TrainingSection(learning_rate=3e-4)) == 3e-4

@@ -14,7 +14,8 @@ class CatalogRow:
 
     Columns are names of the header. `headerless` is (text, pair, label, number of fields), counted from 0, for files
     that come without a header; `header_marks` are the first two fields that show that a file has one all the same.
-    `labels` are class names in the order of their ids. `primary` is the score that picks the best model.
+    `labels` are class names in the order of their ids. `primary` is the score that picks the best model, None for what
+    its kind has by default. Files of tagged words have numbers of columns, from 1, for names.
     """
 
     name: str
@@ -23,7 +24,7 @@ class CatalogRow:
     pair: str | None
     label: str
     labels: tuple[str, ...] = ()
-    primary: str = "accuracy"
+    primary: str | None = "accuracy"
     headerless: tuple[int, int | None, int, int] | None = None
     header_marks: tuple[str, str] | None = None
     drops_bad_rows: bool = False

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from maskloom.metrics.calibration import softmax
-from maskloom.metrics.entities import entities_of, is_tag
+from maskloom.metrics.entities import entities_of
 from maskloom.tasks.tagging.encoding import EncodedSentences
 from maskloom.tasks.tagging.sentences import TaggedSentence
 
@@ -28,7 +28,12 @@ def tag_logits(num_labels: int, encoded: EncodedSentences, outputs: Sequence[np.
 
 def decide_tags(labels: Sequence[str], encoded: EncodedSentences, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the ids of the tags of each sentence, (words,)."""
-    return encoded.by_sentence(tag_ids(encoded.word_rows(outputs), len(labels)))
+    return encoded.by_sentence(decide_words(labels, encoded, outputs))
+
+
+def decide_words(labels: Sequence[str], encoded: EncodedSentences, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the ids of the tags of all words, (words,)."""
+    return tag_ids(encoded.word_rows(outputs), len(labels))
 
 
 def true_tags(encoded: EncodedSentences) -> np.ndarray | None:
@@ -37,9 +42,16 @@ def true_tags(encoded: EncodedSentences) -> np.ndarray | None:
 
 
 def decode_tags(
-    labels: tuple[str, ...], temperature: float, encoded: EncodedSentences, outputs: Sequence[np.ndarray]
+    labels: tuple[str, ...],
+    temperature: float,
+    encoded: EncodedSentences,
+    outputs: Sequence[np.ndarray],
+    *,
+    names_entities: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return, for each sentence, its `words`, their `tags`, and its `entities`.
+    """Return, for each sentence, its `words`, their `tags`, and its `entities`; for plain tags what each word has.
+
+    That is `spans`, the characters (start, end) of each word in the sentence's text, and `tag_probabilities`.
 
     An entity has `text`, `type`, `start` and `end` in characters of the sentence's text, `words` (first and end place)
     and `probability`: the product of the probabilities of its words' tags, at that temperature. Tags are as they were
@@ -50,12 +62,16 @@ def decode_tags(
     probabilities = softmax(rows[:, : len(labels)] / temperature)
     chosen = np.take_along_axis(probabilities, ids[:, None], axis=1)[:, 0]
     sides = zip(encoded.sentences, encoded.by_sentence(ids), encoded.by_sentence(chosen), strict=True)
-    names_entities = all(map(is_tag, labels))
     found = []
     for sentence, tags, shares in sides:
         names: list[str] = [labels[number] for number in tags.tolist()]
-        entities = _entities(sentence, names, shares) if names_entities else []
-        found.append({"words": list(sentence.words), "tags": names, "entities": entities})
+        row: dict[str, Any] = {"words": list(sentence.words), "tags": names}
+        if names_entities:
+            row["entities"] = _entities(sentence, names, shares)
+        else:
+            row["spans"] = [list(span) for span in sentence.spans]
+            row["tag_probabilities"] = shares.tolist()
+        found.append(row)
     return found
 
 

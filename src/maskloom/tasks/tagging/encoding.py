@@ -11,6 +11,7 @@ import numpy as np
 
 from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import TokenBatch
+from maskloom.metrics.entities import is_tag
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.windows import Context, plan_windows
 from maskloom.text.tokenizer import Tokenizer
@@ -200,10 +201,17 @@ def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path:
             raise DataError(f"{path}: line {sentence.line}: no tags (other sentences have them)")
         for place, tag in enumerate(sentence.tags):
             if tag not in ids:
-                known = ", ".join(sorted({label[2:] for label in labels if label != "O"})) or "none"
                 raise DataError(
-                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r} is not one of training, "
-                    f"whose types of entity are {known}"
+                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r} is not one of training, {_known(labels)}"
                 )
             found.append(ids[tag])
     return np.array(found, dtype=np.int64)
+
+
+def _known(labels: Sequence[str]) -> str:
+    """Name what tags there are, and what helps where some are too rare to stand in training."""
+    if all(map(is_tag, labels)):
+        types = sorted({label[2:] for label in labels if label != "O"})
+        return f"whose types of entity are {', '.join(types) or 'none'}"
+    shown = ", ".join(labels[:12]) + (" ..." if len(labels) > 12 else "")
+    return f"whose {len(labels)} tags are {shown}; for tags that training lacks, fine-tune with --labels FILE"

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.config import ConfigError, DataError
-from maskloom.metrics.entities import Scheme, is_tag
+from maskloom.metrics.entities import is_tag
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.tables import Row, read_rows
-from maskloom.tasks.tagging.schemes import SchemeFinder, breach_of, convert_tags
+from maskloom.tasks.tagging.layout import DOCUMENT_START, SPACES, layout_of_sentences
+from maskloom.tasks.tagging.schemes import PLAIN, SchemeFinder, TagForm, breach_of, convert_tags
 from maskloom.tasks.tagging.sentences import TaggedSentence, split_text
 
-Layout = Literal["columns", "jsonl", "text"]
-DOCUMENT_START = "-DOCSTART-"
-
-_FORMATS: dict[str, Layout] = {"conll": "columns", "conll2003": "columns", "jsonl": "jsonl", "text": "text"}
 _WORD_KEYS = ("tokens", "words")
 _TAG_KEYS = ("tags", "ner_tags", "labels")
 _TEXT_KEYS = ("text", "sentence")
 _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
-_SPACES = re.compile("[ \t]+")
-# How many lines are looked at to tell a .txt file in columns from one of raw text.
-_SNIFFED_LINES = 200
+_UNKNOWN = "unknown form of tag"
+_ENTITY_RULE = "neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
 
 
 @dataclass(frozen=True)
 class TaggedSentences:
-    """The sentences of one file in its order, the account of the reading, and the scheme of the file."""
+    """The sentences of one file in its order, the account of the reading, and what the tags of the file are."""
 
     examples: list[TaggedSentence]
     report: ReadingReport
-    scheme: Scheme | None
+    scheme: TagForm | None
 
 
 @dataclass
@@ -62,13 +57,14 @@ def read_sentences(
     path: str | Path,
     options: ReadingOptions | None = None,
     *,
-    scheme: Scheme | Literal["auto"] = "auto",
-    target: Scheme = "iob2",
+    scheme: TagForm | Literal["auto"] = "auto",
+    target: TagForm = "iob2",
     needs_label: bool = True,
 ) -> TaggedSentences:
     """Read a whole file as `iterate_sentences` does; raises DataError also when no sentence is usable."""
     report = ReadingReport(Path(path))
-    found = find_scheme(path, options) if needs_label and scheme == "auto" else scheme
+    looks = needs_label and scheme == "auto" and target != PLAIN
+    found = find_scheme(path, options) if looks else PLAIN if target == PLAIN else scheme
     examples = list(
         iterate_sentences(path, options, scheme=found, target=target, needs_label=needs_label, report=report)
     )
@@ -81,12 +77,14 @@ def iterate_sentences(
     path: str | Path,
     options: ReadingOptions | None = None,
     *,
-    scheme: Scheme | Literal["auto"] = "auto",
-    target: Scheme = "iob2",
+    scheme: TagForm | Literal["auto"] = "auto",
+    target: TagForm = "iob2",
     needs_label: bool = True,
     report: ReadingReport | None = None,
 ) -> Iterator[TaggedSentence]:
     """Yield the sentences of a file one by one, their tags checked against `scheme` and written in `target`.
+
+    Plain tags stay as they are: those of a file that has no entity tags, and all where `target` is "plain".
 
     A file in columns has one word a line and a blank line between sentences; the word is the first column and the tag
     the last unless `options` names others by number; -DOCSTART- opens a document. JSONL has `tokens` with `tags`, or
@@ -97,6 +95,8 @@ def iterate_sentences(
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
+    if target == PLAIN:
+        scheme = PLAIN
     if needs_label and scheme == "auto":
         scheme = find_scheme(path, options)
     for found in _find_sentences(path, options, needs_label=needs_label):
@@ -114,45 +114,32 @@ def iterate_sentences(
         yield sentence
 
 
-def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> Scheme:
-    """Return the scheme that the tags of a file are written in; where there are mistakes, the one with fewest."""
-    finder = SchemeFinder()
-    for found in _find_sentences(Path(path), options or ReadingOptions(), needs_label=True):
-        if found.problem is None:
-            finder.add(found.sentence.tags or ())
-    return finder.scheme()
+def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagForm:
+    """Return the scheme that the tags of a file are written in; where there are mistakes, the one with fewest.
 
-
-def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> Layout:
-    """Return how a file is laid out: as `options.format` says, by suffix, or by a look at a .txt file.
-
-    Without labels a .txt file is raw text, unless its first lines have equal numbers of columns that end in a tag.
-    Raises ConfigError for an unknown format.
+    It is "plain" where no tag is an entity tag. Raises DataError, with both lines, for a file that has tags of either
+    form, unless `options.on_bad_rows` is "skip": its entity tags then count.
     """
-    path, options = Path(path), options or ReadingOptions()
-    if options.format is not None:
-        if options.format not in _FORMATS:
-            raise ConfigError(f"format {options.format!r}: tagging knows {', '.join(_FORMATS)}")
-        return _FORMATS[options.format]
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
-    if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
-        return "jsonl"
-    return "text" if suffixes[-1:] == [".txt"] and not needs_label and not _is_in_columns(path) else "columns"
-
-
-def _is_in_columns(path: Path) -> bool:
-    widths = set()
-    for number, row in enumerate(read_rows(path, "text")):
-        fields = _SPACES.split(str(next(iter(row.fields))).strip(" \t"))
-        if fields[0] == DOCUMENT_START:
-            return True
-        if fields != [""]:
-            if len(fields) < 2 or not is_tag(fields[-1]):
-                return False
-            widths.add(len(fields))
-        if number >= _SNIFFED_LINES:
-            break
-    return len(widths) == 1
+    finder, options = SchemeFinder(), options or ReadingOptions()
+    first: dict[bool, tuple[int, str]] = {}
+    for found in _find_sentences(Path(path), options, needs_label=True):
+        if found.problem is not None:
+            continue
+        tags = found.sentence.tags or ()
+        for place, tag in enumerate(tags):
+            if (is_entity := is_tag(tag)) not in first:
+                first[is_entity] = (found.sentence.line_of(place), tag)
+        if all(map(is_tag, tags)):
+            finder.add(tags)
+    if True not in first and False in first:
+        return PLAIN
+    if False in first and options.on_bad_rows == "error":
+        (line, plain), (entity_line, entity) = first[False], first[True]
+        raise DataError(
+            f"{path}: line {line}: {_UNKNOWN}: {plain!r} is {_ENTITY_RULE}, while {entity!r} in line {entity_line} "
+            'is such a tag; tags are entity tags throughout, or any at all with tagging.scheme = "plain"'
+        )
+    return finder.scheme()
 
 
 def _find_sentences(path: Path, options: ReadingOptions, *, needs_label: bool) -> Iterator[_Found]:
@@ -165,14 +152,17 @@ def _find_sentences(path: Path, options: ReadingOptions, *, needs_label: bool) -
     return _record_sentences(path, "text" if layout == "text" else "jsonl", parse, options, needs_label=needs_label)
 
 
-def _converted(sentence: TaggedSentence, scheme: Scheme | Literal["auto"], target: Scheme) -> TaggedSentence:
-    """Check the tags and write them in the target scheme."""
+def _converted(sentence: TaggedSentence, scheme: TagForm | Literal["auto"], target: TagForm) -> TaggedSentence:
+    """Check the tags and write them in the target scheme; plain tags stay."""
+    if scheme == PLAIN:
+        return sentence
     tags = sentence.tags or ()
     for place, tag in enumerate(tags):
         if not is_tag(tag):
-            detail = f"{tag!r} is neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
-            raise _BadSentenceError("unknown form of tag", sentence.line_of(place), detail)
+            detail = f"{tag!r} is {_ENTITY_RULE}"
+            raise _BadSentenceError(_UNKNOWN, sentence.line_of(place), detail)
     assert scheme != "auto"
+    assert target != PLAIN
     breach = breach_of(tags, scheme)
     if breach:
         place, rule = breach
@@ -228,11 +218,11 @@ class _Columns:
         if not bare:
             return ()
         if bare.startswith(DOCUMENT_START):
-            return tuple(_SPACES.split(bare))
+            return tuple(SPACES.split(bare))
         if self._width is None:
             self._is_tabbed = "\t" in bare
         # Other white space, such as a no-break space, may be part of a word.
-        return tuple(text.split("\t")) if self._is_tabbed else tuple(_SPACES.split(bare))
+        return tuple(text.split("\t")) if self._is_tabbed else tuple(SPACES.split(bare))
 
     def _problem(self, fields: tuple[str, ...], line: int) -> _BadSentenceError | None:
         if self._width is None:

@@ -7,8 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import Literal
 
 from maskloom.metrics.entities import Entity, Scheme, entities_of
+
+# What tags of a file are: entities in a scheme, or tags that stand for single words, such as parts of speech.
+PLAIN = "plain"
+TagForm = Scheme | Literal["plain"]
 
 # In the order in which they are tried: where two fit equally well, the first says the same as the other.
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "bioes", "bilou", "io")

@@ -1,4 +1,4 @@
-"""Tagging as a kind of task: named entities in sentences (BERT paper 5.3)."""
+"""Tagging as a kind of task: named entities in sentences (BERT paper 5.3), and plain tags of words."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from typing import Any
 from maskloom.config import ConfigError, DataError
 from maskloom.metrics.calibration import checked_temperature
 from maskloom.metrics.entities import EntityMetric, TagTable, is_tag
+from maskloom.metrics.single_label import SingleLabelMetric
 from maskloom.objectives.crf_tagging import CrfTagging
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.labels import read_label_names
-from maskloom.tasks.tagging.decoding import column_lines, decide_tags, decode_tags, tag_logits, true_tags
+from maskloom.tasks.tagging.decoding import (
+    column_lines,
+    decide_tags,
+    decide_words,
+    decode_tags,
+    tag_logits,
+    true_tags,
+)
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import iterate_sentences
-from maskloom.tasks.tagging.schemes import forbidden_pairs, tag_names
+from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, tag_names
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.windows import Context
 from maskloom.tasks.task import Outputs, Task, TaskKind
@@ -29,6 +37,7 @@ from maskloom.text.tokenizer import Tokenizer
 # Models are trained on the tags of this scheme whatever the files are written in; scores by conlleval are the same.
 TRAINED_SCHEME = "iob2"
 SCORES = ("f1", "strict_f1", "accuracy")
+PLAIN_SCORES = ("accuracy", "f1_macro")
 
 
 def tagging_task(
@@ -36,22 +45,25 @@ def tagging_task(
 ) -> Task:
     """Return the task of tagging words with those tags, in the order of their ids.
 
-    `primary` is f1 (conlleval's), strict_f1 or accuracy. `settings` may hold `scheme` (that of files, "auto" to detect
-    it), `context` ("sentence" or "document"), `crf`, `temperature`, and `features`, the recipe's section of that name.
+    `primary` is f1 (conlleval's), strict_f1 or accuracy; for plain tags, which are no entities, accuracy or f1_macro.
+    `settings` may hold `scheme` (that of files, "auto" to detect it), `context` ("sentence" or "document"), `crf`,
+    `temperature`, and `features`, the recipe's section of that name.
     Raises ValueError for a score that there is not, a temperature that is none, or without labels.
     """
-    primary = primary or "f1"
-    if primary not in SCORES:
-        raise ValueError(f"metric {primary!r} is not one of {list(SCORES)} (tagging)")
     if not labels:
         raise ValueError("tagging needs the names of its tags")
     given = dict(settings or {})
     crf, context = bool(given.get("crf", False)), given.get("context", "sentence")
     known = {"scheme": given.get("scheme", "auto"), "context": context, "crf": crf}
-    forbidden: tuple[tuple[int, int], ...] = ()
-    if all(map(is_tag, labels)):
-        scheme = TagTable.of(labels).scheme()
-        known["trained_scheme"], forbidden = scheme, forbidden_pairs(labels, scheme)
+    is_plain = _is_plain(labels, given)
+    scores = PLAIN_SCORES if is_plain else SCORES
+    primary = primary or scores[0]
+    if primary not in scores:
+        raise ValueError(f"metric {primary!r} is not one of {list(scores)} ({'plain tags' if is_plain else 'tagging'})")
+    scheme = PLAIN if is_plain else TagTable.of(labels).scheme()
+    known["trained_scheme"] = scheme
+    forbidden = () if scheme == PLAIN else forbidden_pairs(labels, scheme)
+    temperature = checked_temperature(given.get("temperature", 1.0))
     task = Task(
         kind="tagging",
         labels=labels,
@@ -59,10 +71,14 @@ def tagging_task(
         heads=("tagger", "crf") if crf else ("tagger",),
         objective=CrfTagging(forbidden) if crf else Tagging(),
         encode=partial(_encode, labels, context),
-        decide=partial(decide_tags, labels),  # pyright: ignore[reportArgumentType]
+        decide=partial(decide_words if is_plain else decide_tags, labels),  # pyright: ignore[reportArgumentType]
         targets=true_tags,  # pyright: ignore[reportArgumentType]
-        decode=partial(decode_tags, labels, checked_temperature(given.get("temperature", 1.0))),  # pyright: ignore[reportArgumentType]
-        metric=partial(EntityMetric, labels, primary=primary),
+        decode=partial(decode_tags, labels, temperature, names_entities=not is_plain),  # pyright: ignore[reportArgumentType]
+        metric=(
+            partial(SingleLabelMetric, len(labels), primary=primary)
+            if is_plain
+            else partial(EntityMetric, labels, primary=primary)
+        ),
         published_config={
             "id2label": {str(number): name for number, name in enumerate(labels)},
             "label2id": {name: number for number, name in enumerate(labels)},
@@ -73,6 +89,12 @@ def tagging_task(
         forms={".conll": _lines, ".txt": _lines},
     )
     return on_features(task, given["features"]) if given.get("features") else task
+
+
+def _is_plain(labels: Collection[str], settings: Mapping[str, Any]) -> bool:
+    """Tell whether tags stand for single words: where the settings say so, or where some are no entity tags."""
+    said = PLAIN in (settings.get("scheme"), settings.get("trained_scheme"))
+    return said or not all(map(is_tag, labels))
 
 
 def _encode(
@@ -116,9 +138,11 @@ def _iterate(
 
 
 def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return all tags of the types of entity in the training data, or those of a file."""
+    """Return all tags of the types of entity in the training data, or plain tags as they occur, or those of a file."""
+    tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
+    if _is_plain(tags, settings):
+        return read_label_names(options.labels) if options.labels else tuple(sorted(tags))
     if options.labels is None:
-        tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
         return tag_names({tag[2:] for tag in tags if tag != "O"}, TRAINED_SCHEME)
     names = read_label_names(options.labels)
     wanted = set(tag_names({name[2:] for name in names if is_tag(name) and name != "O"}, TRAINED_SCHEME))
@@ -131,10 +155,11 @@ def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping
 
 def _check(train: ReadExamples, dev: ReadExamples) -> None:
     for data in (train, dev):
-        if all(tag == "O" for sentence in data.examples for tag in sentence.tags or ()):
+        tags = {tag for sentence in data.examples for tag in sentence.tags or ()}
+        if tags == {"O"} or (len(tags) == 1 and data is train and not is_tag(*tags)):
+            rule = "there is no entity to learn from or to score" if tags == {"O"} else "there is nothing to learn"
             raise DataError(
-                f"{data.report.path}: every word of {len(data.examples)} sentences has the tag O; there is no entity "
-                "to learn from or to score"
+                f"{data.report.path}: every word of {len(data.examples)} sentences has the tag {min(tags)}; {rule}"
             )
 
 

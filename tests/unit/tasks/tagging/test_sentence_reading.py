@@ -7,6 +7,7 @@ from maskloom.config import ConfigError, DataError
 from maskloom.metrics.entities import entities_of
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.reading import read_examples
 from maskloom.tasks.tagging.reading import find_scheme, iterate_sentences, layout_of_sentences, read_sentences
 from maskloom.tasks.tagging.sentences import TaggedSentence
 
@@ -189,6 +190,57 @@ def test_wrong_data_is_refused_with_its_line(write, content, name, line, says):
         read_sentences(path)
     assert f"{path}: line {line}: " in str(error.value)
     assert says in str(error.value)
+
+
+def test_tags_that_are_no_entities_are_plain(write):
+    path = write("a NN\nb VBZ\n\nc -X-\n")
+    data = read_sentences(path)
+    assert find_scheme(path) == data.scheme == "plain"
+    assert [s.tags for s in data.examples] == [("NN", "VBZ"), ("-X-",)]
+    assert read_sentences(path, scheme="plain").examples == data.examples
+
+
+def test_plain_tags_that_look_like_entities_stay_as_they_are(write):
+    path = write("a I-X\nb O\nc NN\n")
+    for options in ({"scheme": "plain"}, {"target": "plain"}):
+        assert read_sentences(path, **options).examples[0].tags == ("I-X", "O", "NN")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "tag", "other_line", "other"),
+    [("a NN\n\nb VB\nc O\n", 1, "NN", 4, "O"), ("a O\nb B-X\nc X-Y\n", 3, "X-Y", 1, "O")],
+)
+def test_a_file_with_tags_of_either_form_is_refused(write, content, line, tag, other_line, other):
+    path = write(content)
+    with pytest.raises(DataError) as error:
+        read_sentences(path)
+    said = str(error.value)
+    assert said.startswith(f"{path}: line {line}: unknown form of tag: {tag!r} is neither O nor a prefix")
+    assert f"{other!r} in line {other_line} is such a tag" in said
+    assert 'tagging.scheme = "plain"' in said
+
+
+def test_skipping_keeps_the_sentences_with_entity_tags(write):
+    data = read_sentences(write("a NN\n\nb B-X\n\nc I-X\nd NN\n"), ReadingOptions(on_bad_rows="skip"))
+    assert [s.tags for s in data.examples] == [("B-X",)]
+    assert data.report.dropped == {"unknown form of tag": 2}
+
+
+@pytest.mark.parametrize("name", ["conll2003", "CoNLL2003"])
+def test_the_catalog_says_how_its_files_lie(write, name):
+    options = ReadingOptions(format=name)
+    assert layout_of_sentences(write(CONLL, "raw.txt"), options, needs_label=False) == "columns"
+    assert read_sentences(write(CONLL), options).examples[1].tags == ("B-PER", "I-PER")
+
+
+def test_a_format_of_another_kind_is_refused(write):
+    path = write(CONLL)
+    with pytest.raises(ConfigError, match=r"'rte' is of a pair task, not tagging; tagging knows conll, .*conll2003"):
+        read_sentences(path, ReadingOptions(format="rte"))
+    with pytest.raises(ConfigError, match=r"'nonsense' is not in the catalog.*tagging knows"):
+        read_sentences(path, ReadingOptions(format="nonsense"))
+    with pytest.raises(ConfigError, match="'conll2003' is of a tagging task, not single or pair"):
+        read_examples(path, "single", ReadingOptions(format="conll2003"))
 
 
 def test_empty_files_and_files_without_sentences_are_refused(write):

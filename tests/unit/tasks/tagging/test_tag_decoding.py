@@ -82,10 +82,15 @@ def test_words_of_a_split_sentence_come_back_in_order():
     assert found["tags"] == tags
 
 
-def test_labels_that_are_no_entities_give_tags_alone():
-    encoded = encode_sentences([sentence("a")], TOKENIZER, max_length=5)
-    (found,) = decode_tags(("NOUN", "VERB", "X"), 1.0, encoded, outputs_of(encoded, "B-X"))
-    assert found == {"words": ["a"], "tags": ["VERB"], "entities": []}
+def test_plain_tags_have_places_and_probabilities_word_by_word():
+    text = "a  ab,"
+    words, spans = split_text(text)
+    given = TaggedSentence(words, None, 1, 1, 0, source_text=text, source_spans=spans)
+    encoded = encode_sentences([given], TOKENIZER, max_length=9)
+    outputs = outputs_of(encoded, "B-X", "O", "I-X")
+    (found,) = decode_tags(("NOUN", "VERB", "X"), 1.0, encoded, outputs, names_entities=False)
+    assert found.pop("tag_probabilities") == pytest.approx([np.exp(4) / (np.exp(4) + 2)] * 3)
+    assert found == {"words": ["a", "ab", ","], "tags": ["VERB", "NOUN", "X"], "spans": [[0, 1], [3, 5], [5, 6]]}
 
 
 def test_the_best_path_decides_where_rows_hold_one():

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from maskloom.config import ConfigError, DataError
@@ -58,6 +59,48 @@ def test_labels_of_a_file_have_to_be_whole(read, tmp_path):
     path.write_text("O\nB-X\nI-X\nS-X\n")
     with pytest.raises(ConfigError, match="'S-X' is not a tag of IOB2"):
         TAGGING.label_names(train, options, {})
+
+
+def test_plain_tags_are_those_of_training(read):
+    train = read("a VB\nb NN\nc VB\n")
+    assert TAGGING.label_names(train, ReadingOptions(), {"scheme": "auto"}) == ("NN", "VB")
+    marked = read("a O\nb I-X\n", {"scheme": "plain", "trained_scheme": "plain"})
+    assert TAGGING.label_names(marked, ReadingOptions(), {"scheme": "plain"}) == ("I-X", "O")
+    with pytest.raises(DataError, match="every word of 1 sentences has the tag NN; there is nothing to learn"):
+        TAGGING.check(read("a NN\nb NN\n"), train)
+    TAGGING.check(train, read("a NN\n"))
+
+
+def test_plain_tags_may_be_listed_in_a_file(read, tmp_path):
+    (tmp_path / "labels.txt").write_text("VB\nNN\nJJ\n")
+    options = ReadingOptions(labels=str(tmp_path / "labels.txt"))
+    assert TAGGING.label_names(read("a NN\n"), options, {}) == ("VB", "NN", "JJ")
+
+
+@pytest.mark.parametrize("crf", [False, True])
+def test_plain_tags_are_scored_word_by_word(crf):
+    task = make_task("tagging", ("NN", "O", "VB"), settings={"crf": crf})
+    assert task.primary == task.metric().primary == "accuracy"
+    assert task.settings["trained_scheme"] == "plain"
+    assert make_task("tagging", task.labels, settings=task.settings).settings == task.settings
+    assert getattr(task.objective, "forbidden", ()) == ()
+    metric = task.metric()
+    metric.update(np.array([0, 0, 1, 2]), np.array([0, 0, 0, 2]))
+    scores = metric.compute()
+    assert scores["accuracy"] == metric.reference() == 0.75
+    assert scores["f1_macro"] == pytest.approx((0.8 + 0 + 1) / 3)
+    assert metric.degeneracy() is None
+    metric = task.metric()
+    metric.update(np.array([0, 0]), np.array([0, 2]))
+    assert metric.degeneracy() == "every prediction is the same class"
+
+
+def test_plain_tags_have_scores_of_their_own():
+    assert make_task("tagging", ("A", "B"), primary="f1_macro").metric().primary == "f1_macro"
+    with pytest.raises(ValueError, match=r"'f1' is not one of .*plain tags"):
+        make_task("tagging", ("NN", "VB"), primary="f1")
+    # tags that look like entities are plain where the recipe says so
+    assert make_task("tagging", LABELS, settings={"scheme": "plain"}).primary == "accuracy"
 
 
 def test_data_without_entities_cannot_be_learnt_from(read):
