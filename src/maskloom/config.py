@@ -175,7 +175,7 @@ class FeaturesSection(Section):
     layers: str = "concat_last_four"
     lstm_size: Annotated[int, Field(ge=2, multiple_of=2)] = 768
     lstm_layers: Annotated[int, Field(ge=1, le=4)] = 2
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.5
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.1
     precision: Literal["float32", "float16"] = "float32"
 
 

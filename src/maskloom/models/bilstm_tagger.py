@@ -29,7 +29,7 @@ class BiLSTMTagger(nn.Module):
         layers: LayerChoice = "concat_last_four",
         lstm_size: int = 768,
         lstm_layers: int = 2,
-        dropout: float = 0.5,
+        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         if lstm_size < 2 or lstm_size % 2:
