@@ -229,3 +229,12 @@ def test_our_own_settings_beside_a_model_are_checked(tmp_path):
     (folder / "maskloom.json").write_text("{")
     with pytest.raises(DataError, match=r"maskloom\.json: cannot be read as JSON"):
         evaluate(folder, tmp_path / "in.csv")
+
+
+@pytest.mark.parametrize(("kind", "heads", "num_labels"), [("span", ("span",), None), ("choice", ("choice",), 1)])
+def test_a_format_of_another_kind_is_refused(tmp_path, kind, heads, num_labels):
+    folder = folder_of(tmp_path / "model", heads, num_labels)
+    write_json(folder / "maskloom.json", {"kind": kind, "labels": [], "max_length": 16})
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match=f"format 'conll2003' is of a tagging task, not {kind}"):
+        evaluate(folder, tmp_path / "data.jsonl", reading=ReadingOptions(format="conll2003"))
