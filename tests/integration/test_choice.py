@@ -121,7 +121,20 @@ def test_from_the_command_line_with_the_recipe_of_swag(run, model_folder, tmp_pa
     changes = ["--set", "data.max_length=24", "--set", "training.steps=2"]
     files = ["--train", str(data["train"]), "--dev", str(data["dev"]), "--out", str(tmp_path / "run")]
     monkeypatch.setattr(
-        sys, "argv", ["maskloom", "finetune", "--model", str(model_folder), "--recipe", str(path), *files, *changes]
+        sys,
+        "argv",
+        [
+            "maskloom",
+            "finetune",
+            "--format",
+            "swag",
+            "--model",
+            str(model_folder),
+            "--recipe",
+            str(path),
+            *files,
+            *changes,
+        ],
     )
     with pytest.raises(SystemExit) as stop:
         main()

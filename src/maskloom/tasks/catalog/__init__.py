@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from maskloom.config import ConfigError
+from maskloom.tasks.catalog.choice import CHOICE_SETS
 from maskloom.tasks.catalog.conll import CONLL2003
 from maskloom.tasks.catalog.emotions import GOEMOTIONS
 from maskloom.tasks.catalog.glue import GLUE
@@ -16,6 +17,7 @@ CATALOG: dict[str, CatalogRow] = {
     **{f"glue:{row.name}": row for row in GLUE},
     GOEMOTIONS.name: GOEMOTIONS,
     CONLL2003.name: CONLL2003,
+    **{row.name: row for row in CHOICE_SETS},
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
+from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns
 from maskloom.tasks.choice.examples import ChoiceExample
 from maskloom.tasks.columns import ReadingOptions
@@ -48,10 +49,13 @@ def iterate_choices(
     keys, or one key that holds a list of choices. A label is a number from 0 or a letter from A. All rows have the
     number of choices of the first. Raises DataError, with file and line, for columns that are not there and for a row
     that breaks a rule: a label outside the choices, another number of choices, an empty text, an id that stands twice;
-    with `options.on_bad_rows` "skip" such rows are dropped and counted.
+    with `options.on_bad_rows` "skip" such rows are dropped and counted. Raises ConfigError for a format of another kind
+    of task.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
+    if options.format is not None:
+        catalog_row(options.format, kinds=("choice",))
     layout = layout_of(path)
     if layout == "text":
         raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from maskloom.config import ConfigError, DataError
+from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.choice.reading import read_choices
 from maskloom.tasks.columns import ReadingOptions
 
@@ -154,6 +155,14 @@ def test_a_row_that_was_dropped_does_not_take_its_id(tmp_path):
 def test_wrong_tables_are_refused(tmp_path, lines, message):
     with pytest.raises(DataError, match=message):
         read_choices(write(tmp_path, "a.csv", *lines))
+
+
+def test_a_format_says_the_kind_of_task(tmp_path):
+    path = swag(tmp_path, 1)
+    assert len(read_choices(path, ReadingOptions(format="swag")).examples) == 1
+    with pytest.raises(ConfigError, match="'rte' is of a pair task, not choice"):
+        read_choices(path, ReadingOptions(format="rte"))
+    assert catalog_row("HellaSwag").kind == "choice"
 
 
 def test_text_files_and_empty_files_are_refused(tmp_path):
