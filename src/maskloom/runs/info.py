@@ -1,4 +1,4 @@
-"""What a folder holds: a model, a run, a corpus or a vocabulary."""
+"""What a folder holds: a model, a run, features, a corpus or a vocabulary."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
         return _describe_run(folder)
     if (folder / "config.json").exists():
         return _describe_model(folder)
+    if (folder / "features.bin").exists():
+        from maskloom.data.feature_files import FeatureFile
+
+        return {"kind": "features", "folder": str(folder), **FeatureFile.open(folder).manifest}
     if (folder / "manifest.json").exists():
         from maskloom.runs.corpus import stats
 
@@ -31,7 +35,7 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
 
         return {"kind": "vocabulary", **inspect_vocabulary(folder)}
     raise DataError(
-        f"{folder}: neither a run ({RECIPE}), a model (config.json), a corpus (manifest.json) "
+        f"{folder}: neither a run ({RECIPE}), a model (config.json), features (features.bin), a corpus (manifest.json) "
         "nor a vocabulary (vocab.txt)"
     )
 

@@ -14,6 +14,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import features as module
 from maskloom.runs.features import features, write_features
+from maskloom.runs.info import describe_folder
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.tagging.features import AllTokens
@@ -100,6 +101,13 @@ def test_texts_by_token_or_word(model_folder, tmp_path, units, num_rows):
     assert [name["line"] for name in names] == [1, 2]
     words = {"words": ["a", "mat"]} if units else {"tokens": ["[CLS]", "a", "mat", "[SEP]"]}
     assert names[1] == {"index": 1, "line": 2, **words}
+
+
+def test_a_folder_of_features_is_described(model_folder, tmp_path):
+    (tmp_path / "texts.txt").write_text("the cat sat\n")
+    features(model_folder, tmp_path / "texts.txt", tmp_path / "out", layers="last")
+    found = describe_folder(tmp_path / "out")
+    assert (found["kind"], found["vectors"], found["num_rows"]) == ("features", ["4"], 5)
 
 
 def test_long_texts_are_cut_and_counted(model_folder, tmp_path):
