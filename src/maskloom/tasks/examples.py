@@ -28,6 +28,14 @@ class Example:
         return {"text": self.text} if self.pair is None else {"text": self.text, "pair": self.pair}
 
 
+class BadRowError(ValueError):
+    """A record of a file breaks a rule; `reason` is the rule in the form that is counted."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
+        self.reason = reason
+
+
 @dataclass
 class ReadingReport:
     """What became of the rows of one file: `num_rows` is always `num_kept` plus all that `dropped` counts."""

@@ -20,18 +20,10 @@ from maskloom.tasks.columns import (
     columns_of_header,
     wants_numbers,
 )
-from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.examples import BadRowError, Example, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
 _TAKES_PAIR: dict[Kind, bool | None] = {"single": False, "pair": True, "regression": None, "multilabel": None}
-
-
-class _BadRowError(ValueError):
-    """A row breaks a rule; `reason` is the rule in the form that is counted."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
-        self.reason = reason
 
 
 def read_examples(
@@ -77,7 +69,7 @@ def iterate_examples(
             continue
         try:
             example = _example(record, columns, kind, row, needs_label=needs_label)
-        except _BadRowError as problem:
+        except BadRowError as problem:
             if not skips and not (row and row.no_label and problem.reason == "no gold label"):
                 raise DataError(f"{path}: line {record.line}: {problem}") from None
             report.drop(problem.reason, record.line)
@@ -166,16 +158,16 @@ def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: 
 
 def _example(record: Row, columns: Columns, kind: Kind, row: CatalogRow | None, *, needs_label: bool) -> Example:
     if record.problem:
-        raise _BadRowError(record.problem)
+        raise BadRowError(record.problem)
     if isinstance(record.fields, list) and len(record.fields) != columns.num_fields:
-        raise _BadRowError("wrong number of fields", f"{len(record.fields)}, expected {columns.num_fields}")
+        raise BadRowError("wrong number of fields", f"{len(record.fields)}, expected {columns.num_fields}")
     text = _text(record, columns.text)
     pair = None if columns.pair is None else _text(record, columns.pair)
     label = None
     if columns.label is not None:
         value = _field(record, columns.label, optional=not needs_label)
         if row is not None and row.no_label is not None and value == row.no_label:
-            raise _BadRowError("no gold label")
+            raise BadRowError("no gold label")
         label = None if value is None and not needs_label else parse_label(value, kind, row and row.label_range)
     return Example(text=text, pair=pair, label=label, line=record.line)
 
@@ -183,7 +175,7 @@ def _example(record: Row, columns: Columns, kind: Kind, row: CatalogRow | None, 
 def _field(record: Row, key: str | int, *, optional: bool = False) -> Any:
     if isinstance(record.fields, dict):
         if key not in record.fields and not optional:
-            raise _BadRowError("missing key", repr(key))
+            raise BadRowError("missing key", repr(key))
         return record.fields.get(str(key))
     return record.fields[int(key)]
 
@@ -191,11 +183,11 @@ def _field(record: Row, key: str | int, *, optional: bool = False) -> Any:
 def _text(record: Row, key: str | int) -> str:
     value = _field(record, key)
     if not isinstance(value, str):
-        raise _BadRowError("text is not a string", f"{key!r} is {type(value).__name__}")
+        raise BadRowError("text is not a string", f"{key!r} is {type(value).__name__}")
     if not value.strip():
-        raise _BadRowError("empty text")
+        raise BadRowError("empty text")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise _BadRowError("text holds half of a surrogate pair", f"{key!r} is not valid Unicode")
+        raise BadRowError("text holds half of a surrogate pair", f"{key!r} is not valid Unicode")
     return value
 
 
@@ -211,10 +203,10 @@ def parse_label(
     if kind == "multilabel":
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list):
-            raise _BadRowError("labels are not a list", f"{value!r}; expected names joined by commas or a JSON list")
+            raise BadRowError("labels are not a list", f"{value!r}; expected names joined by commas or a JSON list")
         names = [_name(item) for item in items] if items != [""] else []
         if len(set(names)) != len(names):
-            raise _BadRowError("a label stands twice", repr(value))
+            raise BadRowError("a label stands twice", repr(value))
         return tuple(names)
     return _name(value)
 
@@ -223,24 +215,24 @@ def _name(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str | int | float):
-        raise _BadRowError(
+        raise BadRowError(
             "missing label" if value is None else "label is not a name", "" if value is None else repr(value)
         )
     name = str(value).strip()
     if not name:
-        raise _BadRowError("missing label")
+        raise BadRowError("missing label")
     return name
 
 
 def _number(value: Any, label_range: tuple[float, float] | None) -> float:
     if value is None or value == "":
-        raise _BadRowError("missing label")
+        raise BadRowError("missing label")
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise _BadRowError("label is not a finite number", repr(value))
+        raise BadRowError("label is not a finite number", repr(value))
     if label_range and not label_range[0] <= number <= label_range[1]:
-        raise _BadRowError("label out of range", f"{number}, expected {label_range[0]} to {label_range[1]}")
+        raise BadRowError("label out of range", f"{number}, expected {label_range[0]} to {label_range[1]}")
     return number

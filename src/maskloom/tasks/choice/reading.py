@@ -12,18 +12,10 @@ from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns
 from maskloom.tasks.choice.examples import ChoiceExample
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.examples import BadRowError, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
 _MOST_LETTERS = 26
-
-
-class _BadRowError(ValueError):
-    """A row breaks a rule; `reason` is the rule in the form that is counted."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
-        self.reason = reason
 
 
 def read_choices(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> ReadExamples:
@@ -68,7 +60,7 @@ def iterate_choices(
             continue
         try:
             example = parser.example(row)
-        except _BadRowError as problem:
+        except BadRowError as problem:
             if options.on_bad_rows == "error":
                 raise DataError(f"{path}: line {row.line}: {problem}") from None
             report.drop(problem.reason, row.line)
@@ -126,9 +118,9 @@ class _Parser:
     def example(self, row: Row) -> ChoiceExample:
         columns = self._columns
         if row.problem:
-            raise _BadRowError(row.problem)
+            raise BadRowError(row.problem)
         if isinstance(row.fields, list) and len(row.fields) != columns.num_fields:
-            raise _BadRowError("wrong number of fields", f"{len(row.fields)}, expected {columns.num_fields}")
+            raise BadRowError("wrong number of fields", f"{len(row.fields)}, expected {columns.num_fields}")
         choices = self._choices(row)
         stem = "" if columns.stem is None else _text(_field(row, columns.stem), "stem", may_be_empty=True)
         example = ChoiceExample(
@@ -149,11 +141,11 @@ class _Parser:
         keys = self._columns.choices
         values = _field(row, keys[0]) if self._columns.choices_are_list else [_field(row, key) for key in keys]
         if not isinstance(values, list):
-            raise _BadRowError("choices are not a list", f"{values!r:.60}")
+            raise BadRowError("choices are not a list", f"{values!r:.60}")
         if len(values) < 2:
-            raise _BadRowError("fewer than two choices", str(len(values)))
+            raise BadRowError("fewer than two choices", str(len(values)))
         if self._num_choices is not None and len(values) != self._num_choices:
-            raise _BadRowError("another number of choices", f"{len(values)}, the first row has {self._num_choices}")
+            raise BadRowError("another number of choices", f"{len(values)}, the first row has {self._num_choices}")
         return tuple(_text(value, f"choice {number}") for number, value in enumerate(values))
 
     def _identifier(self, row: Row) -> str | None:
@@ -165,14 +157,14 @@ class _Parser:
         if value is None or not name:
             return None
         if name in self._lines:
-            raise _BadRowError("an id stands twice", f"{name!r}, first at line {self._lines[name]}")
+            raise BadRowError("an id stands twice", f"{name!r}, first at line {self._lines[name]}")
         return name
 
 
 def _field(row: Row, key: str | int | None) -> Any:
     if isinstance(row.fields, dict):
         if key not in row.fields:
-            raise _BadRowError("missing key", repr(key))
+            raise BadRowError("missing key", repr(key))
         return row.fields[str(key)]
     assert key is not None
     return row.fields[int(key)]
@@ -180,11 +172,11 @@ def _field(row: Row, key: str | int | None) -> Any:
 
 def _text(value: Any, what: str, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
-        raise _BadRowError("text is not a string", f"{what} is {type(value).__name__}")
+        raise BadRowError("text is not a string", f"{what} is {type(value).__name__}")
     if not value.strip() and not may_be_empty:
-        raise _BadRowError("empty text" if what == "context" else "empty choice", f"{what} is {value!r}")
+        raise BadRowError("empty text" if what == "context" else "empty choice", f"{what} is {value!r}")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise _BadRowError("text holds half of a surrogate pair", f"{what} is not valid Unicode")
+        raise BadRowError("text holds half of a surrogate pair", f"{what} is not valid Unicode")
     return value.strip()
 
 
@@ -192,7 +184,7 @@ def _label(value: Any, num_choices: int) -> int:
     """Return the right choice, counted from 0, of a number or a letter."""
     text = "" if value is None or isinstance(value, bool | float | list | dict) else str(value).strip()
     if value is None or value == "":
-        raise _BadRowError("missing label")
+        raise BadRowError("missing label")
     label = -1
     if text.isascii() and text.isdecimal():
         label = int(text)
@@ -201,5 +193,5 @@ def _label(value: Any, num_choices: int) -> int:
     if not 0 <= label < num_choices:
         last = f"0 to {num_choices - 1}"
         letters = f", or A to {chr(ord('A') + num_choices - 1)}" if num_choices <= _MOST_LETTERS else ""
-        raise _BadRowError("label is none of the choices", f"{value!r}, expected {last}{letters}")
+        raise BadRowError("label is none of the choices", f"{value!r}, expected {last}{letters}")
     return label

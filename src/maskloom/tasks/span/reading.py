@@ -8,20 +8,12 @@ from typing import Any
 
 from maskloom.config import DataError
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.examples import BadRowError, ReadExamples, ReadingReport
 from maskloom.tasks.span.questions import Answer, Question
 from maskloom.tasks.span.rows import BLANK_LINE, row_records
 from maskloom.tasks.span.squad_json import Record, squad_records
 
 _SHOWN = 60
-
-
-class BadQuestionError(ValueError):
-    """A question breaks a rule; `reason` is the rule in the form that is counted."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
-        self.reason = reason
 
 
 def is_squad_file(path: Path) -> bool:
@@ -67,8 +59,8 @@ def iterate_questions(
         try:
             question = _question(record, needs_label=needs_label)
             if question.id in seen:
-                raise BadQuestionError("an id comes twice", f"{question.id!r} is also that of {seen[question.id]}")
-        except BadQuestionError as problem:
+                raise BadRowError("an id comes twice", f"{question.id!r} is also that of {seen[question.id]}")
+        except BadRowError as problem:
             if options.on_bad_rows != "skip":
                 raise DataError(f"{path}: {record.place}: {problem}") from None
             report.drop(problem.reason, record.line)
@@ -80,7 +72,7 @@ def iterate_questions(
 
 def _question(record: Record, *, needs_label: bool) -> Question:
     if record.problem:
-        raise BadQuestionError(record.problem)
+        raise BadRowError(record.problem)
     context = _text(record.context, "context")
     return Question(
         id=_identifier(record.id),
@@ -94,47 +86,47 @@ def _question(record: Record, *, needs_label: bool) -> Question:
 
 def _identifier(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise BadQuestionError("the id is not a name", repr(value))
+        raise BadRowError("the id is not a name", repr(value))
     return str(value)
 
 
 def _text(value: Any, name: str) -> str:
     if value is None:
-        raise BadQuestionError(f"no {name}")
+        raise BadRowError(f"no {name}")
     if not isinstance(value, str):
-        raise BadQuestionError(f"the {name} is not a string", f"it is {type(value).__name__}")
+        raise BadRowError(f"the {name} is not a string", f"it is {type(value).__name__}")
     if not value.strip():
-        raise BadQuestionError(f"empty {name}")
+        raise BadRowError(f"empty {name}")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise BadQuestionError(f"the {name} holds half of a surrogate pair", "it is not valid Unicode")
+        raise BadRowError(f"the {name} holds half of a surrogate pair", "it is not valid Unicode")
     return value
 
 
 def _answers(record: Record, context: str) -> tuple[Answer, ...]:
     if record.is_impossible is not None and not isinstance(record.is_impossible, bool):
-        raise BadQuestionError("is_impossible is not true or false", repr(record.is_impossible))
+        raise BadRowError("is_impossible is not true or false", repr(record.is_impossible))
     answers = record.answers
     if answers is not None and not isinstance(answers, list):
-        raise BadQuestionError("the answers are not a list", f"they are {type(answers).__name__}")
+        raise BadRowError("the answers are not a list", f"they are {type(answers).__name__}")
     if not answers and not record.is_impossible:
-        raise BadQuestionError("no answers", "a question without answer says so: is_impossible is true")
+        raise BadRowError("no answers", "a question without answer says so: is_impossible is true")
     if answers and record.is_impossible:
-        raise BadQuestionError("is_impossible is true, yet there are answers")
+        raise BadRowError("is_impossible is true, yet there are answers")
     return tuple(_answer(value, context) for value in answers or ())
 
 
 def _answer(value: Any, context: str) -> Answer:
     """Return an answer without the white space around it; its start may count that or point past it."""
     if not isinstance(value, dict):
-        raise BadQuestionError("an answer is not an object", f"it is {type(value).__name__}")
+        raise BadRowError("an answer is not an object", f"it is {type(value).__name__}")
     for key in ("text", "answer_start"):
         if value.get(key) is None:
-            raise BadQuestionError(f"an answer has no {key}")
+            raise BadRowError(f"an answer has no {key}")
     text, start = _text(value["text"], "answer text"), value["answer_start"]
     if isinstance(start, bool) or not isinstance(start, int):
-        raise BadQuestionError("answer_start is not a whole number", repr(start))
+        raise BadRowError("answer_start is not a whole number", repr(start))
     if not 0 <= start < len(context):
-        raise BadQuestionError(
+        raise BadRowError(
             "answer_start is outside of the context", f"{start}, the context has {len(context)} characters"
         )
     stripped = text.strip()
@@ -142,7 +134,7 @@ def _answer(value: Any, context: str) -> Answer:
         return Answer(stripped, start + len(text) - len(text.lstrip()))
     if context.startswith(stripped, start):
         return Answer(stripped, start)
-    raise BadQuestionError("an answer does not stand in the context", _what_stands(stripped, start, context))
+    raise BadRowError("an answer does not stand in the context", _what_stands(stripped, start, context))
 
 
 def _what_stands(text: str, start: int, context: str) -> str:
