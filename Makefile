@@ -29,6 +29,7 @@ check: install
 	$(BIN)/basedpyright --warnings --level error
 	$(BIN)/lint-imports
 	$(BIN)/python tools/size_limits.py src tests benchmarks tools
+	$(BIN)/python tools/readme_table.py --check
 
 format: install
 	$(BIN)/ruff check --fix .

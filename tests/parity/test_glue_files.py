@@ -72,7 +72,11 @@ def by_position(name, path, *, is_test=False):
         fields = line.split("\t")
         value = None
         if not is_test:
-            value = float(np.float32(fields[label[0]])) if name == "sts-b" else IDS.get(name, {"0": 0, "1": 1})[fields[label[0]]]
+            value = (
+                float(np.float32(fields[label[0]]))
+                if name == "sts-b"
+                else IDS.get(name, {"0": 0, "1": 1})[fields[label[0]]]
+            )
         found.append([fields[text], None if pair is None else fields[pair], value])
     return found
 

@@ -1,0 +1,83 @@
+"""Write the README's table of tasks from results/: command, our score, transformers' score, the published one.
+
+    python tools/readme_table.py [--check]
+
+Scores stand between two marks in README.md and nowhere else; --check fails when they are not those of results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+OPENING, CLOSING = "<!-- tasks: made by tools/readme_table.py -->", "<!-- end of tasks -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task of the table; `published` are figures of BERT base, with where they stand."""
+
+    task: str
+    score: str
+    command: str
+    published: str
+
+
+_GLUE = "--recipe recipes/finetune-glue.toml --format"
+ROWS = (
+    Row("CoLA", "Matthews", f"{_GLUE} cola", "52.1 test"),
+    Row("SST-2", "accuracy", f"{_GLUE} sst-2", "92.7 dev, 93.5 test"),
+    Row("MRPC", "F1", f"{_GLUE} mrpc", "88.9 test"),
+    Row("STS-B", "Pearson", f"{_GLUE} sts-b", "85.8 test (Spearman)"),
+    Row("RTE", "accuracy", f"{_GLUE} rte", "66.4 test"),
+    Row("GoEmotions", "micro F1", "--recipe recipes/goemotions.toml --format goemotions", "macro 46 test (its paper)"),
+    Row("CoNLL-2003", "entity F1", "--recipe recipes/conll2003.toml", "96.4 dev, 92.4 test"),
+    Row("HellaSwag", "accuracy", "--recipe recipes/swag.toml", "SWAG: 81.6 dev"),
+    Row("SQuAD v1.1", "F1", "--recipe recipes/squad-v1.toml", "88.5 dev"),
+)
+
+
+def main() -> None:
+    """Write or check the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
+    options = parser.parse_args()
+    before = README.read_text(encoding="utf-8")
+    after = with_table(before, table())
+    if options.check and before != after:
+        sys.exit("README.md: the table of tasks is not that of results/; run tools/readme_table.py")
+    if not options.check:
+        README.write_text(after, encoding="utf-8")
+
+
+def with_table(text: str, table: str) -> str:
+    """Return a page with the table between its marks; raises ValueError when a mark is missing."""
+    opening, closing = text.index(OPENING) + len(OPENING), text.index(CLOSING)
+    return f"{text[:opening]}\n{table}\n{text[closing:]}"
+
+
+def table() -> str:
+    """Return the rows for which both sides were run."""
+    results = json.loads((ROOT / "results" / "finetuning_parity.json").read_text(encoding="utf-8"))
+    found = {row["task"]: row for row in results["tasks"]}
+    lines = ["| task | `maskloom finetune …` | score on dev | maskloom | transformers | BERT base, published |"]
+    lines.append("|---" * 6 + "|")
+    for row in ROWS:
+        if row.task in found:
+            ours, theirs = (_figure(found[row.task]["last"], side) for side in ("maskloom", "transformers"))
+            lines.append(f"| {row.task} | `{row.command}` | {row.score} | {ours} | {theirs} | {row.published} |")
+    return "\n".join(lines)
+
+
+def _figure(entry: dict[str, Any], side: str) -> str:
+    return f"{entry['mean'][side]:.1f} ± {entry['standard_deviation'][side]:.1f}"
+
+
+if __name__ == "__main__":
+    main()
