@@ -228,6 +228,28 @@ def test_data_without_labels_is_not_scored(name, prepared, files):
     assert all(isinstance(example.as_row(), dict) and example.line >= 1 for example in examples)
 
 
+INPUTS = {
+    "regression": "the cat sat",
+    "tagging": "Anna ran in Rome .",
+    "pair": ("the cat", "sat"),
+    "span": ("who ran ?", "Anna ran in Rome ."),
+    "choice": ("the cat", ["sat", "ran in Rome"]),
+}
+
+
+def test_what_is_handed_over_in_python_is_predicted(name, prepared):
+    task, model, tokenizer, _ = prepared
+    predictor = Predictor(model, tokenizer, task=task, max_length=MAX_LENGTH)
+    item = INPUTS.get(name, "the dog")
+    assert len(predictor.predict([item, item])) == 2
+    assert predictor.predict([]) == []
+    with pytest.raises(DataError, match="one string"):
+        predictor.predict("the dog")
+    for wrong in (7, ("a", "b", "c"), "half \ud800", (None, "b")):
+        with pytest.raises(DataError, match="input 1: "):
+            predictor.predict([item, wrong])
+
+
 def test_unknown_scores_are_refused_before_training(name, prepared):
     task = prepared[0]
     with pytest.raises(ValueError, match="'bleu'"):

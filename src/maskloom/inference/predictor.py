@@ -20,7 +20,8 @@ from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
 from maskloom.tasks.evaluation import ModelOutputs, model_outputs
-from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.inputs import checked_text, text_example
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
@@ -89,17 +90,19 @@ class Predictor:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
 
-    def predict(self, texts: Sequence[TextOrPair]) -> list[dict[str, Any]]:
-        """Return one prediction a text or pair of texts, in order.
+    def predict(self, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return one prediction an input, in order.
 
-        A class: `{"label", "probabilities"}`; several labels: `{"labels", "probabilities"}`; regression: `{"score"}`.
-        Raises ConfigError when the model is for no such task or wants pairs and gets single texts.
+        Inputs are texts or pairs of texts for classes (`{"label", "probabilities"}`), several labels (`{"labels",
+        "probabilities"}`) and regression (`{"score"}`); sentences for tags (`{"words", "tags", "entities" ...}`);
+        (question, context) for answers (`{"answer", "candidates" ...}`); (context, choices) for multiple choice
+        (`{"choice", "probabilities" ...}`). Raises ConfigError when the model has no head of a task or wants pairs and
+        gets single texts, DataError for an input of another form.
         """
         task = self.required_task()
-        if task.heads != ("classifier",):
-            raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it takes no plain texts or pairs")
-        self._check_pairing(texts)
-        return self.predict_examples(ReadExamples(_examples(texts), ReadingReport(Path("input"))))
+        if task.heads == ("classifier",):
+            self._check_pairing(inputs)
+        return self.predict_examples(_examples(inputs, KINDS[task.kind].example_of))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
         """Return one prediction an example of the model's own kind of task, in order, as its task decodes it."""
@@ -137,7 +140,7 @@ class Predictor:
             raise ConfigError("this model has no masked-LM head; pre-train one, or take a model that kept its head")
         if top_k < 1:
             raise ConfigError(f"top_k {top_k}: at least 1 is expected")
-        _check_text(text, 0)
+        checked_text(text, 0)
         vocabulary = self.tokenizer.vocabulary
         encoding = self.tokenizer.encode(text, max_length=self.max_length, parse_special_tokens=True)
         ids = np.asarray(encoding.ids, dtype=np.int64)
@@ -174,7 +177,8 @@ class Predictor:
         outputs = np.empty((len(texts), width), dtype=np.float32)
         if not len(texts):
             return outputs
-        data = encode_examples(_examples(texts), self.tokenizer, max_length=self.max_length)
+        examples = _examples(texts, text_example).examples
+        data = encode_examples(examples, self.tokenizer, max_length=self.max_length)
         self.num_truncated += data.num_truncated_examples
         for batch in batches_by_length(data, max_tokens=self.max_tokens):
             outputs[batch.indices] = run(batch).cpu().numpy()
@@ -246,22 +250,8 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(by_id[number] for number in range(len(by_id)))
 
 
-def _examples(texts: Sequence[TextOrPair]) -> list[Example]:
-    if isinstance(texts, str):
+def _examples(inputs: Sequence[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:
+    if isinstance(inputs, str):
         raise DataError("a list of texts is expected, this is one string; put it in a list")
-    examples = []
-    for number, text in enumerate(texts):
-        parts = tuple(text) if isinstance(text, tuple | list) else (text,)
-        if len(parts) not in (1, 2):
-            raise DataError(f"input {number}: a text or a pair of texts is expected, this has {len(parts)} parts")
-        for part in parts:
-            _check_text(part, number)
-        examples.append(Example(text=parts[0], pair=parts[1] if len(parts) == 2 else None, label=None, line=number + 1))
-    return examples
-
-
-def _check_text(text: Any, number: int) -> None:
-    if not isinstance(text, str):
-        raise DataError(f"input {number}: a string is expected, this is {type(text).__name__}")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise DataError(f"input {number}: holds half of a surrogate pair, which is not valid Unicode")
+    examples = [example_of(item, number) for number, item in enumerate(inputs)]
+    return ReadExamples(examples, ReadingReport(Path("input")))

@@ -18,6 +18,7 @@ from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedExamples, encode_examples
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.inputs import text_example
 from maskloom.tasks.labels import check_variety, encode_labels, label_names_of, read_label_names
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.task import Outputs, Task, TaskKind
@@ -40,6 +41,7 @@ def classification_kind(kind: Kind) -> TaskKind:
         label_names=partial(_label_names, kind),
         check=partial(_check, kind),
         make=partial(classification_task, kind),
+        example_of=text_example,
     )
 
 

@@ -100,6 +100,7 @@ class TaskKind:
     from; `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have.
     `settings` are the kind's own: its recipe section as plain values, and what `data_settings(train)` adds: what the
     training data says of every task like it. `examples_at_once` bounds how many are encoded and held at a time.
+    `example_of(item, number)` makes an example of what is handed over in Python.
     """
 
     name: Kind
@@ -107,6 +108,7 @@ class TaskKind:
     label_names: Callable[[ReadExamples, ReadingOptions, Mapping[str, Any]], tuple[str, ...]]
     check: Callable[[ReadExamples, ReadExamples], None]
     make: Callable[[tuple[str, ...], str | None, Mapping[str, Any]], Task]
+    example_of: Callable[[Any, int], Any]
     data_settings: Callable[[ReadExamples], dict[str, Any]] = lambda _: {}
     examples_at_once: int = 4096
 

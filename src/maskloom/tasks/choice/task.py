@@ -18,6 +18,7 @@ from maskloom.tasks.choice.examples import ChoiceExample
 from maskloom.tasks.choice.reading import iterate_choices
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import tune_classes
 from maskloom.text.tokenizer import Tokenizer
@@ -111,4 +112,20 @@ def _check(train: ReadExamples, dev: ReadExamples) -> None:
         raise DataError(f"{dev.report.path}: {numbers[1]} choices a row, {train.report.path} has {numbers[0]}")
 
 
-CHOICE = TaskKind(name="choice", iterate=_iterate, label_names=_label_names, check=_check, make=choice_task)
+def _example_of(item: Any, number: int) -> ChoiceExample:
+    """Return the example of (context, choices)."""
+    context, choices = checked_parts(item, number, "(context, choices)")
+    if not isinstance(choices, tuple | list) or len(choices) < 2:
+        raise DataError(f"input {number}: the choices are a list of at least two texts")
+    texts = tuple(checked_text(choice, number, may_be_blank=False) for choice in choices)
+    return ChoiceExample(checked_text(context, number, may_be_blank=False), "", texts, None, number + 1)
+
+
+CHOICE = TaskKind(
+    name="choice",
+    iterate=_iterate,
+    label_names=_label_names,
+    check=_check,
+    make=choice_task,
+    example_of=_example_of,
+)

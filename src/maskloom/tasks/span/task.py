@@ -13,6 +13,7 @@ from maskloom.metrics.answers import AnswerMetric
 from maskloom.objectives.span import SpanPrediction
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.span.decoding import DecodedAnswer, DecodingOptions, decode_answers
 from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions
 from maskloom.tasks.span.questions import Question
@@ -155,12 +156,21 @@ def _data_settings(train: ReadExamples) -> dict[str, Any]:
     return {"has_unanswerable": any(question.is_impossible for question in train.examples)}
 
 
+def _example_of(item: Any, number: int) -> Question:
+    """Return the question of (question, context)."""
+    question, context = (
+        checked_text(part, number, may_be_blank=False) for part in checked_parts(item, number, "(question, context)")
+    )
+    return Question(id=str(number), question=question, context=context, answers=None, line=number + 1)
+
+
 SPAN = TaskKind(
     name="span",
     iterate=iterate_questions,
     label_names=_label_names,
     check=_check,
     make=span_task,
+    example_of=_example_of,
     data_settings=_data_settings,
     examples_at_once=_QUESTIONS_AT_ONCE,
 )

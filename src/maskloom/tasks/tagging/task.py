@@ -15,6 +15,7 @@ from maskloom.objectives.crf_tagging import CrfTagging
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.inputs import checked_text
 from maskloom.tasks.labels import read_label_names
 from maskloom.tasks.tagging.decoding import (
     column_lines,
@@ -28,7 +29,7 @@ from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import iterate_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, tag_names
-from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.sentences import TaggedSentence, split_text
 from maskloom.tasks.tagging.windows import Context
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import tune_classes
@@ -163,4 +164,19 @@ def _check(train: ReadExamples, dev: ReadExamples) -> None:
             )
 
 
-TAGGING = TaskKind(name="tagging", iterate=_iterate, label_names=_label_names, check=_check, make=tagging_task)
+def _example_of(item: Any, number: int) -> TaggedSentence:
+    """Return the sentence of a text, a document of its own."""
+    words, spans = split_text(checked_text(item, number, may_be_blank=False))
+    if not words:
+        raise DataError(f"input {number}: a sentence without words")
+    return TaggedSentence(words, None, number + 1, number, number, source_text=item, source_spans=spans)
+
+
+TAGGING = TaskKind(
+    name="tagging",
+    iterate=_iterate,
+    label_names=_label_names,
+    check=_check,
+    make=tagging_task,
+    example_of=_example_of,
+)
