@@ -272,10 +272,11 @@ def main() -> None:
     for name in options.tasks:
         with tempfile.TemporaryDirectory() as folder:
             jobs += measure(name, options, Path(folder))
-    text = page(jobs, options, load)
-    options.out.write_text(text, encoding="utf-8")
-    options.out.with_suffix(".json").write_text(json.dumps([vars(job) for job in jobs], indent=1) + "\n")
-    print(text)
+        text = page(jobs, options, load)
+        options.out.write_text(text, encoding="utf-8")
+        rows = [vars(job) for job in jobs]
+        options.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def write_page(
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     covid = found.get("covid-qa")
     about = "not run yet" if covid is None else (
-        f"{covid['num_examples']} questions on {covid['num_documents']} documents (every eighth), "
+        f"{covid['num_examples']} questions on {covid['num_documents']} documents (every fourteenth), "
         f"{covid['data']['num_windows'] / covid['num_examples']:.0f} windows a question"
     )  # fmt: skip
     text = _TEXT.format(
