@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,9 @@ from maskloom.training.interruption import Interrupted, StopRequests
 from maskloom.training.loop import NextBatch, StepReport, TrainState, train_steps
 from maskloom.training.memory import release_free_memory
 
-# Often enough to bound memory, seldom enough to cost a tiny model about a fiftieth of its time.
-_STEPS_BETWEEN_RELEASES = 100
+# What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
+# time, and it bounds what batches of different sizes leave behind.
+_SECONDS_BETWEEN_RELEASES = 10.0
 
 OnStep = Callable[[StepReport], None]
 
@@ -59,14 +61,16 @@ class TrainingSession:
         settings = self.settings
         if self.state.step >= settings.steps:
             return
+        released = time.monotonic()
         with StopRequests() as stop:
             steps = train_steps(self.state, self.objective, self.next_batch, settings=settings, seed=self.seed)
             for report in steps:
                 is_last = report.step == settings.steps
                 if report.step % settings.log_every == 0 or is_last or report.step == 1:
                     self._log_step(report)
-                if report.step % _STEPS_BETWEEN_RELEASES == 0:
+                if time.monotonic() - released >= _SECONDS_BETWEEN_RELEASES:
                     release_free_memory()
+                    released = time.monotonic()
                 if self.on_step is not None:
                     self.on_step(report)
                 if is_last or (settings.evaluate_every and report.step % settings.evaluate_every == 0):
