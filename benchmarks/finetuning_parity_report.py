@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from finetuning_tasks import TASKS, ParityTask
+from finetuning_tasks import NOTES, TASKS, ParityTask
 from surroundings import processor
 
 SIDES = ("maskloom", "transformers")
@@ -68,7 +68,7 @@ ours, in percent: {rescored}.
 
 With the same batches, the same classifier and no dropout, losses, gradient norms and rates agree step by step:
 `tests/parity/test_finetuning_parity.py`.
-
+{notes}
 ## Time
 
 Mean seconds of a run with its evaluations, {threads} thread, beside other work on the machine: wall times are noisy,
@@ -101,12 +101,12 @@ def write_report(
     recipe: Path,
     threads: int,
 ) -> None:
-    """Write PATH.md for people and PATH.json with every run, for the tasks that both sides ran with two seeds."""
+    """Write PATH.md for people and PATH.json with every run, for the tasks that both sides ran with the same seeds."""
     rows = []
     for name in files:
         seeds = sorted({seed for task, side, seed in runs if task == name and side == SIDES[0]})
         seeds = [seed for seed in seeds if (name, SIDES[1], seed) in runs]
-        if len(seeds) >= 2:
+        if seeds:
             constant = constant_score(TASKS[name], *files[name])
             rows.append({**compare(name, TASKS[name], seeds, runs), "constant": constant})
     facts = {"settings": settings, "environment": environment(threads)}
@@ -130,6 +130,9 @@ def compare(name: str, task: ParityTask, seeds: list[int], runs: Runs) -> dict[s
     for when in ("last", "best"):
         scores = {side: [percent(task, run[when][task.score]) for run in of[side]] for side in SIDES}
         mean = {side: statistics.fmean(scores[side]) for side in SIDES}
+        if len(seeds) == 1:
+            row[when] = {"scores": scores, "mean": mean, "difference": mean["maskloom"] - mean["transformers"]}
+            continue
         spread = {side: statistics.stdev(scores[side]) for side in SIDES}
         pooled = math.sqrt(statistics.fmean(value**2 for value in spread.values()))
         error = pooled * math.sqrt(2 / len(seeds))
@@ -203,6 +206,7 @@ def report_text(rows: list[dict[str, Any]], names: list[str], facts: dict[str, A
         best=score_table(rows, "best"),
         rescored=", ".join(f"{row['task']} {row['kept_rescored_largest_gap']:.2f}" for row in rows),
         missing=f"\nNot run yet: {', '.join(missing)}.\n" if missing else "",
+        notes="".join(f"\n{note}\n" for name, note in NOTES.items() if name in done),
         seconds=seconds_table(rows),
         recipe=recipe.read_text(encoding="utf-8").rstrip(),
         versions=", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
@@ -230,6 +234,12 @@ def score_table(rows: list[dict[str, Any]], when: str) -> str:
     ]
     for row in rows:
         entry = row[when]
+        if len(row["seeds"]) == 1:
+            figures = f"{entry['mean'][SIDES[0]]:.2f} | {entry['mean'][SIDES[1]]:.2f} | {entry['difference']:+.2f}"
+            lines.append(
+                f"| {row['task']} (1 seed) | {row['score']} | {row['constant']:.2f} | {figures} | | | one seed |"
+            )
+            continue
         sides = [f"{entry['mean'][side]:.2f} ± {entry['standard_deviation'][side]:.2f}" for side in SIDES]
         verdict = "within seed noise" if entry["within_seed_noise"] else "**differs**"
         noise = f"{entry['pooled_standard_deviation']:.2f} | {entry['bound']:.2f}"
