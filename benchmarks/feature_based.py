@@ -48,7 +48,8 @@ for frozen features and
 
     {finetuning}
 
-for fine-tuning. The paper's figures are those of BERT base, cased, on all sentences: an order to compare with, no target.
+for fine-tuning. The paper's figures are those of BERT base, cased, on all sentences: an order to compare
+with, no target.
 
 | what the BiLSTM reads | recipe | F1 here | F1 in the paper |
 |---|---|---|---|
