@@ -15,7 +15,6 @@ import os
 import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -232,7 +231,8 @@ def page(jobs: list[Job], options: argparse.Namespace, load: float) -> str:
     """Return the Markdown page of results."""
     import transformers
 
-    command = " ".join(["python benchmarks/finetuning_speed.py", *sys.argv[1:]])
+    chosen = "" if options.tasks == list(SETTINGS) else f" --tasks {' '.join(map(repr, options.tasks))}"
+    command = f"python benchmarks/finetuning_speed.py --rounds {options.rounds} --threads {options.threads}{chosen}"
     machine = (
         f"{processor()} ({torch.backends.cpu.get_cpu_capability()}), threads: {options.threads}, fp32; Python "
         f"{platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}; load before "

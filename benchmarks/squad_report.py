@@ -45,6 +45,8 @@ def write_page(
     path: Path, found: dict[str, dict[str, Any]], baselines: dict[str, dict[str, float]], machine: str
 ) -> None:
     """Write PATH.md and PATH.json of the stages that are done."""
+    for stage in found.values():
+        stage.get("data", {}).pop("path", None)
     content = {"stages": found, "baselines": baselines, "machine": machine}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     covid = found.get("covid-qa")

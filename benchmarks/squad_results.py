@@ -57,7 +57,7 @@ def main() -> None:
         print(name, path.read_text(encoding="utf-8"), flush=True)
     if options.results:
         done = {name: options.out / f"{name}.json" for name in stages}
-        found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in done.items() if path.exists()}
+        found = {name: read(path) for name, path in done.items() if path.exists()}
         machine = (
             f"{processor()}, {options.threads} thread; Python {platform.python_version()}, torch {torch.__version__}"
         )
