@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from maskloom.config import ConfigError
-from maskloom.inference.predictor import Predictor
+from maskloom.inference.predictor import Predictor, examples_of_inputs
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
 from maskloom.tasks.evaluation import ModelOutputs
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import make_task
+from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.task import Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
 from maskloom.text.tokenizer import Tokenizer
@@ -111,6 +111,12 @@ class Ensemble:
         average = _average_chains if self.task.settings.get("crf") else average_rows
         rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
         return ModelOutputs(rows, *self._loss(encoded, rows))
+
+    def predict(self, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return one prediction an input, in order, from what `Predictor.predict` takes, and raise what it raises."""
+        if self.task.heads == ("classifier",):
+            self.members[0].check_pairing(inputs)
+        return self.predict_examples(examples_of_inputs(inputs, KINDS[self.task.kind].example_of))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
         """Return one prediction an example, in order, as the task decodes it."""

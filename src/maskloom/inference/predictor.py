@@ -101,8 +101,8 @@ class Predictor:
         """
         task = self.required_task()
         if task.heads == ("classifier",):
-            self._check_pairing(inputs)
-        return self.predict_examples(_examples(inputs, KINDS[task.kind].example_of))
+            self.check_pairing(inputs)
+        return self.predict_examples(examples_of_inputs(inputs, KINDS[task.kind].example_of))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
         """Return one prediction an example of the model's own kind of task, in order, as its task decodes it."""
@@ -177,7 +177,7 @@ class Predictor:
         outputs = np.empty((len(texts), width), dtype=np.float32)
         if not len(texts):
             return outputs
-        examples = _examples(texts, text_example).examples
+        examples = examples_of_inputs(texts, text_example).examples
         data = encode_examples(examples, self.tokenizer, max_length=self.max_length)
         self.num_truncated += data.num_truncated_examples
         for batch in batches_by_length(data, max_tokens=self.max_tokens):
@@ -199,7 +199,8 @@ class Predictor:
             return hidden[layout.first_positions].float()
         return torch.segment_reduce(hidden.float(), "mean", lengths=torch.from_numpy(batch.lengths).to(hidden.device))
 
-    def _check_pairing(self, texts: Sequence[TextOrPair]) -> None:
+    def check_pairing(self, texts: Sequence[TextOrPair]) -> None:
+        """Raise ConfigError for single texts where the model was fine-tuned on pairs, and for pairs where not."""
         takes_pairs = self.settings.get("takes_pairs")
         if takes_pairs is None or isinstance(texts, str):
             return
@@ -250,7 +251,8 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(by_id[number] for number in range(len(by_id)))
 
 
-def _examples(inputs: Sequence[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:
+def examples_of_inputs(inputs: Sequence[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:
+    """Return what is handed over in Python as examples; raises DataError, with its place, for a wrong one."""
     if isinstance(inputs, str):
         raise DataError("a list of texts is expected, this is one string; put it in a list")
     examples = [example_of(item, number) for number, item in enumerate(inputs)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit, logsumexp, softmax
 
-from maskloom.config import ConfigError
+from maskloom.config import ConfigError, DataError
 from maskloom.inference.ensemble import Ensemble, average_rows, open_models, restart_models
 from maskloom.inference.predictor import Predictor
 from maskloom.models.assembled import build_model
@@ -209,3 +209,14 @@ def test_chains_are_averaged_as_probabilities_and_paths():
     assert found[:, :2] == pytest.approx(np.log(np.mean(np.exp(logs), axis=0)), abs=1e-6)
     assert found[:, 2:] == pytest.approx(np.mean(paths, axis=0))
     assert _average_chains("tagging", rows[:1], "probabilities") == pytest.approx(rows[0], abs=1e-6)
+
+
+def test_what_is_handed_over_in_python_is_answered_by_all():
+    members = [member(seed) for seed in (1, 2)]
+    ensemble = Ensemble(members)
+    (found,) = ensemble.predict(["alpha zeta"])
+    singles = [each.predict(["alpha zeta"])[0]["probabilities"] for each in members]
+    for label, probability in found["probabilities"].items():
+        assert probability == pytest.approx(sum(single[label] for single in singles) / 2, rel=1e-5)
+    with pytest.raises(DataError, match="input 1: a string is expected, this is int"):
+        ensemble.predict(["alpha", 7])
