@@ -72,7 +72,20 @@ def table() -> str:
         if row.task in found:
             ours, theirs = (_figure(found[row.task]["last"], side) for side in ("maskloom", "transformers"))
             lines.append(f"| {row.task} | `{row.command}` | {row.score} | {ours} | {theirs} | {row.published} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _answers()])
+
+
+def _answers() -> str:
+    """Return what was reached on the whole dev sets of SQuAD."""
+    stages = json.loads((ROOT / "results" / "squad.json").read_text(encoding="utf-8"))["stages"]
+    scores = " and ".join(
+        f"EM {stages[stage]['exact_match']:.1f}, F1 {stages[stage]['f1']:.1f} on v{version}"
+        for stage, version in (("dev-v1.1", "1.1"), ("dev-v2.0", "2.0"))
+    )
+    return (
+        f"On all questions of SQuAD's dev sets, from the same weights and a part of the training questions: {scores}\n"
+        "([what was trained on what](results/squad.md))."
+    )
 
 
 def _figure(entry: dict[str, Any], side: str) -> str:
