@@ -90,9 +90,8 @@ TASKS = {
 # What a reader should know of a task's figures beyond the table.
 NOTES = {
     "STS-B": """\
-STS-B is where the two sides differ most. Its head starts near 0 and has to reach the mean score first, which takes
-most of the first of three epochs and shakes the encoder on the way: seeds of one side lie several points apart, and
-three of them are few.""",
+STS-B needs more seeds than the others. Its head starts near 0 and has to reach the mean score first, which takes most
+of the first of three epochs and shakes the encoder on the way: seeds of one side lie up to ten points apart.""",
 }
 
 
