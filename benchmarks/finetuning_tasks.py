@@ -91,7 +91,7 @@ TASKS = {
 NOTES = {
     "STS-B": """\
 STS-B needs more seeds than the others. Its head starts near 0 and has to reach the mean score first, which takes most
-of the first of three epochs and shakes the encoder on the way: seeds of one side lie up to ten points apart.""",
+of the first of three epochs and shakes the encoder on the way: seeds of one side lie several points apart.""",
 }
 
 
