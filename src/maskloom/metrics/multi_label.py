@@ -48,10 +48,6 @@ class MultiLabelMetric:
         exact = self._num_exact / self._num_examples
         return {"f1_micro": float(micro), "f1_macro": float(by_label.mean()), "exact_match": exact}
 
-    def f1_by_label(self) -> np.ndarray:
-        """Return the F1 of each label, (labels,) in 0..1."""
-        return _f1(self._true_positives, self._predicted + self._actual)
-
     def reference(self) -> None:
         """Return None: no constant answer is an obvious rival."""
 

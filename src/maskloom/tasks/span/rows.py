@@ -30,7 +30,10 @@ def row_records(path: Path, options: ReadingOptions, *, needs_label: bool) -> It
     both. Raises DataError for columns that are not there, ConfigError for columns by number.
     """
     _check_options(options)
-    layout = layout_of(path)
+    try:
+        layout = layout_of(path)
+    except DataError as error:
+        raise DataError(f"{error}, and not SQuAD's .json") from None
     if layout == "text":
         raise DataError(f"{path}: a .txt file holds no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
     rows = read_rows(path, layout)

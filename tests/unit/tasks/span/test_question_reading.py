@@ -303,3 +303,10 @@ def test_real_flaws_are_named_and_counted(data_folder):
     read = read_questions(path, ReadingOptions(on_bad_rows="skip"))
     assert read.report.num_kept == 1_342
     assert read.report.dropped == {"an answer does not stand in the context": 38}
+
+
+def test_a_file_of_another_kind_is_told_what_questions_come_in(tmp_path):
+    path = tmp_path / "questions.conll"
+    path.write_text("Anna NNP B-PER\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"questions\.conll: the suffix '\.conll' .*\.jsonl.*, and not SQuAD's \.json"):
+        read_questions(path)
