@@ -1,10 +1,12 @@
 """Time our pre-training step against that of transformers' BertForPreTraining, in turn, in one process.
 
-Both sides start from the same weights and see the same batches of real text: the batches of `PretrainingLoader` at
-sequence length 128. Ours is the training loop itself, drawing and masking of the batch included. The peer is the model
-as shipped (sdpa attention, padding to the longest of the batch, vocabulary logits at every position with labels -100)
-with the optimiser and the clipping of its Trainer; its padded tensors are made beforehand and not timed.
+Both sides start from the same weights and see the same batches of real text: the batches of `PretrainingLoader`, full
+rows of 128 or 512 tokens or a mix of lengths. Ours is the training loop itself, drawing and masking of the batch
+included. The peer is the model as shipped (sdpa attention, padding, vocabulary logits at every position with labels
+-100) with the optimiser and the clipping of its Trainer; its padded tensors are made beforehand and not timed.
 Before timing, with dropout off, the losses and all gradients of both sides must agree.
+
+    python benchmarks/pretraining_step.py [--sizes tiny mini small base] [--mixes 128 512 mixed] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -13,19 +15,20 @@ import argparse
 import copy
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from surroundings import minilm_folder, processor, write_real_text
+from pretraining_step_report import Result, write_report
+from surroundings import minilm_folder, write_real_text
 from torch import Tensor
 
 from maskloom.checkpoints.huggingface import load_model, save_model
@@ -44,39 +47,32 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 
-LENGTH, SEED, NUM_THREADS = 128, 0, 2
+SEED, NUM_THREADS = 0, 2
 TEXT_BYTES = 6_000_000
-BATCH_SIZES = {"tiny": 64, "mini": 32, "small": 16, "medium": 16, "base": 8, "large": 4}
+SIZES = ("tiny", "mini", "small", "base")
 STEPS_PER_ROUND = {"tiny": 2}
-FLOORS = {"tiny": 4.0, "mini": 3.0, "base": 1.3}
 SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "clip_norm": 1.0, "num_threads": NUM_THREADS}
+# Documents of full rows: articles joined up to so many characters.
+_JOINED = 200_000
 
 
 @dataclass(frozen=True)
-class Result:
-    """What was measured at one size; rates are real tokens per second, a round each."""
+class Mix:
+    """Lengths of sequences: the longest, how many documents aim at shorter ones, and how the peer pads."""
 
-    size: str
-    batch_size: int
-    real_share: float
-    loss_difference: float
-    gradient_difference: float
-    gemm_peak: float
-    flops_per_token: float
-    ours: list[float]
-    peer: list[float]
-    processor_ratio: float
-    ours_memory: float
-    peer_memory: float
+    max_length: int
+    max_predictions: int
+    short_sequence_rate: float
+    joins_articles: bool
+    pads_to_maximum: bool
+    batch_sizes: dict[str, int]
 
-    @property
-    def ratios(self) -> list[float]:
-        """Our rate over the peer's in each round."""
-        return [ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)]
 
-    def share_of_peak(self, rates: list[float]) -> float:
-        """Useful floating-point work (real tokens, predicted positions only) as a share of the measured GEMM peak."""
-        return statistics.median(rates) * self.flops_per_token / self.gemm_peak
+MIXES = {
+    "128": Mix(128, 20, 0.1, True, False, {"tiny": 64, "mini": 32, "small": 16, "base": 8}),
+    "512": Mix(512, 76, 0.1, True, False, {"tiny": 16, "mini": 8, "small": 4, "base": 2}),
+    "mixed": Mix(128, 20, 1.0, False, True, {"tiny": 64, "mini": 32, "small": 16, "base": 8}),
+}
 
 
 class Ours:
@@ -142,9 +138,9 @@ class Peer:
         return float(loss.detach()), gradients
 
 
-def padded(batch: PretrainingBatch) -> dict[str, Tensor]:
-    """Bring a packed batch into the tensors that BertForPreTraining takes, padded to its longest sequence."""
-    shape = (batch.num_sequences, int(batch.lengths.max()))
+def padded(batch: PretrainingBatch, mix: Mix) -> dict[str, Tensor]:
+    """Bring a packed batch into the tensors that BertForPreTraining takes, padded as the mix says."""
+    shape = (batch.num_sequences, padded_length(batch, mix))
     is_real = np.arange(shape[1])[None, :] < batch.lengths[:, None]
     ids, segments, labels = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -100)
     packed_labels = np.full(batch.num_tokens, -100)
@@ -158,6 +154,11 @@ def padded(batch: PretrainingBatch) -> dict[str, Tensor]:
         "next_sentence_label": batch.nsp_labels,
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def padded_length(batch: PretrainingBatch, mix: Mix) -> int:
+    """Return the length to which the peer's rows are padded: the maximum, or the longest of the batch."""
+    return mix.max_length if mix.pads_to_maximum else int(batch.lengths.max())
 
 
 def gemm_peak() -> float:
@@ -182,10 +183,10 @@ def useful_flops(config: BertConfig, batches: list[PretrainingBatch]) -> float:
     return 3 * (body + 2 * (hidden**2 + hidden * config.vocab_size) * predictions) / tokens
 
 
-def compare(ours: Ours, peer: Peer, batch: PretrainingBatch, folder: Path) -> tuple[float, float]:
+def compare(ours: Ours, peer: Peer, batch: PretrainingBatch, mix: Mix, folder: Path) -> tuple[float, float]:
     """Return the difference of the losses and the largest relative difference of a gradient; both must be noise."""
     loss, gradients = ours.loss_and_gradients(batch, folder / "gradients")
-    peer_loss, peer_gradients = peer.loss_and_gradients(padded(batch))
+    peer_loss, peer_gradients = peer.loss_and_gradients(padded(batch, mix))
     scale = torch.stack([gradient.norm() for gradient in peer_gradients.values()]).norm()
     worst = 0.0
     for name, expected in peer_gradients.items():
@@ -204,25 +205,27 @@ def timed(side: Ours | Peer, batches: list[Any], num_tokens: int) -> tuple[float
     return num_tokens / (time.perf_counter() - started), time.process_time() - busy
 
 
-def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder: Path, say: Any) -> Result:
-    """Compare both sides at one size, then time them in turn for `num_rounds` rounds."""
+def measure(size: str, name: str, num_rounds: int, folder: Path, say: Callable[[str], None]) -> Result:
+    """Compare both sides at one size and mix, then time them in turn for `num_rounds` rounds."""
+    mix = MIXES[name]
+    corpus = Corpus.open(corpus_folder(folder, mix))
     config = BertConfig.of_size(size, vocab_size=len(corpus.vocabulary))
     save_model(build_model(config, seed=SEED), folder / "model")
-    loader = make_loader(corpus, batch_size)
+    loader = make_loader(corpus, mix, size)
     steps = STEPS_PER_ROUND.get(size, 1)
     batches, position = [], DataPosition()
     for _ in range(steps * (num_rounds + 1)):
         batch, position = loader.batch(position)
         batches.append(batch)
-    memory = [peak_memory(side, size, batch_size, corpus.folder, folder) for side in ("ours", "peer")]
-    ours, peer = Ours(folder / "model", loader, batch_size), Peer(folder / "model")
-    differences = compare(ours, peer, batches[0], folder)
+    memory = [peak_memory(side, size, name, folder) for side in ("ours", "peer")]
+    ours, peer = Ours(folder / "model", loader, mix.batch_sizes[size]), Peer(folder / "model")
+    differences = compare(ours, peer, batches[0], mix, folder)
     rates: tuple[list[float], list[float]] = ([], [])
     processor_ratios, peaks = [], []
     for number in range(num_rounds + 1):
         chosen = batches[number * steps : (number + 1) * steps]
         num_tokens = sum(batch.num_tokens for batch in chosen)
-        tensors = [padded(batch) for batch in chosen]
+        tensors = [padded(batch, mix) for batch in chosen]
         peaks.append(gemm_peak())
         measured = (timed(ours, chosen, num_tokens), timed(peer, tensors, num_tokens))
         if number == 0:
@@ -232,10 +235,11 @@ def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder:
         rates[1].append(peer_rate)
         processor_ratios.append(peer_seconds / our_seconds)
         say(f"  round {number}: ours {our_rate:.0f}, peer {peer_rate:.0f} tokens/s, {our_rate / peer_rate:.2f}x")
-    slots = sum(batch.num_sequences * int(batch.lengths.max()) for batch in batches)
+    slots = sum(batch.num_sequences * padded_length(batch, mix) for batch in batches)
     return Result(
         size=size,
-        batch_size=batch_size,
+        mix=name,
+        batch_size=mix.batch_sizes[size],
         real_share=sum(batch.num_tokens for batch in batches) / slots,
         loss_difference=differences[0],
         gradient_difference=differences[1],
@@ -249,34 +253,51 @@ def measure(size: str, batch_size: int, num_rounds: int, corpus: Corpus, folder:
     )
 
 
-def make_loader(corpus: Corpus, batch_size: int) -> PretrainingLoader:
-    """Return the loader with the published settings of sequence length 128."""
+def make_loader(corpus: Corpus, mix: Mix, size: str) -> PretrainingLoader:
+    """Return the loader of a mix."""
     return PretrainingLoader(
         corpus,
         None,
-        batch_size=batch_size,
+        batch_size=mix.batch_sizes[size],
         seed=SEED,
-        sampling=SamplingSettings(max_length=LENGTH),
-        masking=MaskingSettings(max_predictions=20),
+        sampling=SamplingSettings(max_length=mix.max_length, short_sequence_rate=mix.short_sequence_rate),
+        masking=MaskingSettings(max_predictions=mix.max_predictions),
     )
 
 
-def peak_memory(side: str, size: str, batch_size: int, corpus: Path, folder: Path) -> float:
+def corpus_folder(folder: Path, mix: Mix) -> Path:
+    """Return where the corpus of a mix lies."""
+    return folder / ("joined" if mix.joins_articles else "articles")
+
+
+def join_articles(source: Path, target: Path) -> None:
+    """Copy text without most of the empty lines between its articles, so that documents fill long sequences."""
+    num_characters = 0
+    with source.open(encoding="utf-8") as lines, target.open("w", encoding="utf-8") as joined:
+        for line in lines:
+            num_characters += len(line)
+            if line.strip() or num_characters >= _JOINED:
+                joined.write(line)
+            if not line.strip() and num_characters >= _JOINED:
+                num_characters = 0
+
+
+def peak_memory(side: str, size: str, mix: str, folder: Path) -> float:
     """Return the GiB that two steps, in a process of their own, add at their peak to what loaded weights take."""
-    command = [sys.executable, __file__, "--memory-of", side, "--sizes", size, "--batch", str(batch_size)]
-    done = subprocess.run([*command, "--within", corpus, folder], capture_output=True, text=True, check=True)
+    command = [sys.executable, __file__, "--memory-of", side, "--sizes", size, "--mixes", mix, "--within", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
-def print_memory(side: str, batch_size: int, corpus_folder: Path, folder: Path) -> None:
+def print_memory(side: str, size: str, mix: Mix, folder: Path) -> None:
     """Do the work of `peak_memory` in the child process."""
-    loader = make_loader(Corpus.open(corpus_folder), batch_size)
-    runner = Ours(folder / "model", loader, batch_size) if side == "ours" else Peer(folder / "model")
+    loader = make_loader(Corpus.open(corpus_folder(folder, mix)), mix, size)
+    runner = Ours(folder / "model", loader, mix.batch_sizes[size]) if side == "ours" else Peer(folder / "model")
     loaded = memory_kib("VmRSS")
     position = DataPosition()
     for _ in range(2):
         batch, position = loader.batch(position)
-        runner.step(batch if side == "ours" else padded(batch))
+        runner.step(batch if side == "ours" else padded(batch, mix))
     print((memory_kib("VmHWM") - loaded) / 2**20)
 
 
@@ -286,77 +307,35 @@ def memory_kib(key: str) -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(key))
 
 
-def report(results: list[Result], text: str, command: str, load: float) -> str:
-    """Return the Markdown page of results."""
-    import transformers
-
-    lines = [
-        "# Pre-training step: maskloom against transformers",
-        "",
-        f"Made by `{command}`; do not edit.",
-        "",
-        f"- Machine: {processor()} ({torch.backends.cpu.get_cpu_capability()}), {NUM_THREADS} threads, fp32; "
-        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}.",
-        f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; sequence length {LENGTH}, at most 20 predictions.",
-        "- Ours: the training loop with AdamW, clipping and dropout 0.1, reading and masking of its batches included.",
-        "- Peer: `BertForPreTraining` as shipped (sdpa, padded to the longest of the batch, labels -100 elsewhere), "
-        "with fused AdamW, clipping and dropout 0.1; its padded tensors are ready before the clock starts.",
-        "- Rates are real tokens per second, medians over rounds in turn (A B A B); the ratio is the median of the "
-        "rounds' ratios with its range. Share of GEMM peak counts useful work only: real tokens, predicted positions, "
-        "backward twice forward, against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, "
-        "whichever is faster here. The peer's products go through MKL, as torch has it; ours through oneDNN where the "
-        "processor has AVX-512 (`layers/matrix_products.py`), which counts most on processors that are not Intel's.",
-        "- The ratio by processor time is that of the seconds of all threads, which other programs disturb least; load "
-        f"before the start, from other programs: {load:.1f}.",
-        "- Memory is what two steps add over the loaded weights, in a process of their own.",
-        "",
-        "| size | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range | aim "
-        "| by processor time | GEMM peak GFLOP/s | ours of peak | peer of peak | ours GiB | peer GiB "
-        "| loss, gradient difference |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in results:
-        ratios, aim = r.ratios, f">= {FLOORS[r.size]}" if r.size in FLOORS else "-"
-        lines.append(
-            f"| {r.size} | {r.batch_size} | {r.real_share:.2f} | {statistics.median(r.ours):,.0f} "
-            f"| {statistics.median(r.peer):,.0f} | **{statistics.median(ratios):.2f}x** "
-            f"| {min(ratios):.2f}-{max(ratios):.2f} | {aim} | {r.processor_ratio:.2f}x | {r.gemm_peak / 1e9:.0f} "
-            f"| {r.share_of_peak(r.ours):.0%} | {r.share_of_peak(r.peer):.0%} | {r.ours_memory:.2f} "
-            f"| {r.peer_memory:.2f} | {r.loss_difference:.0e}, {r.gradient_difference:.0e} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
-    """Read the options, measure every size and write the page."""
+    """Read the options, measure every size and mix, and write the page and its figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", nargs="+", default=["tiny", "mini", "base"], choices=list(BATCH_SIZES))
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds at each size (default 7)")
-    parser.add_argument("--batch", type=int, help="sequences in a batch (default 64, 32 and 8 at tiny, mini and base)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"), help="page to write")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=list(MIXES), help="lengths of sequences")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each (default 5)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""), help="PATH.md and PATH.json")
     parser.add_argument("--memory-of", choices=["ours", "peer"], help=argparse.SUPPRESS)
-    parser.add_argument("--within", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--within", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     os.environ["HF_HUB_OFFLINE"] = "1"
     if options.memory_of:
-        return print_memory(options.memory_of, options.batch, *options.within)
+        return print_memory(options.memory_of, options.sizes[0], MIXES[options.mixes[0]], options.within)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        path = folder / "text.txt"
-        text = write_real_text(path, TEXT_BYTES)
-        build_corpus([path], tokenizer=Tokenizer.load(minilm_folder()), out=folder / "corpus")
-        corpus = Corpus.open(folder / "corpus")
+        text = write_real_text(folder / "articles.txt", TEXT_BYTES)
+        join_articles(folder / "articles.txt", folder / "joined.txt")
+        for kind in ("articles", "joined"):
+            tokenizer = Tokenizer.load(minilm_folder())
+            build_corpus([folder / f"{kind}.txt"], tokenizer=tokenizer, out=folder / kind)
         results = []
-        for size in options.sizes:
-            print(size, flush=True)
-            batch = options.batch or BATCH_SIZES[size]
-            results.append(measure(size, batch, options.rounds, corpus, folder, lambda line: print(line, flush=True)))
+        for mix in options.mixes:
+            for size in options.sizes:
+                print(f"{size}, {mix}", flush=True)
+                results.append(measure(size, mix, options.rounds, folder, lambda line: print(line, flush=True)))
     command = " ".join(["python benchmarks/pretraining_step.py", *sys.argv[1:]])
-    page = report(results, text, command, load)
-    options.out.write_text(page, encoding="utf-8")
-    print(page)
+    write_report(options.out, results, text=text, command=command, load=load, num_threads=NUM_THREADS)
     return None
 
 
