@@ -19,7 +19,7 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
-from maskloom.tasks.evaluation import ModelOutputs, model_outputs
+from maskloom.tasks.evaluation import ModelOutputs, model_outputs, tokens_at_once
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.inputs import checked_text, text_example
 from maskloom.tasks.kinds import KINDS
@@ -34,7 +34,7 @@ class Predictor:
     """Texts in, numpy arrays and dictionaries out; batches are sorted by length and bounded in tokens.
 
     `task` is None for a model without the head of a task. Texts longer than `max_length` tokens are cut, and the number
-    of texts cut so far stands in `num_truncated`.
+    of texts cut so far stands in `num_truncated`. `max_tokens` bounds a batch; by default it is what suits the device.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Predictor:
         task: Task | None = None,
         max_length: int = 512,
         settings: dict[str, Any] | None = None,
-        max_tokens: int = 8192,
+        max_tokens: int | None = None,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -180,7 +180,7 @@ class Predictor:
         examples = examples_of_inputs(texts, text_example).examples
         data = encode_examples(examples, self.tokenizer, max_length=self.max_length)
         self.num_truncated += data.num_truncated_examples
-        for batch in batches_by_length(data, max_tokens=self.max_tokens):
+        for batch in batches_by_length(data, max_tokens=self.max_tokens or tokens_at_once(self.model)):
             outputs[batch.indices] = run(batch).cpu().numpy()
         if not np.isfinite(outputs).all():
             raise DataError("the model's outputs are not finite numbers; its weights are broken")

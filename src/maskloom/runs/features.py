@@ -25,6 +25,7 @@ from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import encode_examples
+from maskloom.tasks.evaluation import PROCESSOR_TOKENS
 from maskloom.tasks.examples import Example
 from maskloom.tasks.tables import read_rows
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
@@ -41,7 +42,7 @@ from maskloom.text.tokenizer import Tokenizer
 
 Units = Literal["words", "tokens"]
 TOKENS, PUBLISHED = "tokens.jsonl", "features.jsonl"
-_MAX_TOKENS = 8192
+_MAX_TOKENS = PROCESSOR_TOKENS
 # What a kill can cost: the marks of finished units go to disk after so many batches.
 _BATCHES_BETWEEN_MARKS = 32
 _PAIR = re.compile(r"^(.*) \|\|\| (.*)$")

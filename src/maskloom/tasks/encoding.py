@@ -179,6 +179,6 @@ class ShuffledBatches:
         return found
 
 
-def batches_by_length(data: EncodedData, *, max_tokens: int = 8192) -> Iterator[Any]:
+def batches_by_length(data: EncodedData, *, max_tokens: int) -> Iterator[Any]:
     """Yield every unit once, longest first, in batches of at most `max_tokens` tokens (at least one unit)."""
     yield from (data.batch(indices) for indices in sorted_batches(data.lengths, max_tokens))
