@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
+
+_CHUNK = 4 * 2**20
 
 
 @contextmanager
@@ -52,6 +55,30 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write a value as indented JSON, atomically."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def write_hashed(
+    path: str | Path, pieces: Iterable[bytes | memoryview], *, before_chunk: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Write a new file in one pass that also hashes it, sync it, and return its `bytes` and `sha256`.
+
+    The name is taken at once, so the caller makes it a temporary one. `before_chunk` is called every few megabytes, and
+    what it raises ends the writing. Other threads run meanwhile: writing, hashing and syncing hold no lock of Python's.
+    """
+    digest, size = hashlib.sha256(), 0
+    with open(path, "xb", buffering=0) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), _CHUNK):
+                if before_chunk is not None:
+                    before_chunk()
+                chunk = view[start : start + _CHUNK]
+                digest.update(chunk)
+                size += len(chunk)
+                while len(chunk):  # a disk that is nearly full takes a part, and fails only at the next call
+                    chunk = chunk[file.write(chunk) :]
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def sync(path: str | Path) -> None:

@@ -210,11 +210,12 @@ def test_every_row_of_table_7_is_a_recipe(model_folder, data, tmp_path, name):
 def test_a_run_killed_while_it_trains_goes_on_to_the_same_weights(run, model_folder, data, tmp_path):
     (tmp_path / "recipe.json").write_text(recipe().model_dump_json())
     code = (
-        "import sys, maskloom.training.session as session\n"
+        "import sys, maskloom.training.background_saves as saves\n"
         "from maskloom.config import FinetuneRecipe\nfrom maskloom.runs.finetune import finetune\n"
-        "save = session.TrainingSession.save\n"
-        "def stop(self):\n    path = save(self)\n    print('saved', flush=True)\n    sys.stdin.read()\n"
-        "session.TrainingSession.save = stop\n"
+        "write = saves.write_checkpoint\n"
+        "def stop(*given, **named):\n"
+        "    write(*given, **named)\n    print('saved', flush=True)\n    sys.stdin.read()\n"
+        "saves.write_checkpoint = stop\n"
         f"recipe = FinetuneRecipe.model_validate_json(open({str(tmp_path / 'recipe.json')!r}).read())\n"
         f"finetune(recipe, model={str(model_folder)!r}, out={str(tmp_path / 'run')!r}, "
         f"train={str(data['train'])!r}, dev={str(data['dev'])!r})\n"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from maskloom.training.checkpoints import verify_checkpoint
+
 TINY = [
     *("--set", "model.config.hidden_size=32", "--set", "model.config.num_attention_heads=2"),
     *("--set", "model.config.intermediate_size=64", "--set", "model.config.num_hidden_layers=2"),
@@ -115,6 +117,68 @@ def test_a_run_asked_to_stop_saves_and_resumes_to_the_bit(corpus: Path, left_alo
     assert list((out / "checkpoints" / "phase-1").glob("step-*"))
     result = run("pretrain", "--corpus", corpus, "--out", out, "--resume")
     assert "continuing at" in result.stderr
+    assert _digest(out) == _digest(left_alone)
+
+
+SLOW_SAVES = """
+import sys, time, maskloom.training.checkpoints as checkpoints
+write = checkpoints.write_hashed
+def slowly(*given, **named):
+    described = write(*given, **named)
+    time.sleep(0.4)
+    return described
+checkpoints.write_hashed = slowly
+from maskloom.cli import main
+main()
+"""
+
+
+def _signal_during_save(arguments: list, checkpoints: Path, file: str, signal_number: int) -> tuple[int, str]:
+    """Start a run that writes checkpoints slowly, send the signal once a later one holds a file; say which one."""
+    command = [sys.executable, "-c", SLOW_SAVES, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
+    deadline = time.monotonic() + 120
+    found: list[Path] = []
+    while time.monotonic() < deadline and process.poll() is None and not found:
+        found = [path for path in checkpoints.glob(f"step-*.tmp-*/{file}") if "00000007" not in path.parent.name]
+        time.sleep(0.005)
+    assert process.poll() is None, "the run ended before it could be stopped"
+    process.send_signal(signal_number)
+    return process.wait(timeout=60), found[0].parent.name.partition(".")[0]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_a_run_killed_while_a_save_is_under_way_resumes_to_the_bit(
+    corpus: Path, left_alone: Path, tmp_path: Path, file: str
+) -> None:
+    out = tmp_path / "run"
+    checkpoints = out / "checkpoints" / "phase-1"
+    code, half = _signal_during_save(_pretrain(corpus, out), checkpoints, file, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    whole = sorted(path for path in checkpoints.glob("step-*") if ".tmp-" not in path.name)
+    assert whole
+    assert half not in [path.name for path in whole]
+    assert [verify_checkpoint(path) for path in whole] == [None] * len(whole)
+    run(*_pretrain(corpus, out, "--resume"))
+    assert _digest(out) == _digest(left_alone)
+    assert not list(checkpoints.glob("*.tmp-*"))
+
+
+@pytest.mark.parametrize(("signal_number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_asked_to_stop_while_a_save_is_under_way_ends_with_both_whole(
+    corpus: Path, left_alone: Path, tmp_path: Path, signal_number: int, expected: int
+) -> None:
+    out = tmp_path / "run"
+    checkpoints = out / "checkpoints" / "phase-1"
+    code, under_way = _signal_during_save(_pretrain(corpus, out), checkpoints, "model.safetensors", signal_number)
+    assert code == expected
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert not [name for name in names if ".tmp-" in name]
+    assert all(verify_checkpoint(checkpoints / name) is None for name in names)
+    saved = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert under_way in [event["folder"] for event in saved if event["event"] == "checkpoint"]
+    assert names[-1] >= under_way
+    run(*_pretrain(corpus, out, "--resume"))
     assert _digest(out) == _digest(left_alone)
 
 

@@ -6,16 +6,18 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.config import ConfigError, DataError
-from maskloom.files import sync
+from maskloom.files import sync, write_hashed
 from maskloom.training.loop import TrainState
 
 FORMAT_VERSION = 1
@@ -31,31 +33,60 @@ class Restored:
     refused: list[str]
 
 
-def save_checkpoint(state: TrainState, folder: Path, *, extra: dict[str, Any], keep: int = 2) -> Path:
-    """Write model, optimiser, step and data position under `folder/step-N`, and drop all but the newest `keep`.
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds: weights, the optimiser's moments by `moment.parameter`, and the rest as JSON text."""
 
-    Everything goes to a temporary name, is synced to disk, and is renamed once the manifest with every file's size
-    and SHA-256 is in place: a killed save leaves the older checkpoints and nothing that passes for a new one.
+    step: int
+    model: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    rest: str
+
+    @classmethod
+    def of(cls, state: TrainState, extra: dict[str, Any]) -> Snapshot:
+        """Return the state as it stands; the tensors are its own, so the next step changes them."""
+        moments, steps = _optimizer_tensors(state)
+        rest = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
+        return cls(state.step, _model_tensors(state), moments, json.dumps(rest, indent=1))
+
+
+def save_checkpoint(state: TrainState, folder: Path, *, extra: dict[str, Any], keep: int = 2) -> Path:
+    """Write model, optimiser, step and data position as `write_checkpoint` does, and return when all is on disk."""
+    return write_checkpoint(Snapshot.of(state, extra), folder, keep=keep)
+
+
+def write_checkpoint(
+    snapshot: Snapshot, folder: Path, *, keep: int = 2, before_chunk: Callable[[], None] | None = None
+) -> Path:
+    """Write a snapshot under `folder/step-N`, and drop all checkpoints but the newest `keep`.
+
+    Everything goes to a temporary name, is hashed as it is written and synced to disk, and is renamed once the manifest
+    with every file's size and SHA-256 is in place: a killed save leaves the older checkpoints and nothing that passes
+    for a new one. Raises OSError that names the step and the path; the temporary folder is gone then.
     """
-    final = folder / f"step-{state.step:08d}"
+    final = folder / f"step-{snapshot.step:08d}"
     temporary = folder / f"{final.name}.tmp-{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_orphans(folder)
-    temporary.mkdir()
-    save_file(_model_tensors(state), temporary / "model.safetensors")
-    tensors, steps = _optimizer_tensors(state)
-    save_file(tensors, temporary / "optimizer.safetensors")
-    content = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
-    (temporary / "state.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    files = {path.name: _describe(path) for path in sorted(temporary.iterdir())}
-    manifest = {"format_version": FORMAT_VERSION, "step": state.step, "files": files}
-    (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for path in [*temporary.iterdir(), temporary]:
-        sync(path)
-    if final.exists():
-        shutil.rmtree(final)
-    temporary.rename(final)
-    sync(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_orphans(folder)
+        temporary.mkdir()
+        files = {
+            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk)
+            for name, pieces in _contents(snapshot).items()
+        }
+        manifest = {"format_version": FORMAT_VERSION, "step": snapshot.step, "files": files}
+        write_hashed(temporary / _MANIFEST, [json.dumps(manifest, indent=1).encode()])
+        sync(temporary)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        sync(folder)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        message = f"{error.strerror}; the checkpoint of step {snapshot.step} was not saved, those before it stand"
+        raise OSError(error.errno, message, str(error.filename or temporary)) from error
     for old in _step_folders(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -112,9 +143,17 @@ def _remove_orphans(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _contents(snapshot: Snapshot) -> dict[str, Iterable[bytes | memoryview]]:
+    return {
+        "model.safetensors": safetensors_pieces(snapshot.model),
+        "optimizer.safetensors": safetensors_pieces(snapshot.optimizer),
+        "state.json": [snapshot.rest.encode()],
+    }
+
+
 def _model_tensors(state: TrainState) -> dict[str, torch.Tensor]:
     """Return every distinct parameter by its first name: tied ones appear once."""
-    return {name: parameter.detach().contiguous() for name, parameter in state.model.named_parameters()}
+    return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
 
 
 def _optimizer_tensors(state: TrainState) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
@@ -125,7 +164,7 @@ def _optimizer_tensors(state: TrainState) -> tuple[dict[str, torch.Tensor], dict
             if key == "step":
                 steps[name] = float(value)
             else:
-                tensors[f"{key}.{name}"] = value.contiguous()
+                tensors[f"{key}.{name}"] = value
     return tensors, steps
 
 

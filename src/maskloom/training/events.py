@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 
 class EventLog:
-    """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null."""
+    """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null.
+
+    Several threads may write: lines stay whole.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
         self._file = path.open("a", encoding="utf-8")
 
     def forget_after(self, stage: str, step: int) -> None:
@@ -28,8 +33,10 @@ class EventLog:
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event and flush it, so that a killed run keeps what it logged."""
-        self._file.write(json.dumps({"event": event, **_finite(values)}) + "\n")
-        self._file.flush()
+        line = json.dumps({"event": event, **_finite(values)}) + "\n"
+        with self._lock:
+            self._file.write(line)
+            self._file.flush()
 
     def close(self) -> None:
         """Sync the log to disk and close it."""

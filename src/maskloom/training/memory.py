@@ -1,4 +1,4 @@
-"""Giving memory back that the C library keeps for itself."""
+"""Memory of this machine: what is left of it, and giving back what the C library keeps for itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 
 @cache
@@ -27,3 +28,13 @@ def release_free_memory() -> bool:
         return False
     trim(0)
     return True
+
+
+def available_memory() -> int | None:
+    """Return the bytes that the machine can still give without swapping; None where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    _, found, rest = text.partition("MemAvailable:")
+    return int(rest.split()[0]) * 1024 if found else None

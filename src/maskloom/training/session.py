@@ -10,7 +10,8 @@ from typing import Any
 
 from maskloom.config import TrainingSection
 from maskloom.objectives.objective import Objective
-from maskloom.training.checkpoints import restore_checkpoint, save_checkpoint
+from maskloom.training.background_saves import BackgroundSaves
+from maskloom.training.checkpoints import restore_checkpoint
 from maskloom.training.events import EventLog
 from maskloom.training.interruption import Interrupted, StopRequests
 from maskloom.training.loop import NextBatch, StepReport, TrainState, train_steps
@@ -57,34 +58,46 @@ class TrainingSession:
         return restored.step
 
     def run(self) -> None:
-        """Train to the last step. Raises Interrupted, after a save, when a signal asks to stop."""
-        settings = self.settings
-        if self.state.step >= settings.steps:
+        """Train to the last step, and return when its checkpoint is on disk.
+
+        Checkpoints on the way are written while training goes on. Raises Interrupted, after a save, when a signal asks
+        to stop, and OSError at the next step when a checkpoint could not be written.
+        """
+        if self.state.step >= self.settings.steps:
             return
         released = time.monotonic()
-        with StopRequests() as stop:
-            steps = train_steps(self.state, self.objective, self.next_batch, settings=settings, seed=self.seed)
+        with StopRequests() as stop, self._saves() as saves:
+            steps = train_steps(self.state, self.objective, self.next_batch, settings=self.settings, seed=self.seed)
             for report in steps:
-                is_last = report.step == settings.steps
-                if report.step % settings.log_every == 0 or is_last or report.step == 1:
-                    self._log_step(report)
+                saves.check()
                 if time.monotonic() - released >= _SECONDS_BETWEEN_RELEASES:
                     release_free_memory()
                     released = time.monotonic()
-                if self.on_step is not None:
-                    self.on_step(report)
-                if is_last or (settings.evaluate_every and report.step % settings.evaluate_every == 0):
-                    self._evaluate(report.step)
-                if is_last or stop.received or (settings.save_every and report.step % settings.save_every == 0):
-                    self.save()
-                if stop.received and not is_last:
-                    raise Interrupted(stop.received)
+                self._after_step(report, stop, saves)
 
-    def save(self) -> Path:
-        """Save a checkpoint of the current step."""
-        path = save_checkpoint(self.state, self.checkpoints, extra=self.memory, keep=self.settings.keep_checkpoints)
-        self.log.write("checkpoint", stage=self.name, step=self.state.step, folder=path.name)
-        return path
+    def _after_step(self, report: StepReport, stop: StopRequests, saves: BackgroundSaves) -> None:
+        """Log, evaluate and save as the settings say; raises Interrupted, with all on disk, when asked to stop."""
+        settings = self.settings
+        is_last = report.step == settings.steps
+        if report.step % settings.log_every == 0 or is_last or report.step == 1:
+            self._log_step(report)
+        if self.on_step is not None:
+            self.on_step(report)
+        if is_last or (settings.evaluate_every and report.step % settings.evaluate_every == 0):
+            self._evaluate(report.step)
+        if is_last or stop.received:
+            saves.save(self.state, self.memory)
+        elif settings.save_every and report.step % settings.save_every == 0:
+            saves.start(self.state, self.memory)
+        if stop.received and not is_last:
+            saves.wait()
+            raise Interrupted(stop.received)
+
+    def _saves(self) -> BackgroundSaves:
+        def on_whole(step: int, path: Path) -> None:
+            self.log.write("checkpoint", stage=self.name, step=step, folder=path.name)
+
+        return BackgroundSaves(self.checkpoints, keep=self.settings.keep_checkpoints, on_whole=on_whole, say=self.say)
 
     def _log_step(self, report: StepReport) -> None:
         self.log.write(

@@ -1,0 +1,135 @@
+"""Checkpoints that a thread writes while training goes on: a step waits for a copy in memory, not for the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maskloom.training.checkpoints import Snapshot, write_checkpoint
+from maskloom.training.loop import TrainState
+from maskloom.training.memory import available_memory
+
+# A copy that would take more of the memory that is left than this is not made: training waits for the disk instead.
+_LARGEST_SHARE = 0.5
+
+
+class _Abandoned(Exception):  # noqa: N818 - the person asked for it
+    """The write was given up."""
+
+
+class BackgroundSaves:
+    """Context that saves a state's checkpoints in a folder, one at a time; leaving it waits for the one under way.
+
+    `start` copies weights and moments into buffers that are kept (12 bytes a parameter with Adam in fp32) and lets a
+    thread write them, exactly as `write_checkpoint` does; writing, hashing and syncing hold no lock of Python's.
+    `save` writes straight from the state while training waits, and needs no copy. A write that failed is raised by the
+    next `check`, `start`, `save` or `wait`. `on_whole(step, path)` is called, in whichever thread wrote, once a
+    checkpoint is on disk; `say` tells what a person should know.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        on_whole: Callable[[int, Path], None],
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._folder, self._keep, self._on_whole, self._say = folder, keep, on_whole, say
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[Path] | None = None
+        self._abandoned = threading.Event()
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._copies = True
+
+    def start(self, state: TrainState, extra: dict[str, Any]) -> None:
+        """Take the state as it stands and write it while the caller goes on; waits for a write that is under way."""
+        self.wait()
+        snapshot = Snapshot.of(state, extra)
+        if not self._buffers and self._copies:
+            self._copies = self._has_room(snapshot)
+        if self._copies:
+            self._pending = self._pool.submit(self._write, self._copied(snapshot))
+        else:
+            self._write(snapshot)
+
+    def save(self, state: TrainState, extra: dict[str, Any]) -> Path:
+        """Write the state and return its folder when it is on disk."""
+        self.wait()
+        return self._write(Snapshot.of(state, extra))
+
+    def check(self) -> None:
+        """Raise what a finished write failed with; costs nothing while none has finished."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when no write is under way; raises what it failed with."""
+        pending = self._pending
+        if pending is not None:
+            pending.exception()  # an interrupted wait leaves it pending
+            self._pending = None
+            pending.result()
+
+    def __enter__(self) -> BackgroundSaves:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the write under way; Ctrl-C gives it up, another error is not replaced by the write's own."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._abandoned.set()
+        try:
+            self.wait()
+        except _Abandoned:
+            pass
+        except KeyboardInterrupt:
+            self._abandoned.set()
+            raise
+        except Exception as error:
+            if kind is None:
+                raise
+            self._say(f"warning: {error}")
+        finally:
+            self._pool.shutdown()
+            self._buffers.clear()
+
+    def _write(self, snapshot: Snapshot) -> Path:
+        path = write_checkpoint(snapshot, self._folder, keep=self._keep, before_chunk=self._raise_if_abandoned)
+        self._on_whole(snapshot.step, path)
+        return path
+
+    def _raise_if_abandoned(self) -> None:
+        if self._abandoned.is_set():
+            raise _Abandoned
+
+    def _copied(self, snapshot: Snapshot) -> Snapshot:
+        model = {name: self._copy(f"model.{name}", tensor) for name, tensor in snapshot.model.items()}
+        moments = {name: self._copy(f"optimizer.{name}", tensor) for name, tensor in snapshot.optimizer.items()}
+        if any(tensor.is_cuda for tensor in snapshot.model.values()):
+            torch.cuda.synchronize()
+        return replace(snapshot, model=model, optimizer=moments)
+
+    def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[key] = buffer
+        return buffer.copy_(tensor, non_blocking=True)
+
+    def _has_room(self, snapshot: Snapshot) -> bool:
+        tensors = [*snapshot.model.values(), *snapshot.optimizer.values()]
+        needed, available = sum(tensor.nbytes for tensor in tensors), available_memory()
+        if available is None or needed <= _LARGEST_SHARE * available:
+            return True
+        self._say(
+            "saves stop the training until they are on disk: a copy of weights and moments takes "
+            f"{needed / 2**20:,.0f} MiB, and {available / 2**20:,.0f} MiB of memory are left"
+        )
+        return False
