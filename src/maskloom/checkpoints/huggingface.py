@@ -113,7 +113,8 @@ def load_model(
     if problems:
         where = next(iter(stored.values())).path if stored else folder
         raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems))
-    model = build_model(config, wanted, labels, seed=seed, head_options=options)
+    filled = {row.ours for row in rows}
+    model = build_model(config, wanted, labels, seed=seed, head_options=options, leave=filled)
     _copy(model, rows, contents)
     copied = {row.huggingface for row in rows}
     new = [row.huggingface for row in _rows_of(planned, wanted) if row.huggingface not in copied]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from maskloom.layers.dropout import Dropout
@@ -21,9 +22,9 @@ class TokenEmbeddings(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self.word = nn.Embedding(vocab_size, hidden_size)
-        self.segment = nn.Embedding(num_segments, hidden_size)
-        self.position = nn.Embedding(num_positions, hidden_size)
+        self.word = _table(vocab_size, hidden_size)
+        self.segment = _table(num_segments, hidden_size)
+        self.position = _table(num_positions, hidden_size)
         self.layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
 
@@ -31,3 +32,12 @@ class TokenEmbeddings(nn.Module):
         """Return the normed sum for every token."""
         total = self.word(token_ids) + self.segment(segment_ids) + self.position(position_ids)
         return self.dropout(self.layer_norm(total))
+
+
+def _table(num_rows: int, num_columns: int) -> nn.Embedding:
+    """Return a trainable table whose values `initialize` or a file sets.
+
+    nn.Embedding by itself draws values first, and a draw on the meta device makes torch import its compiler, which
+    takes as long as all other imports together.
+    """
+    return nn.Embedding.from_pretrained(torch.empty(num_rows, num_columns), freeze=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Container
 
 import torch
 from torch import nn
@@ -12,7 +13,9 @@ from maskloom.layers.layer_mix import ScalarMix
 
 
 @torch.no_grad()
-def initialize(module: nn.Module, *, std: float, seed: int | None = None, prefix: str = "") -> None:
+def initialize(
+    module: nn.Module, *, std: float, seed: int | None = None, prefix: str = "", leave: Container[str] = ()
+) -> None:
     """Fill every parameter: matrices from a normal of `std` cut at two sigma, biases 0, LayerNorm 1 and 0.
 
     A recurrent layer of n units has all of its numbers drawn evenly between -1 and 1 over the root of n, as torch does;
@@ -20,7 +23,7 @@ def initialize(module: nn.Module, *, std: float, seed: int | None = None, prefix
 
     Each matrix has its own generator, keyed by the seed and `prefix` + its name, so the order or the presence of other
     modules changes nothing. Without a seed one is drawn from torch's global generator. A tied parameter is filled once,
-    under its first name. Parameters on the meta device are left alone.
+    under its first name. Parameters on the meta device are left alone, and so are those named in `leave`.
     """
     if all(parameter.is_meta for parameter in module.parameters()):
         return
@@ -32,7 +35,7 @@ def initialize(module: nn.Module, *, std: float, seed: int | None = None, prefix
     lstms = [m for m in module.modules() if isinstance(m, nn.LSTM)]
     bounds = {id(parameter): 1 / math.sqrt(m.hidden_size) for m in lstms for parameter in m.parameters()}
     for name, parameter in module.named_parameters():
-        if parameter.is_meta:
+        if parameter.is_meta or name in leave:
             continue
         if id(parameter) in constants:
             parameter.fill_(constants[id(parameter)])

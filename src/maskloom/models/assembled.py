@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -73,21 +73,34 @@ def build_model(
     num_labels: int | None = None,
     seed: int | None = None,
     head_options: HeadOptions | None = None,
+    leave: Container[str] = (),
 ) -> EncoderWithHeads:
     """Build a model with fresh weights that depend on the seed alone, not on which heads there are or their order.
 
     `num_labels` is for the "classifier", "tagger" and "bilstm_tagger" heads, `head_options` has what else a head takes,
-    by its name. Raises ConfigError for an unknown or repeated head, or one of these without a number of labels.
+    by its name. Parameters named in `leave` get no values: the caller has them. Raises ConfigError for an unknown or
+    repeated head, or one of these without a number of labels.
     """
     device = torch.get_default_device()
     with torch.device("meta"):
         model = _assemble(config, heads, num_labels, head_options or {})
     if device.type == "meta":
         return model
-    model.to_empty(device=device)
+    _allocate(model, device)
     model.tie()
-    initialize(model, std=config.initializer_range, seed=seed)
+    initialize(model, std=config.initializer_range, seed=seed, leave=leave)
     return model
+
+
+def _allocate(model: nn.Module, device: torch.device) -> None:
+    """Give every parameter memory on a device, without values.
+
+    torch's `to_empty` imports a computer algebra system to do this, which takes longer than loading a small model.
+    """
+    for module in model.modules():
+        for name, planned in list(module.named_parameters(recurse=False)):
+            memory = torch.empty(planned.shape, dtype=planned.dtype, device=device)
+            setattr(module, name, nn.Parameter(memory, requires_grad=planned.requires_grad))
 
 
 def _assemble(
