@@ -17,7 +17,7 @@ from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
-from maskloom.tasks.evaluation import ModelOutputs
+from maskloom.tasks.evaluation import PROCESSOR_TOKENS, ModelOutputs
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.task import Task
@@ -132,7 +132,7 @@ class Ensemble:
         # Whole chains have no average; what is left of a conditional random field are the probabilities of single tags.
         has_chains = bool(self.task.settings.get("crf"))
         objective = Tagging() if has_chains else self.task.objective
-        for batch in batches_by_length(encoded):
+        for batch in batches_by_length(encoded, max_tokens=PROCESSOR_TOKENS):
             if batch.labels is None:
                 break
             logits = torch.from_numpy(np.concatenate([rows[index] for index in batch.indices]))
