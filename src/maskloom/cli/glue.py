@@ -43,16 +43,18 @@ def run(
 ) -> None:
     """Search settings for each task (by default the paper's grid), and show all official scores on dev."""
     from maskloom.config import FinetuneRecipe
-    from maskloom.runs.glue import glue_run
-    from maskloom.runs.glue.table import glue_rows, notes_of
-    from maskloom.runs.search_space import parse_space
-    from maskloom.runs.search_table import print_table
 
     changes = [*(overrides or []), *([f"restarts={restarts}"] if restarts else [])]
     if grid is None and not (resume and (out / "recipe.toml").exists()):
         grid = ["paper"]
+    chosen = chosen_recipe(FinetuneRecipe, recipe, changes, out, resume)
+    from maskloom.runs.glue import glue_run  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.glue.table import glue_rows, notes_of
+    from maskloom.runs.search_space import parse_space
+    from maskloom.runs.search_table import print_table
+
     result = glue_run(
-        chosen_recipe(FinetuneRecipe, recipe, changes, out, resume),
+        chosen,
         data=data,
         model=model,
         out=out,

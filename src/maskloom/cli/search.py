@@ -65,14 +65,16 @@ def search(
 ) -> None:
     """Fine-tune with every combination of settings, and rank them by their best dev score."""
     from maskloom.config import FinetuneRecipe
-    from maskloom.runs.search import search as run
-    from maskloom.runs.search_space import parse_space
-    from maskloom.runs.search_table import print_table, search_rows
 
     changes = [*(overrides or []), *([f'task="{task}"'] if task else [])]
     changes += [f"restarts={restarts}"] if restarts else []
+    chosen = chosen_recipe(FinetuneRecipe, recipe, changes, out, resume)
+    from maskloom.runs.search import search as run  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.search_space import parse_space
+    from maskloom.runs.search_table import print_table, search_rows
+
     result = run(
-        chosen_recipe(FinetuneRecipe, recipe, changes, out, resume),
+        chosen,
         model=model,
         train=train,
         dev=dev,

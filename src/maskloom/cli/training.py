@@ -38,10 +38,11 @@ def pretrain(
 ) -> None:
     """Pre-train a BERT with masked LM and next-sentence prediction."""
     from maskloom.config import PretrainRecipe
-    from maskloom.runs.pretrain import pretrain as run
 
     changes = [*(overrides or []), *([f'model.size="{size}"'] if size else [])]
     chosen = chosen_recipe(PretrainRecipe, recipe, changes, out, resume)
+    from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe is refused before it
+
     show(run(chosen, corpus=corpus, out=out, resume=resume, init=init, progress=progress_display()), as_json, out)
 
 
@@ -74,14 +75,15 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled text; the weights that score best on dev are kept."""
     from maskloom.config import FinetuneRecipe
-    from maskloom.runs.finetune import finetune as run
-    from maskloom.runs.task_summaries import finetuning_lines
 
     changes = [*(overrides or [])]
     changes += [f'task="{task}"'] if task else []
     changes += [f"restarts={restarts}"] if restarts else []
     changes += ["keep_restarts=true"] if keep_restarts else []
     chosen = chosen_recipe(FinetuneRecipe, recipe, changes, out, resume)
+    from maskloom.runs.finetune import finetune as run  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.task_summaries import finetuning_lines
+
     reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
     result = run(
         chosen,

@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 import maskloom
 from maskloom.config import ConfigError, RecipeT, Section, load_recipe, recipe_toml
 from maskloom.files import write_json, write_text
@@ -46,6 +43,9 @@ def stored_recipe(kind: type[RecipeT], out: Path) -> RecipeT | None:
 
 def environment() -> dict[str, Any]:
     """Return the command, the versions and the hardware of this process."""
+    import numpy as np  # here, so that what only reads run folders starts without them
+    import torch
+
     return {
         "command": ["maskloom", *sys.argv[1:]],
         "versions": {

@@ -1,0 +1,94 @@
+"""What each command imports: a command pays for what it does, and for nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRINTS_MODULES = """
+import atexit, sys
+atexit.register(lambda: print("MODULES", *sorted(sys.modules), file=sys.stderr))
+from maskloom.cli import main
+main()
+"""
+NEVER = {"transformers", "sentence_transformers", "onnxruntime", "datasets", "matplotlib"}
+HEAVY = {"torch", "sklearn", "scipy", "pandas", "pyarrow", "safetensors"}
+# torch's compiler and computer algebra, which some of its plain functions import when they are called on meta tensors
+OF_TORCH = {"torch._dynamo", "torch._inductor", "sympy"}
+FOR_METRICS = {"sklearn", "scipy", "pandas"}
+
+
+def modules(*arguments: str | Path, code: int = 0) -> set[str]:
+    command = [sys.executable, "-c", PRINTS_MODULES, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == code, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("MODULES ")]
+    return set(lines[-1].split()[1:])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"This is line {n}. It has two sentences.\n\n" for n in range(30)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def vocabulary(text: Path) -> Path:
+    modules("vocab", "train", text, "--size", 80, "--out", text.parent / "vocab")
+    return text.parent / "vocab"
+
+
+@pytest.fixture(scope="module")
+def corpus(text: Path, vocabulary: Path) -> Path:
+    modules("corpus", "build", text, "--vocab", vocabulary, "--out", text.parent / "corpus")
+    return text.parent / "corpus"
+
+
+def test_text_commands_start_without_torch(text: Path, vocabulary: Path, corpus: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"id": "1", "question": "q", "context": "a b", "answers": ["a"]}\n', encoding="utf-8")
+    (tmp_path / "answers.json").write_text('{"1": "a"}', encoding="utf-8")
+    runs = {
+        "help": modules("--help"),
+        "vocab train": modules("vocab", "train", text, "--size", 80, "--out", tmp_path / "v"),
+        "vocab inspect": modules("vocab", "inspect", vocabulary, text),
+        "corpus build": modules("corpus", "build", text, "--vocab", vocabulary, "--out", tmp_path / "c"),
+        "corpus stats": modules("corpus", "stats", corpus),
+        "corpus lint": modules("corpus", "lint", corpus, code=1),
+        "info, a corpus": modules("info", corpus),
+        "info, a vocabulary": modules("info", vocabulary),
+        "score-answers": modules(
+            "score-answers", "--data", questions, "--predictions", tmp_path / "answers.json", code=3
+        ),
+    }
+    assert {name: found & (HEAVY | NEVER) for name, found in runs.items() if found & (HEAVY | NEVER)} == {}
+
+
+def test_a_wrong_recipe_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    wrong = ("--set", "training.stps=3")
+    data = ("--model", "m", "--train", "t.csv", "--dev", "d.csv")
+    runs = {
+        "pretrain": modules("pretrain", "--corpus", "c", "--out", tmp_path / "r", *wrong, code=3),
+        "finetune": modules("finetune", *data, "--out", tmp_path / "r", *wrong, code=3),
+        "search": modules("search", *data, "--out", tmp_path / "r", *wrong, code=3),
+        "glue run": modules("glue", "run", "--data", "g", "--model", "m", "--out", tmp_path / "r", *wrong, code=3),
+    }
+    assert [name for name, found in runs.items() if "torch" in found] == []
+
+
+def test_commands_that_use_a_model_import_no_compiler_and_no_metrics(minilm_folder: Path, tmp_path: Path) -> None:
+    sentences = tmp_path / "s.txt"
+    sentences.write_text("one sentence\nanother one\n", encoding="utf-8")
+    output = tmp_path / "vectors.npy"
+    runs = {
+        "embed": modules("embed", "--model", minilm_folder, "--input", sentences, "--output", output),
+        "info": modules("info", minilm_folder),
+        "predict": modules("predict", "--model", "absent", "--input", sentences, "--output", "o.jsonl", code=3),
+        "evaluate": modules("evaluate", "--model", "absent", "--data", sentences, code=3),
+        "answer": modules("answer", "--model", "absent", "--context", sentences, "--question", "q", code=3),
+        "features": modules("features", "--model", minilm_folder, "--input", sentences, "--out", tmp_path / "f"),
+    }
+    unwanted = OF_TORCH | FOR_METRICS | NEVER
+    assert {name: found & unwanted for name, found in runs.items() if found & unwanted} == {}
