@@ -51,6 +51,7 @@ SEED, NUM_THREADS = 0, 2
 TEXT_BYTES = 6_000_000
 SIZES = ("tiny", "mini", "small", "base")
 STEPS_PER_ROUND = {"tiny": 2}
+PRODUCTS = {"mkldnn::_linear_pointwise", "aten::bmm", "aten::mm", "aten::addmm", "aten::addmm_"}
 SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "clip_norm": 1.0, "num_threads": NUM_THREADS}
 # Documents of full rows: articles joined up to so many characters.
 _JOINED = 200_000
@@ -205,6 +206,16 @@ def timed(side: Ours | Peer, batches: list[Any], num_tokens: int) -> tuple[float
     return num_tokens / (time.perf_counter() - started), time.process_time() - busy
 
 
+def share_in_products(ours: Ours, batch: PretrainingBatch) -> float:
+    """Return the share of a step's time that passes inside matrix products, by torch's profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        started = time.perf_counter()
+        ours.step(batch)
+        seconds = time.perf_counter() - started
+    busy = sum(event.self_cpu_time_total for event in profiler.key_averages() if event.key in PRODUCTS)
+    return busy / 1e6 / seconds
+
+
 def measure(size: str, name: str, num_rounds: int, folder: Path, say: Callable[[str], None]) -> Result:
     """Compare both sides at one size and mix, then time them in turn for `num_rounds` rounds."""
     mix = MIXES[name]
@@ -214,7 +225,7 @@ def measure(size: str, name: str, num_rounds: int, folder: Path, say: Callable[[
     loader = make_loader(corpus, mix, size)
     steps = STEPS_PER_ROUND.get(size, 1)
     batches, position = [], DataPosition()
-    for _ in range(steps * (num_rounds + 1)):
+    for _ in range(steps * (num_rounds + 1) + 1):
         batch, position = loader.batch(position)
         batches.append(batch)
     memory = [peak_memory(side, size, name, folder) for side in ("ours", "peer")]
@@ -245,6 +256,7 @@ def measure(size: str, name: str, num_rounds: int, folder: Path, say: Callable[[
         gradient_difference=differences[1],
         gemm_peak=statistics.median(peaks),
         flops_per_token=useful_flops(config, batches),
+        products_share=share_in_products(ours, batches[-1]),
         ours=rates[0],
         peer=rates[1],
         processor_ratio=statistics.median(processor_ratios),

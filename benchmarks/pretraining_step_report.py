@@ -32,6 +32,7 @@ class Result:
     gradient_difference: float
     gemm_peak: float
     flops_per_token: float
+    products_share: float
     ours: list[float]
     peer: list[float]
     processor_ratio: float
@@ -94,14 +95,17 @@ def _page(results: list[Result], text: str, command: str, load: float, num_threa
         "against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, whichever is faster here. "
         "The peer's products go through MKL, as torch has it; ours through oneDNN where the processor has AVX-512 "
         "(`layers/matrix_products.py`), which counts most on processors that are not Intel's.",
+        "- *In products*: the share of our step's time that passes inside matrix products, by torch's profiler in one "
+        "step; what they reach of the peak there is the limit of these shapes. The rest goes over arrays in memory: "
+        "softmax, dropout, GELU, norms, copies into the order of heads, the optimiser.",
         "- The ratio by processor time is that of the seconds of all threads, which other programs disturb least; load "
         f"before the start, from other programs: {load:.1f}.",
         "- Memory is what two steps add over the loaded weights, in a process of their own.",
         "",
         "| size | lengths | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range "
         "| reached (floor / target / stretch) | by processor time | GEMM peak GFLOP/s | ours of peak | reached "
-        "| peer of peak | ours GiB | peer GiB | memory ratio, reached | loss, gradient difference |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| in products, at | peer of peak | ours GiB | peer GiB | memory ratio, reached | loss, gradient difference |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         ratios, share, memory = r.ratios, r.share_of_peak(r.ours), r.ours_memory / r.peer_memory
@@ -110,7 +114,8 @@ def _page(results: list[Result], text: str, command: str, load: float, num_threa
             f"| {r.size} | {r.mix} | {r.batch_size} | {r.real_share:.2f} | {statistics.median(r.ours):,.0f} "
             f"| {statistics.median(r.peer):,.0f} | **{statistics.median(ratios):.2f}x** "
             f"| {min(ratios):.2f}-{max(ratios):.2f} | {reached(min(ratios), r.aims)} | {r.processor_ratio:.2f}x "
-            f"| {r.gemm_peak / 1e9:.0f} | {share:.0%} | {reached(100 * share, aims)} | {r.share_of_peak(r.peer):.0%} "
+            f"| {r.gemm_peak / 1e9:.0f} | {share:.0%} | {reached(100 * share, aims)} "
+            f"| {r.products_share:.0%}, {share / r.products_share:.0%} | {r.share_of_peak(r.peer):.0%} "
             f"| {r.ours_memory:.2f} | {r.peer_memory:.2f} "
             f"| {memory:.2f}, {reached(memory, MEMORY.get(r.size), smaller=True)} "
             f"| {r.loss_difference:.0e}, {r.gradient_difference:.0e} |"

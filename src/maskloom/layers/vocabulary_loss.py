@@ -12,6 +12,8 @@ from maskloom.layers.matrix_products import prefers_onednn, product, row_step, t
 
 # Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
 _NUM_LOGITS = (1 << 23) - (1 << 12)
+# Smaller ones come near to where fp32 has fewer digits.
+_SMALLEST_PROBABILITY = 1e-30
 
 
 def vocabulary_loss(hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
@@ -40,10 +42,8 @@ class _VocabularyLoss(torch.autograd.Function):
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
             logits = product(rows, decoder, bias)
-            largest, chosen = logits.amax(1), logits.gather(1, targets).squeeze(1)
             probabilities = torch.softmax(logits, 1, out=logits if logits.device.type == "cpu" else None)
-            # The largest probability is exp(largest - logsumexp), and the only one that surely has not underflowed.
-            loss += (largest - probabilities.amax(1).log_() - chosen).sum()
+            loss += _summed_loss(probabilities, rows, decoder, bias, targets)
             d_logits = probabilities.scatter_add_(1, targets, targets.new_full(targets.shape, -1.0, dtype=logits.dtype))
             d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
             d_bias += d_logits.sum(0)
@@ -59,6 +59,16 @@ class _VocabularyLoss(torch.autograd.Function):
         d_hidden, total, d_bias = ctx.gradients
         ctx.gradients = None
         return d_hidden.mul_(gradient), total.scaled(gradient), d_bias.mul_(gradient), None
+
+
+def _summed_loss(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of -log p(target); where p is too small for its digits to count, from the logits once more."""
+    chosen = probabilities.gather(1, targets).squeeze(1)
+    is_lost = ~(chosen >= _SMALLEST_PROBABILITY)
+    if not is_lost.any():
+        return -chosen.log_().sum()
+    lost = F.cross_entropy(F.linear(rows[is_lost], decoder, bias), targets[is_lost, 0], reduction="sum")
+    return lost - chosen[~is_lost].log_().sum()
 
 
 class _DecoderGradient:

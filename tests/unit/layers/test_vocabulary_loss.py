@@ -68,6 +68,18 @@ def test_a_label_that_is_all_but_impossible_has_a_finite_loss():
     torch.testing.assert_close(torch.autograd.grad(loss, hidden)[0], torch.tensor([[1.0, -1.0]]))
 
 
+def test_impossible_labels_among_others_count_what_their_logits_say(monkeypatch):
+    monkeypatch.setattr(module, "_NUM_LOGITS", 66)
+    (hidden, decoder, bias), labels = example(6, 4, 22)
+    with torch.no_grad():
+        bias[3] = 200.0
+        bias[5] = 120.0
+    labels[::2], labels[1] = 3, 5
+    expected = plain(*(x.double() for x in (hidden, decoder, bias)), labels)
+    assert expected > 200
+    torch.testing.assert_close(vocabulary_loss(hidden, decoder, bias, labels).double(), expected, rtol=1e-6, atol=0)
+
+
 def test_no_prediction_costs_nothing_and_moves_nothing():
     parameters, labels = example(0, 4, 9)
     loss = vocabulary_loss(*parameters, labels)
