@@ -28,7 +28,7 @@ from maskloom.data.corpus_manifest import (
     write_manifest,
 )
 from maskloom.data.deduplication import DigestSet, document_digest
-from maskloom.data.documents import ReadingReport, SourceFile, read_documents, source_files
+from maskloom.data.documents import Document, ReadingReport, SourceFile, read_documents, source_files
 from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token_type
 from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
 from maskloom.files import sync
@@ -47,10 +47,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class _ShardTask:
-    """Documents that make one shard, and a digest of them and of the settings."""
+    """Documents of UTF-8 that make one shard, and a digest of them and of the settings."""
 
     number: int
-    texts: list[str]
+    documents: list[bytes]
     input_digest: str
 
 
@@ -95,8 +95,8 @@ def build_corpus(
     with _building(out):
         tokenizer.save(out)
         documents = read_documents([source.path for source in files], on_bad_text=on_bad_text, report=counts.reading)
-        texts = _unique_texts(documents, counts)
-        tasks = _shard_tasks(texts, json.dumps(settings, sort_keys=True), shard_tokens * _CHARACTERS_PER_TOKEN)
+        unique = _unique_documents(documents, counts)
+        tasks = _shard_tasks(unique, json.dumps(settings, sort_keys=True), shard_tokens * _CHARACTERS_PER_TOKEN)
         total = sum(source["num_bytes"] for source in recipe["sources"])
         records: list[ShardRecord] = []
         encoder = (str(out), tokenizer, sentences, language)
@@ -175,32 +175,38 @@ def _building(out: Path) -> Iterator[None]:
         yield
 
 
-def _unique_texts(documents: Iterator[Any], counts: _Counts) -> Iterator[tuple[str, bytes]]:
+def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, int, bytes]]:
+    """Yield (UTF-8, characters, digest) of each different document."""
     seen = DigestSet()
     for document in documents:
-        digest = document_digest(document.text)
+        content = document.text.encode("utf-8")
+        digest = document_digest(content)
         if seen.add(digest):
-            yield document.text, digest
+            yield content, len(document.text), digest
         else:
             counts.num_duplicates += 1
 
 
-def _shard_tasks(texts: Iterator[tuple[str, bytes]], settings: str, max_characters: int) -> Iterator[_ShardTask]:
+def _shard_tasks(
+    documents: Iterator[tuple[bytes, int, bytes]], settings: str, max_characters: int
+) -> Iterator[_ShardTask]:
     """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
 
-    Where a shard ends depends on the text alone.
+    Where a shard ends depends on the text alone. The one who takes a task may empty its list.
     """
     number, size, total = 0, 0, 0
-    batch: list[str] = []
+    batch: list[bytes] = []
     digest = hashlib.blake2b(settings.encode())
-    for text, own_digest in texts:
-        batch.append(text)
+    for content, num_characters, own_digest in documents:
+        batch.append(content)
         digest.update(own_digest)
-        size += len(text)
-        total += len(text)
+        size += num_characters
+        total += num_characters
         if size >= min(max_characters, max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, total // _SHARE_OF_TEXT)):
-            yield _ShardTask(number, batch, digest.hexdigest())
+            task = _ShardTask(number, batch, digest.hexdigest())
             number, size, batch = number + 1, 0, []
+            yield task
+            del task
             digest = hashlib.blake2b(settings.encode())
     if batch:
         yield _ShardTask(number, batch, digest.hexdigest())
@@ -218,6 +224,8 @@ def _records(
                 yield task
             else:
                 reused.append(record)
+            # or it would live while the next one is read
+            del task
 
     if num_workers > 1:
         yield from results_of_processes(_start_encoding, encoder, unfinished(), num_workers)
@@ -232,7 +240,7 @@ def _start_encoding(
     encoder = SentenceEncoder(tokenizer, sentences=sentences, language=language)
 
     def encode(task: _ShardTask) -> ShardRecord:
-        return write_shard(Path(out), task.number, task.input_digest, encoder.encode(task.texts))
+        return write_shard(Path(out), task.number, task.input_digest, encoder.parts(task.documents))
 
     return encode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,10 +15,13 @@ from maskloom.text.sentences import split_sentences
 from maskloom.text.tokenizer import MAX_WORD_LENGTHS, Tokenizer
 
 SentenceRule = Literal["split", "lines"]
-MAX_CACHED_WORDS = 1 << 19
-"""Words whose ids are kept: about 30 MB. A full cache starts again from nothing, which changes no result."""
+MAX_CACHED_WORDS = 1 << 17
+"""Words whose ids are kept, about 8 MB. Most words that come after so many never come again."""
 
-_BLOCK_CHARACTERS = 1 << 18
+_MAX_NOT_KEPT = 1 << 19
+"""New words met by a full cache before it starts again from nothing, for text whose language has changed."""
+
+_BLOCK_BYTES = 1 << 18
 _LINE_END = 10
 
 
@@ -60,23 +64,16 @@ class SentenceEncoder:
         self._classes = byte_classes(b"[" if reads_brackets else b"")
         self._lowers_first = tokenizer.lowercase and not reads_brackets
         self._known = WordTable(self._type)
+        self._num_not_kept = 0
         self._pieces = WordPiece(
             dict(tokenizer.vocabulary.ids),
             unk_token="[UNK]",
             max_input_chars_per_word=MAX_WORD_LENGTHS[tokenizer.compatibility],
         )
 
-    def encode(self, texts: list[str]) -> EncodedDocuments:
+    def encode(self, texts: Iterable[str]) -> EncodedDocuments:
         """Encode documents in their order."""
-        blocks: list[list[str]] = [[]]
-        size = 0
-        for text in texts:
-            if size > _BLOCK_CHARACTERS:
-                blocks.append([])
-                size = 0
-            blocks[-1].append(text)
-            size += len(text)
-        parts = [self._encode_block(block) for block in blocks]
+        parts = list(self.parts([text.encode("utf-8", "surrogatepass") for text in texts]))
         return EncodedDocuments(
             tokens=b"".join(part.tokens for part in parts),
             sentence_lengths=np.concatenate([part.sentence_lengths for part in parts]),
@@ -85,9 +82,44 @@ class SentenceEncoder:
             num_empty_documents=sum(part.num_empty_documents for part in parts),
         )
 
-    def _encode_block(self, texts: list[str]) -> EncodedDocuments:
-        lines, num_lines = self._lines(texts)
-        content = lines.encode("utf-8", "surrogatepass")
+    def parts(self, documents: list[bytes]) -> Iterator[EncodedDocuments]:
+        """Encode documents of UTF-8 some at a time, in their order; there is always one part.
+
+        Each document is taken out of the list before it is encoded, so that memory falls while the ids are made.
+        """
+        documents.reverse()
+        while True:
+            block: list[bytes] = []
+            size = 0
+            while documents and size <= _BLOCK_BYTES:
+                block.append(documents.pop())
+                size += len(block[-1])
+            yield self._encode_block(block)
+            if not documents:
+                return
+
+    def _encode_block(self, documents: list[bytes]) -> EncodedDocuments:
+        content, num_lines = self._lines(documents)
+        tokens: list[bytes] = []
+        lengths_of_pieces: list[np.ndarray] = []
+        for piece in _pieces(content):
+            encoded, lengths = self._encode_lines(piece)
+            tokens.append(encoded.tobytes())
+            lengths_of_pieces.append(lengths)
+        # one line is left over where there is no document at all
+        lengths = np.concatenate(lengths_of_pieces)[: int(num_lines.sum())]
+        owners = np.repeat(np.arange(len(documents)), num_lines)
+        counts = np.bincount(owners[lengths > 0], minlength=len(documents))
+        return EncodedDocuments(
+            tokens=b"".join(tokens),
+            sentence_lengths=lengths[lengths > 0].astype("<i4"),
+            document_lengths=counts[counts > 0].astype("<i4"),
+            num_empty_sentences=int((lengths == 0).sum()),
+            num_empty_documents=int((counts == 0).sum()),
+        )
+
+    def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return (tokens,) ids of some lines, and (lines,) int64: the tokens of each."""
         if self._lowers_first:
             # ASCII letters only; the tokenizer sees to all others
             content = content.lower()
@@ -95,56 +127,58 @@ class SentenceEncoder:
         encoded = self._ids_of_words(content, spans)
         line_ends = np.append(np.flatnonzero(np.frombuffer(content, np.uint8) == _LINE_END), len(content))
         token_ends = encoded.edges[np.searchsorted(spans.starts, line_ends)]
-        # one line is left over where there is no document at all
-        lengths = np.diff(token_ends, prepend=0)[: int(num_lines.sum())]
-        owners = np.repeat(np.arange(len(texts)), num_lines)
-        counts = np.bincount(owners[lengths > 0], minlength=len(texts))
-        return EncodedDocuments(
-            tokens=encoded.flat.tobytes(),
-            sentence_lengths=lengths[lengths > 0].astype("<i4"),
-            document_lengths=counts[counts > 0].astype("<i4"),
-            num_empty_sentences=int((lengths == 0).sum()),
-            num_empty_documents=int((counts == 0).sum()),
-        )
+        return encoded.flat, np.diff(token_ends, prepend=0)
 
-    def _lines(self, texts: list[str]) -> tuple[str, np.ndarray]:
+    def _lines(self, documents: list[bytes]) -> tuple[bytes, np.ndarray]:
         """Return all sentences, a line each, and (documents,) int64: how many lines each document has."""
-        if self._finds_sentences:
-            documents = [split_sentences(text, language=self._language) for text in texts]
-            lines = "\n".join(sentence for document in documents for sentence in document)
-            return lines, np.fromiter(map(len, documents), np.int64, len(texts))
-        return "\n".join(texts), np.fromiter((text.count("\n") + 1 for text in texts), np.int64, len(texts))
+        if not self._finds_sentences:
+            num_lines = (document.count(b"\n") + 1 for document in documents)
+            return b"\n".join(documents), np.fromiter(num_lines, np.int64, len(documents))
+        texts = (document.decode("utf-8", "surrogatepass") for document in documents)
+        found = [split_sentences(text, language=self._language) for text in texts]
+        lines = "\n".join(sentence for sentences in found for sentence in sentences)
+        return lines.encode("utf-8", "surrogatepass"), np.fromiter(map(len, found), np.int64, len(documents))
 
     def _ids_of_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
-        """Return the ids of each word; those of words without a name are worked out here and forgotten."""
+        """Return the ids of each word; those that the table does not keep are worked out here and forgotten."""
+        if self._num_not_kept > _MAX_NOT_KEPT:
+            self._known, self._num_not_kept = WordTable(self._type), 0
         is_named = spans.ends - spans.starts <= LONGEST_NAMED
         if spans.is_odd.any() and b"\0" in content:
             is_named &= ~spans.is_odd
         named, others = np.flatnonzero(is_named), np.flatnonzero(~is_named)
         numbers = np.empty(len(spans.starts), dtype=np.int64)
-        numbers[named] = self._numbers_of_words(content, _some(spans, named))
-        numbers[others] = len(self._known) + np.arange(len(others))
-        ids = self._known.ids
+        numbers[named], not_kept = self._numbers_of_words(content, _some(spans, named))
+        ids = self._known.ids if not_kept is None else self._known.ids.joined(not_kept)
+        numbers[others] = len(ids) + np.arange(len(others))
         if len(others):
             ids = ids.joined(self._encode_words(content, _some(spans, others)))
         return ids.take(numbers)
 
-    def _numbers_of_words(self, content: bytes, spans: WordSpans) -> np.ndarray:
-        """Return (words,) int64: the place of each word in the table, after the new ones were put there."""
+    def _numbers_of_words(self, content: bytes, spans: WordSpans) -> tuple[np.ndarray, RaggedIds | None]:
+        """Return (words,) int64, the place of each word in the table, after new ones were put there while it had room.
+
+        Numbers beyond the table count in the lists that come second: the ids of words that are not kept.
+        """
         names = word_names(content, spans.starts, spans.ends)
         numbers = self._known.find(names)
         missing = _first_of_each(names, np.flatnonzero(numbers < 0))
         if not len(missing):
-            return numbers
-        if len(self._known) + len(missing) > MAX_CACHED_WORDS:
-            # the words of this block are all encoded again, which a full table makes rare
-            self._known = WordTable(self._type)
-            numbers[:] = -1
-            missing = _first_of_each(names, np.arange(len(numbers)))
-        self._known.add(names[:, missing], self._encode_words(content, _some(spans, missing)))
-        is_new = numbers < 0
-        numbers[is_new] = self._known.find(names[:, is_new])
-        return numbers
+            return numbers, None
+        room = max(0, MAX_CACHED_WORDS - len(self._known))
+        kept, others = missing[:room], missing[room:]
+        if len(kept):
+            self._known.add(names[:, kept], self._encode_words(content, _some(spans, kept)))
+            is_new = np.flatnonzero(numbers < 0)
+            numbers[is_new] = self._known.find(names[:, is_new])
+        if not len(others):
+            return numbers, None
+        self._num_not_kept += len(others)
+        of_this_text = WordTable(self._type)
+        of_this_text.add(names[:, others], self._encode_words(content, _some(spans, others)))
+        is_new = np.flatnonzero(numbers < 0)
+        numbers[is_new] = len(self._known) + of_this_text.find(names[:, is_new])
+        return numbers, of_this_text.ids
 
     def _encode_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
         """Encode words one by one: a plain word is one for WordPiece, an odd one goes the whole way."""
@@ -167,6 +201,20 @@ class SentenceEncoder:
             else:
                 lists.append([piece.id for piece in self._pieces.tokenize(text)])
         return RaggedIds.of_lists(lists, self._type)
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    """Cut text at line ends into pieces, so that a long document takes no more memory than a short one."""
+    start = 0
+    while len(content) - start > _BLOCK_BYTES:
+        end = content.rfind(b"\n", start, start + _BLOCK_BYTES)
+        if end < 0:
+            end = content.find(b"\n", start)
+        if end < 0:
+            break
+        yield content[start:end]
+        start = end + 1
+    yield content[start:] if start else content
 
 
 def _some(spans: WordSpans, chosen: np.ndarray) -> WordSpans:

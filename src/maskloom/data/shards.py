@@ -7,7 +7,8 @@ import json
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -36,25 +37,38 @@ class ShardRecord:
     index_sha256: str
 
 
-def write_shard(folder: Path, number: int, input_digest: str, encoded: EncodedDocuments) -> ShardRecord:
+def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[EncodedDocuments]) -> ShardRecord:
     """Write a shard's tokens, its lengths, and last the record that makes it count; each appears whole or not at all.
 
-    Nothing is forced to disk here: what a loss of power takes is found by its sum, and the shard is made again.
+    Tokens go to the file part by part, so that memory holds those of one part. Nothing is forced to disk here: what a
+    loss of power takes is found by its sum, and the shard is made again.
     """
-    index = encoded.document_lengths.tobytes() + encoded.sentence_lengths.tobytes()
+    path = folder / shard_name(number)
+    temporary = _temporary(path)
+    tokens_sum = hashlib.sha256()
+    lengths: list[EncodedDocuments] = []
+    with temporary.open("wb") as file:
+        for part in parts:
+            file.write(part.tokens)
+            tokens_sum.update(part.tokens)
+            lengths.append(replace(part, tokens=b""))
+        num_bytes = file.tell()
+    index = b"".join(
+        [part.document_lengths.tobytes() for part in lengths] + [part.sentence_lengths.tobytes() for part in lengths]
+    )
     record = ShardRecord(
         number=number,
         input_digest=input_digest,
-        num_documents=len(encoded.document_lengths),
-        num_sentences=len(encoded.sentence_lengths),
-        num_tokens=int(encoded.sentence_lengths.sum(dtype=np.int64)),
-        num_empty_sentences=encoded.num_empty_sentences,
-        num_empty_documents=encoded.num_empty_documents,
-        num_bytes=len(encoded.tokens),
-        sha256=hashlib.sha256(encoded.tokens).hexdigest(),
+        num_documents=sum(len(part.document_lengths) for part in lengths),
+        num_sentences=sum(len(part.sentence_lengths) for part in lengths),
+        num_tokens=sum(int(part.sentence_lengths.sum(dtype=np.int64)) for part in lengths),
+        num_empty_sentences=sum(part.num_empty_sentences for part in lengths),
+        num_empty_documents=sum(part.num_empty_documents for part in lengths),
+        num_bytes=num_bytes,
+        sha256=tokens_sum.hexdigest(),
         index_sha256=hashlib.sha256(index).hexdigest(),
     )
-    _replace(folder / shard_name(number), encoded.tokens)
+    temporary.replace(path)
     _replace(_index_path(folder, number), index)
     content = json.dumps(asdict(record)).encode()
     _replace(_record_path(folder, number), content + b"\n" + _sum_line(content))
@@ -96,8 +110,12 @@ def _sum_line(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
 def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     temporary.write_bytes(content)
     temporary.replace(path)
 

@@ -86,6 +86,10 @@ class RaggedIds:
         self.flat = flat
         self.edges = edges
 
+    def __len__(self) -> int:
+        """Return the number of lists."""
+        return len(self.edges) - 1
+
     @classmethod
     def of_lists(cls, lists: list[list[int]], dtype: np.dtype) -> RaggedIds:
         """Join lists of ids."""

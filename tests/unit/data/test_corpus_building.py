@@ -64,13 +64,13 @@ def text(tmp_path: Path) -> Path:
 def encoded_shards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of texts of the shards that were encoded in this process."""
     calls: list[int] = []
-    encode = SentenceEncoder.encode
+    encode = SentenceEncoder.parts
 
-    def counted(self: SentenceEncoder, texts: list[str]) -> Any:
-        calls.append(len(texts))
-        return encode(self, texts)
+    def counted(self: SentenceEncoder, documents: list[bytes]) -> Any:
+        calls.append(len(documents))
+        return encode(self, documents)
 
-    monkeypatch.setattr(SentenceEncoder, "encode", counted)
+    monkeypatch.setattr(SentenceEncoder, "parts", counted)
     return calls
 
 

@@ -68,13 +68,22 @@ def test_any_text_gives_the_ids_of_the_tokenizer(texts: list[str], lowercase: bo
     assert encoded.num_empty_sentences + len(encoded.sentence_lengths) == num_lines
 
 
-def test_a_full_cache_and_small_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("max_not_kept", [5, 1000])
+def test_a_full_cache_and_small_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, max_not_kept: int) -> None:
     tokenizer = Tokenizer(VOCABULARY)
     monkeypatch.setattr(sentence_encoding, "MAX_CACHED_WORDS", 12)
-    monkeypatch.setattr(sentence_encoding, "_BLOCK_CHARACTERS", 10)
+    monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 10)
+    monkeypatch.setattr(sentence_encoding, "_MAX_NOT_KEPT", max_not_kept)
     encoder = SentenceEncoder(tokenizer, sentences="split")
     assert decoded(encoder.encode(TEXTS * 3)) == expected(tokenizer, TEXTS * 3, "split")
-    assert len(encoder._known) < 40
+    assert len(encoder._known) <= 12
+
+
+def test_documents_are_taken_from_the_list_while_they_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 3)
+    documents = [b"the a", b"a", b"the"]
+    left = [len(documents) for _ in SentenceEncoder(Tokenizer(VOCABULARY), sentences="lines").parts(documents)]
+    assert left == [2, 0]
 
 
 def test_long_words_are_not_kept() -> None:

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_written_shard_is_found_again_from_the_same_input_only(folder: Path) -> None:
-    record = write_shard(folder, 3, "made from this", encoded([[4, 1], [2]]))
+    record = write_shard(folder, 3, "made from this", [encoded([[4, 1], [2]])])
     assert (record.num_documents, record.num_sentences, record.num_tokens, record.num_bytes) == (2, 3, 7, 14)
     assert (record.num_empty_sentences, record.num_empty_documents) == (2, 1)
     assert finished_shard(folder, 3, "made from this") == record
@@ -42,7 +42,7 @@ def test_a_written_shard_is_found_again_from_the_same_input_only(folder: Path) -
 
 @pytest.mark.parametrize("name", ["shards/00003.tokens", "building/00003.lengths", "building/00003.json"])
 def test_no_damage_is_taken_for_a_finished_shard(folder: Path, name: str) -> None:
-    write_shard(folder, 3, "input", encoded([[4, 1], [2]]))
+    write_shard(folder, 3, "input", [encoded([[4, 1], [2]])])
     whole = (folder / name).read_bytes()
     for length in range(0, len(whole), 3):
         (folder / name).write_bytes(whole[:length])
@@ -55,7 +55,7 @@ def test_no_damage_is_taken_for_a_finished_shard(folder: Path, name: str) -> Non
 
 
 def test_a_record_under_another_number_is_not_taken(folder: Path) -> None:
-    write_shard(folder, 3, "input", encoded([[4]]))
+    write_shard(folder, 3, "input", [encoded([[4]])])
     for parent, suffix in (("shards", "tokens"), ("building", "lengths"), ("building", "json")):
         (folder / parent / f"00003.{suffix}").rename(folder / parent / f"00005.{suffix}")
     assert finished_shard(folder, 5, "input") is None
