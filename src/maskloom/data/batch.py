@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -163,32 +162,6 @@ class ChoiceBatch(PackedBatch):
                 )
             )
         return parts
-
-
-def pack_encodings(
-    encodings: Sequence[tuple[Sequence[int], Sequence[int]]],
-    labels: np.ndarray | None,
-    indices: np.ndarray | Sequence[int],
-) -> ClassificationBatch:
-    """Pack (ids, segments) pairs, one a sequence, with their labels and places in the data set.
-
-    Raises ValueError when the numbers of encodings, labels and indices differ, or ids and segments of one do.
-    """
-    lengths = np.array([len(ids) for ids, _ in encodings], dtype=np.int64)
-    places = np.asarray(indices, dtype=np.int64)
-    if len(places) != len(lengths) or (labels is not None and len(labels) != len(lengths)):
-        num_labels = "no" if labels is None else len(labels)
-        raise ValueError(f"{len(lengths)} encodings, {num_labels} labels and {len(places)} indices; all must agree")
-    for number, (ids, segments) in enumerate(encodings):
-        if len(ids) != len(segments):
-            raise ValueError(f"encoding {number} has {len(ids)} ids and {len(segments)} segments; both must agree")
-    token_ids, segment_ids = np.empty((2, int(lengths.sum())), dtype=np.int64)
-    start = 0
-    for (ids, segments), length in zip(encodings, lengths.tolist(), strict=True):
-        token_ids[start : start + length] = ids
-        segment_ids[start : start + length] = segments
-        start += length
-    return ClassificationBatch(token_ids, segment_ids, lengths, labels, places)
 
 
 def _cuts(lengths: np.ndarray, num_sequences: int) -> list[tuple[slice, slice]]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.data.batch import PretrainingBatch, pack_encodings
+from maskloom.data.batch import ClassificationBatch, PretrainingBatch
 
 
 def _batch() -> PretrainingBatch:
@@ -33,32 +33,15 @@ def test_split_refuses_empty_parts() -> None:
         _batch().split(0)
 
 
-def test_pack_and_split_encodings() -> None:
-    batch = pack_encodings(
-        [([2, 7, 3], [0, 0, 0]), ([2, 8, 3, 9, 3], [0, 0, 0, 1, 1])], np.array([1, 0]), np.array([5, 4])
-    )
-    assert batch.token_ids.tolist() == [2, 7, 3, 2, 8, 3, 9, 3]
-    assert batch.segment_ids.tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
-    assert batch.lengths.tolist() == [3, 5]
-    assert batch.token_ids.dtype == batch.segment_ids.dtype == batch.lengths.dtype == batch.indices.dtype == np.int64
-    last = batch.split(1)[1]
+def _labelled(labels: np.ndarray | None) -> ClassificationBatch:
+    token_ids, segment_ids = np.array([2, 7, 3, 2, 8, 3, 9, 3]), np.array([0, 0, 0, 0, 0, 0, 1, 1])
+    return ClassificationBatch(token_ids, segment_ids, np.array([3, 5]), labels, np.array([5, 4]))
+
+
+@pytest.mark.parametrize("labels", [[1, 0], [[0.0, 1.0], [1.0, 1.0]], None])
+def test_split_keeps_labels_and_places(labels: list | None) -> None:
+    last = _labelled(None if labels is None else np.array(labels)).split(1)[1]
     assert last.token_ids.tolist() == [2, 8, 3, 9, 3]
-    assert last.labels is not None
-    assert last.labels.tolist() == [0]
+    assert last.segment_ids.tolist() == [0, 0, 0, 1, 1]
     assert last.indices.tolist() == [4]
-
-
-def test_multi_label_targets_and_missing_labels() -> None:
-    targets = np.array([[0.0, 1.0], [1.0, 1.0]], dtype=np.float32)
-    batch = pack_encodings([([2, 3], [0, 0]), ([2, 3], [0, 0])], targets, [0, 1])
-    assert batch.split(1)[1].labels is not None
-    assert batch.split(1)[1].labels.tolist() == [[1.0, 1.0]]
-    assert pack_encodings([([2, 3], [0, 0])], None, [0]).split(1)[0].labels is None
-    assert pack_encodings([], None, []).num_tokens == 0
-
-
-def test_pack_names_what_does_not_agree() -> None:
-    with pytest.raises(ValueError, match="1 encodings, 2 labels and 1 indices"):
-        pack_encodings([([2, 3], [0, 0])], np.array([0, 1]), [0])
-    with pytest.raises(ValueError, match="encoding 0 has 2 ids and 1 segments"):
-        pack_encodings([([2, 3], [0])], None, [0])
+    assert (None if last.labels is None else last.labels.tolist()) == (None if labels is None else labels[1:])
