@@ -18,31 +18,30 @@ class LikelihoodQueue:
     A pair has a slot as long as it occurs; slots are not used twice.
     """
 
-    def __init__(self, pair_counts: dict[str, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
+    def __init__(self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
         """Start from the counts of all pairs and, by id, of all symbols."""
         self._min_frequency = min_frequency
         self._symbol_counts = np.zeros(max(2 * len(symbol_counts), 64), dtype=np.int64)
         self._symbol_counts[: len(symbol_counts)] = symbol_counts
-        self._slots: dict[str, int] = {}
+        self._slots: dict[int, int] = {}
         self._slots_of_symbol: dict[int, _SlotList] = {}
         self._num_slots = 0
         self._allocate(max(_BLOCK, 2 * len(pair_counts)))
         self._change(pair_counts)
         self._rescore(np.arange(self._num_slots))
 
-    def best(self) -> str | None:
+    def best(self) -> int | None:
         """Return the pair with the highest score, or None when none occurs `min_frequency` times."""
         scores = self._block_scores
         highest = scores.max()
         if highest <= 0:
             return None
         blocks = np.flatnonzero(scores == highest)
-        key = int(self._block_keys[blocks].min())
-        return chr(key >> 32) + chr(key & 0xFFFFFFFF)
+        return int(self._block_keys[blocks].min())
 
-    def update(self, changes: dict[str, int], merged: str, symbol: str, num_merged: int) -> None:
+    def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
         """Apply changes of counts after a merge."""
-        first, second, new = ord(merged[0]), ord(merged[1]), ord(symbol)
+        first, second, new = merged >> 32, merged & 0xFFFFFFFF, symbol
         if new >= len(self._symbol_counts):
             self._symbol_counts = np.concatenate([self._symbol_counts, np.zeros_like(self._symbol_counts)])
         self._symbol_counts[first] -= num_merged
@@ -71,7 +70,7 @@ class LikelihoodQueue:
         self._counts, self._keys, self._scores = counts, keys, scores
         self._block_scores, self._block_keys = block_scores, block_keys
 
-    def _change(self, changes: dict[str, int]) -> None:
+    def _change(self, changes: dict[int, int]) -> None:
         for pair, change in changes.items():
             slot = self._slots.get(pair)
             if slot is None:
@@ -82,15 +81,15 @@ class LikelihoodQueue:
             if not self._counts[slot]:
                 del self._slots[pair]
 
-    def _add(self, pair: str, count: int) -> None:
+    def _add(self, pair: int, count: int) -> None:
         slot = self._num_slots
         if slot == len(self._counts):
             self._allocate(2 * slot)
-        first, second = ord(pair[0]), ord(pair[1])
+        first, second = pair >> 32, pair & 0xFFFFFFFF
         self._num_slots += 1
         self._slots[pair] = slot
         self._counts[slot] = count
-        self._keys[slot] = first << 32 | second
+        self._keys[slot] = pair
         for symbol in {first, second}:
             self._slots_of_symbol.setdefault(symbol, _SlotList()).append(slot)
 

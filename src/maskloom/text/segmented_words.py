@@ -1,0 +1,165 @@
+"""Words as rows of symbols in flat arrays, where a pair of neighbours becomes one symbol everywhere at once."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+PAIR_SHIFT = 32
+SECOND = (1 << PAIR_SHIFT) - 1
+FEW = 48
+"""A pair with fewer places is merged one place at a time, which is faster than arrays of so few."""
+
+
+class SegmentedWords:
+    """Distinct words, each character at a place of its own, and the places where each pair of symbols may begin.
+
+    A symbol lies at the place of its first character; a place inside a symbol, or between words, holds -1. A pair is
+    the number `first << 32 | second` of two symbol ids, so that pairs are ordered as their ids are.
+    """
+
+    def __init__(self, words: Sequence[str], counts: Sequence[int], starts: np.ndarray, inside: np.ndarray) -> None:
+        """Cut words into characters; `starts` and `inside` hold the symbol of each code point, by where it stands.
+
+        `counts` says how often each word occurs.
+        """
+        sizes = np.fromiter(map(len, words), np.int64, len(words)) + 1
+        content = np.frombuffer("\0".join(["", *words, ""]).encode("utf-32-le", "surrogatepass"), "<u4")
+        symbols = inside[content].astype(np.int32)
+        first = np.cumsum(sizes) - sizes + 1
+        symbols[first] = starts[content[first]]
+        symbols[first - 1] = symbols[-1] = -1
+        # places are read one by one and many at a time: arrays, whose memory numpy can look into
+        self._symbols = array("i", symbols.tobytes())
+        self._begins = array("i", np.arange(len(symbols), dtype=np.int32).tobytes())
+        self._weights = array("q", bytes(8) + np.repeat(np.asarray(counts, np.int64), sizes).tobytes())
+        views = (np.frombuffer(flat, f"i{flat.itemsize}") for flat in (self._symbols, self._begins, self._weights))
+        self._views = tuple(views)
+        self._lengths = [1] * (int(symbols.max(initial=0)) + 1)
+        self._places: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
+        self.pair_counts = self._first_pairs()
+
+    def symbol_counts(self, num_symbols: int) -> list[int]:
+        """Return how often each symbol occurs."""
+        symbols, _, weights = self._views
+        is_symbol = symbols >= 0
+        totals = np.zeros(num_symbols, np.int64)
+        np.add.at(totals, symbols[is_symbol], weights[is_symbol])
+        return totals.tolist()
+
+    def merge(self, pair: int, symbol: int) -> tuple[dict[int, int], int]:
+        """Put `symbol` in the place of a pair everywhere, from left to right in each word.
+
+        Return how the counts of other pairs changed, and the number of replacements, both by the counts of words.
+        """
+        first, second = pair >> PAIR_SHIFT, pair & SECOND
+        if symbol >= len(self._lengths):
+            self._lengths.extend([0] * (symbol + 1 - len(self._lengths)))
+        self._lengths[symbol] = self._lengths[first] + self._lengths[second]
+        places = self._places.pop(pair)
+        if len(places) < FEW:
+            changes, num_merged = self._merge_few(places, first, second, symbol)
+        else:
+            changes, num_merged = self._merge_many(np.frombuffer(places, np.int32), first, second, symbol)
+        changes.pop(pair, None)
+        return changes, num_merged
+
+    def _first_pairs(self) -> dict[int, int]:
+        symbols, _, weights = self._views
+        found = np.flatnonzero((symbols[:-1] >= 0) & (symbols[1:] >= 0)).astype(np.int32)
+        return self._note(_pairs(symbols[found], symbols[found + 1]), found, weights[found])
+
+    def _note(self, pairs: np.ndarray, places: np.ndarray, counts: np.ndarray) -> dict[int, int]:
+        """Take note of where pairs begin, and return the sum of the counts of each pair."""
+        order, keys, edges = _groups(pairs)
+        ordered = places[order]
+        bounds = [*edges.tolist(), len(pairs)]
+        for pair, begin, end in zip(keys, bounds, bounds[1:], strict=False):
+            self._places[pair].frombytes(ordered[begin:end].tobytes())
+        return _sums(order, keys, edges, counts)
+
+    def _merge_few(self, places: array[int], first: int, second: int, symbol: int) -> tuple[dict[int, int], int]:
+        symbols, begins, weights, lengths = self._symbols, self._begins, self._weights, self._lengths
+        noted = self._places
+        changes: defaultdict[int, int] = defaultdict(int)
+        num_merged = 0
+        first_length, length = lengths[first], lengths[symbol]
+        for place in sorted(places) if first == second else places:
+            # another merge may have taken either symbol since
+            if symbols[place] != first or symbols[place + first_length] != second:
+                continue
+            count = weights[place]
+            before = symbols[begins[place - 1]]
+            if before >= 0:
+                changes[before << PAIR_SHIFT | first] -= count
+                pair = before << PAIR_SHIFT | symbol
+                changes[pair] += count
+                noted[pair].append(begins[place - 1])
+            after = symbols[place + length]
+            if after >= 0:
+                changes[second << PAIR_SHIFT | after] -= count
+                pair = symbol << PAIR_SHIFT | after
+                changes[pair] += count
+                noted[pair].append(place)
+            symbols[place] = symbol
+            symbols[place + first_length] = -1
+            begins[place + length - 1] = place
+            num_merged += count
+        return changes, num_merged
+
+    def _merge_many(self, places: np.ndarray, first: int, second: int, symbol: int) -> tuple[dict[int, int], int]:
+        symbols, begins, weights = self._views
+        first_length, length = self._lengths[first], self._lengths[symbol]
+        places = np.sort(places[(symbols[places] == first) & (symbols[places + first_length] == second)])
+        if first == second:
+            places = _every_other(places, first_length)
+        counts = weights[places]
+        previous, following = begins[places - 1], places + length
+        # where two merges touch, the pair between them is left to the left one
+        touches = following[:-1] == places[1:]
+        has_before = symbols[previous] >= 0
+        has_before[1:] &= ~touches
+        old_after = symbols[following]
+        new_after = old_after.copy()
+        new_after[:-1][touches] = symbol
+        has_after = old_after >= 0
+        symbols[places] = symbol
+        symbols[places + first_length] = -1
+        begins[following - 1] = places
+        previous = previous[has_before]
+        before, old_after, new_after = symbols[previous], old_after[has_after], new_after[has_after]
+        both = np.concatenate([counts[has_before], counts[has_after]])
+        added = np.concatenate([_pairs(before, symbol), _pairs(symbol, new_after)])
+        removed = np.concatenate([_pairs(before, first), _pairs(second, old_after)])
+        changes = self._note(added, np.concatenate([previous, places[has_after]]), both)
+        for pair, count in _sums(*_groups(removed), both).items():
+            changes[pair] = changes.get(pair, 0) - count
+        return changes, int(counts.sum())
+
+
+def _pairs(first: np.ndarray | int, second: np.ndarray | int) -> np.ndarray:
+    return np.asarray(first, np.int64) << PAIR_SHIFT | np.asarray(second, np.int64)
+
+
+def _groups(pairs: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
+    """Return the order that brings equal pairs together, each different pair, and where each begins in that order."""
+    order = np.argsort(pairs, kind="stable")
+    ordered = pairs[order]
+    edges = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return order, ordered[edges].tolist(), edges
+
+
+def _sums(order: np.ndarray, keys: list[int], edges: np.ndarray, counts: np.ndarray) -> dict[int, int]:
+    if not keys:
+        return {}
+    return dict(zip(keys, np.add.reduceat(counts[order], edges).tolist(), strict=True))
+
+
+def _every_other(places: np.ndarray, length: int) -> np.ndarray:
+    """Keep the first, third, ... of each run of ascending places that follow each other by `length`."""
+    numbers = np.arange(len(places))
+    is_first = np.diff(places, prepend=-1 - length) != length
+    return places[(numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))) % 2 == 0]
