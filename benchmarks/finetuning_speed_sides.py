@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import finetuning_mixture
 import numpy as np
 import torch
 from finetuning_peer import Features, decay_groups, peer_kind
 from finetuning_peer_span import NUM_BEST, SpanPeer, best_texts, read_questions
-from finetuning_tasks import TASKS
+from finetuning_tasks import TASKS as PARITY_TASKS
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import FinetuneRecipe, TrainingSection
@@ -21,8 +22,8 @@ from maskloom.tasks.kinds import task_kind
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, train_steps
 
+TASKS = {**PARITY_TASKS, finetuning_mixture.NAME: finetuning_mixture.TASK}
 LEARNING_RATE, SEED = 5e-5, 0
-WINDOW = 16
 _KEYS = ("input_ids", "token_type_ids", "attention_mask")
 
 
@@ -49,9 +50,9 @@ class Ours:
         save_model(self.model, folder, extra_config=self.task.published_config)
         self.tokenizer.save(folder)
 
-    def window(self, number: int) -> list[np.ndarray]:
-        """Return the rows of each batch of a window."""
-        return [self.batches.indices(number * WINDOW + batch) for batch in range(WINDOW)]
+    def round(self, number: int, num_batches: int) -> list[np.ndarray]:
+        """Return the rows of each batch of a round, the next that the loop will read."""
+        return [self.batches.indices(number * num_batches + batch) for batch in range(num_batches)]
 
     def train(self, batches: list[np.ndarray]) -> None:
         """Take the next steps of the loop; `batches` are what it must have read for them."""
@@ -87,10 +88,10 @@ class Peer:
         self._max_length, self._batch_size = max_length, batch_size
         self._optimizer = torch.optim.AdamW(decay_groups(self.model, 0.01), lr=LEARNING_RATE, fused=True)
 
-    def train(self, batches: list[np.ndarray], *, to_full_length: bool) -> None:
+    def train(self, batches: list[np.ndarray], *, is_padded: bool) -> None:
         """Take a step on each batch."""
         for indices in batches:
-            batch = self._collate([self.features[index] for index in indices], to_full_length=to_full_length)
+            batch = self._collate([self.features[index] for index in indices], is_padded=is_padded)
             self.model.train()
             self.model(**batch).loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -103,7 +104,7 @@ class Peer:
         self.model.eval()
         losses, logits = [], []
         for index in indices:
-            output = self.model(**self._collate([self.features[index]], to_full_length=False))
+            output = self.model(**self._collate([self.features[index]], is_padded=False))
             losses.append(float(output.loss))
             is_span = isinstance(self.kind, SpanPeer)
             rows = torch.stack([output.start_logits[0], output.end_logits[0]], -1) if is_span else output.logits
@@ -111,7 +112,7 @@ class Peer:
         return float(np.mean(losses)), np.concatenate(logits)
 
     @torch.inference_mode()
-    def predict(self, inputs: Any, *, is_sorted: bool, batch_size: int, to_full_length: bool) -> Any:
+    def predict(self, inputs: Any, *, is_sorted: bool, batch_size: int, is_padded: bool) -> Any:
         """Return decisions for rows or questions: probabilities (rows, labels), or the texts of answers."""
         self.model.eval()
         encoded = self._encoded(inputs)
@@ -122,7 +123,7 @@ class Peer:
         found: list[Any] = [None] * len(rows)
         for first in range(0, len(rows), batch_size):
             chosen = order[first : first + batch_size]
-            output = self.model(**self._collate([rows[index] for index in chosen], to_full_length=to_full_length))
+            output = self.model(**self._collate([rows[index] for index in chosen], is_padded=is_padded))
             if isinstance(self.kind, SpanPeer):
                 parts: Any = list(zip(output.start_logits.numpy(), output.end_logits.numpy(), strict=True))
             else:
@@ -140,8 +141,13 @@ class Peer:
             list(texts), None if pairs[0] is None else list(pairs), truncation=True, max_length=self._max_length
         )
 
-    def _collate(self, rows: Features, *, to_full_length: bool) -> dict[str, torch.Tensor]:
-        if to_full_length:
+    def num_slots(self, batches: list[np.ndarray], *, is_padded: bool) -> int:
+        """Return how many positions the model computes for batches, padding included."""
+        lengths = [[len(self.features[index]["input_ids"]) for index in indices] for indices in batches]
+        return sum(len(each) * (self._max_length if is_padded else max(each)) for each in lengths)
+
+    def _collate(self, rows: Features, *, is_padded: bool) -> dict[str, torch.Tensor]:
+        if is_padded:
             padded = self.kind.tokenizer.pad(
                 rows, padding="max_length", max_length=self._max_length, return_tensors="pt"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,6 +76,10 @@ class EncodedExamples:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each example, special tokens included."""
+        return self._lengths
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
     def __len__(self) -> int:
