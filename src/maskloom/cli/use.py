@@ -104,6 +104,9 @@ def embed(
         Literal["mean", "cls"], typer.Option("--pooling", help="The mean of the tokens, or the first one's vector.")
     ] = "mean",
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Compute in eight-bit integers: faster, vectors close to those without.")
+    ] = False,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     on_bad_rows: BadRows = "error",
@@ -122,6 +125,7 @@ def embed(
         normalize=normalize,
         reading=reading_options(text_column, pair_column, None, None, None, on_bad_rows),
         max_length=max_length,
+        int8=int8,
         progress=progress_display(),
     )
     show(result, as_json, lines=written_lines)

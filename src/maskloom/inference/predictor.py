@@ -14,6 +14,7 @@ from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import ClassificationBatch
 from maskloom.inference.model_folder import load_tokenizer, read_settings, resolve_model_folder
+from maskloom.layers.int8 import quantize_dense_layers
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.tasks.catalog.row import Kind
@@ -56,11 +57,13 @@ class Predictor:
         self.num_truncated = 0
 
     @classmethod
-    def load(cls, folder: str | Path, *, max_length: int | None = None) -> Predictor:
+    def load(cls, folder: str | Path, *, max_length: int | None = None, int8: bool = False) -> Predictor:
         """Open a model folder in Hugging Face layout, or a run folder.
 
-        `max_length` defaults to the length of fine-tuning, else to what the model can take. Raises DataError for a
-        folder that is not a model, ConfigError for a length that the model cannot take.
+        `max_length` defaults to the length of fine-tuning, else to what the model can take. `int8` computes the
+        encoder's dense layers in eight-bit integers, quantised as they are read: faster, and close to fp32. Raises
+        DataError for a folder that is not a model, ConfigError for a length that the model cannot take, or for `int8`
+        on a processor that lacks it.
         """
         path = resolve_model_folder(folder)
         model, _report = load_model(path)
@@ -70,6 +73,8 @@ class Predictor:
         if max_length is not None and not 3 <= max_length <= limit:
             raise ConfigError(f"max_length {max_length}: {path} takes 3 to {limit} tokens")
         length = max_length or min(settings.get("max_length", limit), limit)
+        if int8:
+            quantize_dense_layers(model.encoder)
         return cls(model, tokenizer, task=_task_of(path, model, settings), max_length=length, settings=settings)
 
     @property

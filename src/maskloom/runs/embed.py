@@ -31,16 +31,17 @@ def embed(
     normalize: bool = False,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
+    int8: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write one vector a row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` a row.
 
-    Texts are read as single ones unless a pair column is named. Memory is bounded, and the output takes its name when
+    Texts are read as single ones unless a pair column is named. `int8` computes in eight-bit integers. Memory is bounded, and the output takes its name when
     it is complete. Raises ConfigError or DataError for a wrong option, model or file.
     """
     progress, source, target = progress or SilentProgress(), Path(input), Path(output)
     suffix = check_output(source, target, (".npy", ".jsonl"))
-    predictor = Predictor.load(model, max_length=max_length)
+    predictor = Predictor.load(model, max_length=max_length, int8=int8)
     report = ReadingReport(source)
     kind = "pair" if reading is not None and reading.pair_column else "single"
     examples = iterate_examples(source, kind, reading, needs_label=False, report=report)
@@ -67,6 +68,7 @@ def embed(
         "hidden_size": predictor.hidden_size,
         "pooling": pooling,
         "normalized": normalize,
+        "int8": int8,
         "num_truncated_examples": predictor.num_truncated,
         "max_length": predictor.max_length,
         "data": report.as_dict(),

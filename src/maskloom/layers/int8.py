@@ -1,0 +1,126 @@
+"""Dense layers in eight-bit integers, for inference: weights quantised once, activations as they come.
+
+The scheme is symmetric dynamic quantisation with a scale for each output of a weight and for each row of activations
+(Wu et al. 2020, "Integer quantization for deep learning inference", section 3): x W^T is about s_x s_W^T (x_q W_q^T),
+and the product in brackets is exact in 32-bit integers. A row's scale is its own, so a text's vector does not depend on
+the texts that share its batch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from maskloom.config import ConfigError
+from maskloom.layers.attention import SelfAttention
+from maskloom.layers.matrix_products import Dense
+
+# Rows go through in blocks: their intermediate values stay in the processor's cache, and the library meets few shapes,
+# for each of which it keeps a kernel.
+_BLOCK_ROWS = 256
+_ROW_STEP = 16
+_LARGEST = 127
+# Where a product of bytes is summed in pairs of 16 bits (AVX2), 2 * 255 * 64 still fits.
+_LARGEST_WITHOUT_DOT_PRODUCTS = 63
+
+
+class Int8Dense(nn.Module):
+    """x W^T + b with W and x in eight bits: (rows, inputs) to (rows, outputs), float32 in and out; no gradient.
+
+    The last `num_fine` outputs see x in sixteen bits, as a second product with what rounding left of it.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, dense: nn.Linear, *, num_fine: int = 0) -> None:
+        """Quantise a dense layer. Raises ConfigError where the processor has no eight-bit products."""
+        super().__init__()
+        self.num_fine = num_fine
+        weight = dense.weight.detach().float()
+        largest = largest_weight()
+        scale = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / largest
+        self.register_buffer(
+            "weight", torch.round(weight / scale.unsqueeze(1)).clamp_(-largest, largest).to(torch.int8)
+        )
+        self.register_buffer("scale", scale)
+        bias = torch.zeros(len(weight)) if dense.bias is None else dense.bias.detach().float()
+        self.register_buffer("bias", bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the transformed rows."""
+        result = input.new_empty(len(input), len(self.weight))
+        block = _BLOCK_ROWS * torch.get_num_threads()
+        for rows, into in zip(input.split(block), result.split(block), strict=True):
+            self._transform(rows, into)
+        return result
+
+    def _transform(self, rows: Tensor, into: Tensor) -> None:
+        largest = rows.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+        scaled = torch.mul(rows, _LARGEST / largest)
+        rounded = torch.round(scaled)
+        into.copy_(_product(rounded.to(torch.int8), self.weight))
+        if self.num_fine:
+            rest = scaled.sub_(rounded).mul_(2 * _LARGEST).round_().to(torch.int8)
+            fine = _product(rest, self.weight[-self.num_fine :])
+            into[:, -self.num_fine :].add_(fine, alpha=0.5 / _LARGEST)
+        torch.addcmul(self.bias, into.mul_(self.scale), largest.mul_(1 / _LARGEST), out=into)
+
+
+def _product(left: Tensor, weight: Tensor) -> Tensor:
+    """Return left weight^T in 32-bit integers; the library meets row counts in steps only."""
+    num_rows = len(left)
+    if missing := -num_rows % _ROW_STEP:
+        left = torch.cat([left, left.new_zeros(missing, left.shape[1])])
+    return torch._int_mm(left, weight.t())[:num_rows]
+
+
+def quantize_dense_layers(module: nn.Module) -> None:
+    """Replace every `Dense` within a module by its `Int8Dense`; layers of other kinds stay as they are.
+
+    The values of attention are the fine outputs: they go into the residual stream with no softmax between, and on
+    MiniLM's weights most of the error of a vector came from them.
+
+    Raises ConfigError where the processor has no eight-bit products, or the module is not in its memory.
+    """
+    for parameter in module.parameters():
+        if parameter.device.type != "cpu":
+            raise ConfigError(
+                f"int8: the model is on {parameter.device}; eight-bit inference is for the processor (cpu)"
+            )
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Dense):
+                is_qkv = isinstance(parent, SelfAttention) and name == "qkv"
+                setattr(parent, name, Int8Dense(child, num_fine=child.out_features // 3 if is_qkv else 0))
+
+
+@cache
+def largest_weight() -> int:
+    """Return the largest absolute value of a weight for which this processor's products of bytes are exact.
+
+    It is 127, or 63 where the processor sums pairs of products in 16 bits. Raises ConfigError where there is neither.
+    """
+    if torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        for largest in (_LARGEST, _LARGEST_WITHOUT_DOT_PRODUCTS):
+            if _is_exact(largest):
+                return largest
+    raise ConfigError(
+        f"int8: eight-bit inference needs an x86 processor with AVX2 or AVX-512 and torch with oneDNN; this is "
+        f"{torch.backends.cpu.get_cpu_capability()} with torch {torch.__version__}. Leave int8 out"
+    )
+
+
+def _is_exact(largest: int) -> bool:
+    """Tell whether a product whose sums are as large as they can be comes out exactly."""
+    if not hasattr(torch, "_int_mm"):
+        return False
+    left = torch.full((2 * _ROW_STEP, 128), _LARGEST, dtype=torch.int8)
+    left[::2] = -_LARGEST
+    right = torch.full((128, 64), largest, dtype=torch.int8)
+    right[:, ::2] = -largest
+    expected = (left.to(torch.float64) @ right.to(torch.float64)).to(torch.int32)
+    return bool(torch.equal(torch._int_mm(left, right), expected))
