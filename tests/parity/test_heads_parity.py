@@ -100,7 +100,7 @@ def test_losses_and_gradients_equal_the_padded_model_that_scores_all_positions(t
     ours, theirs = gradients_of_both(tmp_path, padded_batch(lengths, seed), torch.float64)
     for name, expected in theirs.items():
         error = (ours[name] - expected).norm() / expected.norm().clamp_min(1e-6)
-        assert error <= 1e-6, f"{name}: {error}"
+        assert error <= 1e-5, f"{name}: {error}"
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
