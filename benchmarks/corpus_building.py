@@ -1,268 +1,286 @@
-"""Time the building of a corpus from real text, ours against create_pretraining_data of google-research/bert, in turn.
+"""Time the building of a corpus from real text, in turn with google-research/bert's generator and with datasets.map.
 
-Both sides read the same file, one sentence a line and a blank line between documents, with the same uncased vocabulary
-of 30,522 tokens; that they find the same ids is checked first. The peer is its `create_training_instances` as the
-package bert-tensorflow holds it: reading, `FullTokenizer`, instances in memory. The writing of TFRecord files that
-follows in its program is left out, since TensorFlow is not installed, which favours the peer. Ours is `build_corpus`
-into a new folder: start of the processes, reading, duplicates, encoding, and all files forced to disk. Ours samples and
-masks while it trains, so the time to draw one epoch of masked instances, in one process, is measured beside it.
+All sides read the same file, one sentence a line and a blank line between documents, with the same uncased vocabulary
+of 30,522 tokens; that ours and Google's find the same ids is checked first. `corpus_sides.py` says what each side does.
+Each run is a process of its own, timed inside after its imports; memory is the peak of all its processes together.
+Ours is then run alone on 20 and 200 MB, whose ratios say how time and memory grow.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import json
 import os
 import platform
-import random
-import resource
 import statistics
 import sys
 import tempfile
-import time
-import types
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from surroundings import minilm_folder, processor, write_real_text
+from child_processes import MEBIBYTE, measured
+from corpus_sides import google_modules
+from real_text import write_mixed_text
+from surroundings import minilm_folder, processor
 
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
 from maskloom.data.documents import read_documents
-from maskloom.data.masking import MaskingSettings
-from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.sampling import SamplingSettings
 from maskloom.text.sentences import split_sentences
 from maskloom.text.tokenizer import Tokenizer
 
-BAR = 20.0
-LENGTH, MAX_PREDICTIONS, BATCH_SIZE, SEED = 128, 20, 256, 0
-SMALL_SHARE, CHECKED_SHARE = 8, 64
-PEER_DUPLICATES = 10
-PACKAGES = ("bert-tensorflow", "tokenizers", "numpy")
+SMALL, LARGE = 20, 200
+CHECKED_BYTES = 500_000
+DUPLICATES, DUPLICATED_BYTES = 10, 4_000_000
+PACKAGES = ("bert-tensorflow", "datasets", "transformers", "tokenizers", "numpy")
+AIMS = {"google": (10, 20, 30), "datasets": (2.5, 4, 6)}
+GROWTH_AIMS = "floor 1.5, target 1.2 and at most 400 MiB"
+
+Key = tuple[str, int, int]
 
 
-@dataclass
-class Peer:
-    """The modules of bert-tensorflow, and a tokenizer of theirs."""
-
-    generator: Any
-    tokenizer: Any
-
-    @classmethod
-    def load(cls, vocabulary: Path) -> Peer:
-        """Import the modules with stand-ins for TensorFlow, which they need for options, files and logging only."""
-        names = ("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "absl", "absl.flags", "six")
-        modules = {name: types.ModuleType(name) for name in names}
-
-        def ignore(*_: Any, **__: Any) -> None: ...
-
-        def opened(name: str, mode: str) -> Any:
-            return open(name, mode, encoding="utf-8")
-
-        kinds = ("DEFINE_string", "DEFINE_bool", "DEFINE_integer", "DEFINE_float")
-        tensorflow: Any = modules["tensorflow.compat.v1"]
-        tensorflow.flags = types.SimpleNamespace(FLAGS=None, **dict.fromkeys(kinds, ignore))
-        tensorflow.gfile = types.SimpleNamespace(GFile=opened)
-        tensorflow.logging = types.SimpleNamespace(info=ignore)
-        parents: Any = modules
-        parents["tensorflow"].compat = modules["tensorflow.compat"]
-        parents["tensorflow.compat"].v1 = tensorflow
-        parents["six"].PY2, parents["six"].PY3 = False, True
-        parents["absl"].flags = modules["absl.flags"]
-        parents["absl.flags"].DEFINE_bool = ignore
-        parents["absl.flags"].FLAGS = types.SimpleNamespace(preserve_unused_tokens=False)
-        with mock.patch.dict(sys.modules, modules):
-            from bert import create_pretraining_data, tokenization  # pyright: ignore[reportMissingImports]
-        return cls(create_pretraining_data, tokenization.FullTokenizer(str(vocabulary), do_lower_case=True))
-
-    def seconds(self, text: Path, num_duplicates: int) -> Cost:
-        """Make its instances of a text once."""
-        start = Cost.now()
-        instances = self.generator.create_training_instances(
-            [str(text)], self.tokenizer, LENGTH, num_duplicates, 0.1, 0.15, MAX_PREDICTIONS, random.Random(SEED)
-        )
-        cost = start.until_now()
-        assert instances
-        del instances
-        gc.collect()
-        return cost
-
-    def ids(self, text: Path) -> list[int]:
-        """Return the ids of a whole text."""
-        lines = text.read_text(encoding="utf-8").split("\n")
-        tokens = [token for line in lines for token in self.tokenizer.tokenize(line)]
-        return self.tokenizer.convert_tokens_to_ids(tokens)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds on the clock, and seconds of all processors in this process and those that it started and that ended."""
-
-    seconds: float
-    processor: float
-
-    @classmethod
-    def now(cls) -> Cost:
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return cls(time.perf_counter(), sum(each.ru_utime + each.ru_stime for each in used))
-
-    def until_now(self) -> Cost:
-        now = Cost.now()
-        return Cost(now.seconds - self.seconds, now.processor - self.processor)
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.seconds + other.seconds, self.processor + other.processor)
-
-
-@dataclass
-class Measured:
-    """What each round cost."""
-
-    peer: list[Cost] = field(default_factory=list)
-    build: dict[int, list[Cost]] = field(default_factory=lambda: {1: [], 2: []})
-    drawing: list[Cost] = field(default_factory=list)
-
-    def ours(self, num_workers: int, *, with_drawing: bool) -> list[Cost]:
-        """Return the cost of building, or of building and drawing, round by round."""
-        if not with_drawing:
-            return self.build[num_workers]
-        return [build + drawing for build, drawing in zip(self.build[num_workers], self.drawing, strict=True)]
-
-    def ratios(self, ours: list[Cost]) -> list[float]:
-        """Return the peer's seconds over ours, round by round."""
-        return [peer.seconds / own.seconds for peer, own in zip(self.peer, ours, strict=True)]
-
-
-def write_sentences(path: Path, num_bytes: int) -> str:
-    """Write whole documents of a text, one sentence a line; say what text it is."""
-    raw = path.with_name("raw.txt")
-    name = write_real_text(raw, num_bytes)
+def write_sentences(folder: Path, megabytes: int) -> tuple[Path, str]:
+    """Write text, one sentence a line; say what text it is."""
+    raw, path = folder / "raw.txt", folder / f"text-{megabytes}.txt"
+    name = write_mixed_text(raw, megabytes * 1_000_000)
     with path.open("w", encoding="utf-8") as file:
         for document in read_documents(raw):
             file.write("\n".join(split_sentences(document.text)) + "\n\n")
-    return name
+    raw.unlink()
+    return path, name
 
 
-def shortened(text: Path, divisor: int) -> Path:
-    """Write the first documents of a text that make up a part of it."""
-    short = text.with_name(f"part_{divisor}.txt")
+def shortened(text: Path, num_bytes: int) -> Path:
+    """Write the first documents of a text."""
+    short = text.with_name(f"part-{num_bytes}.txt")
     content = text.read_text(encoding="utf-8")
-    short.write_text(content[: content.index("\n\n", len(content) // divisor) + 1], encoding="utf-8")
+    short.write_text(content[: content.index("\n\n", num_bytes) + 1], encoding="utf-8")
     return short
 
 
-def build(text: Path, tokenizer: Tokenizer, num_workers: int, use: Callable[[Path], Any]) -> tuple[Cost, Any]:
-    """Build a corpus in a new folder; return the cost and what `use` makes of the folder."""
+def check(text: Path) -> None:
+    """Compare the ids of ours and Google's on the first part of a text."""
+    short = shortened(text, CHECKED_BYTES)
+    tokenizer = google_modules()[1]
+    lines = short.read_text(encoding="utf-8").split("\n")
+    tokens = [token for line in lines for token in tokenizer.tokenize(line)]
+    out = text.parent / "checked"
+    ours = Tokenizer.load(minilm_folder(), compatibility="google")
+    build_corpus(short, tokenizer=ours, out=out, sentences="lines")
+    corpus = Corpus.open(out)
+    ids = corpus.sentences(0, corpus.num_sentences).tolist()
+    assert ids == tokenizer.convert_tokens_to_ids(tokens), "the ids of both sides differ"
+
+
+def run(side: str, workers: int, text: Path, *options: str) -> dict[str, Any]:
+    """Run a side once; return what it printed, with its peak of memory."""
     with tempfile.TemporaryDirectory(dir=text.parent) as folder:
-        out = Path(folder) / "corpus"
-        start = Cost.now()
-        build_corpus(text, tokenizer=tokenizer, out=out, num_workers=num_workers, sentences="lines")
-        return start.until_now(), use(out)
+        command = [sys.executable, str(Path(__file__).with_name("corpus_sides.py")), side, str(text)]
+        done = measured([*command, "--out", f"{folder}/out", "--workers", str(workers), *options])
+    found = json.loads(done.output.splitlines()[-1])
+    print(f"{side} {workers} {text.name} {' '.join(options)}: {found}, {done.peak / MEBIBYTE:.0f} MiB", flush=True)
+    return {**found, "mebibytes": done.peak / MEBIBYTE}
 
 
-def drawing(folder: Path) -> Cost:
-    """Draw every masked instance of one epoch."""
-    start = Cost.now()
-    loader = PretrainingLoader(
-        Corpus.open(folder, verify=False),
-        None,
-        batch_size=BATCH_SIZE,
-        seed=SEED,
-        sampling=SamplingSettings(max_length=LENGTH),
-        masking=MaskingSettings(max_predictions=MAX_PREDICTIONS),
-    )
-    assert sum(batch.num_sequences for batch in loader.epoch_batches(0))
-    return start.until_now()
+def seconds(found: dict[str, Any], *, with_drawing: bool = False, kind: str = "seconds") -> float:
+    """Return the seconds of building, or of building and drawing."""
+    return found["build"][kind] + (found["draw"][kind] if with_drawing else 0.0)
 
 
-def all_ids(folder: Path) -> list[int]:
-    corpus = Corpus.open(folder)
-    return corpus.sentences(0, corpus.num_sentences).tolist()
-
-
-def measure(text: Path, peer: Peer, tokenizer: Tokenizer, num_rounds: int) -> Measured:
-    """Time all sides in turn, round by round."""
-    measured = Measured()
+def measure(texts: dict[int, Path], megabytes: int, num_rounds: int) -> dict[Key, list[dict[str, Any]]]:
+    """Run all sides in turn on the text of the peers, and ours on the small and the large one."""
+    found: dict[Key, list[dict[str, Any]]] = {}
     for number in range(num_rounds):
-        measured.peer.append(peer.seconds(text, 1))
-        for num_workers in (1, 2):
-            cost, drawn = build(text, tokenizer, num_workers, drawing)
-            measured.build[num_workers].append(cost)
-        measured.drawing.append(drawn)
-        ratio = measured.ratios(measured.build[2])[-1]
-        print(f"round {number + 1}: peer {measured.peer[-1]}, ours {cost}, ratio {ratio:.1f}", flush=True)
-    return measured
+        print(f"round {number + 1} of {num_rounds}", flush=True)
+        for side, workers in (("google", 1), ("datasets", 1), ("datasets", 2), ("ours", 1), ("ours", 2)):
+            options = [] if side == "google" else ["--draw"]
+            key = (side, workers, megabytes)
+            found.setdefault(key, []).append(run(side, workers, texts[megabytes], *options))
+        for size in (SMALL, LARGE):
+            for workers in (1, 2):
+                # the text of the peers, drawn too, is a run of its own
+                found.setdefault(("grown", workers, size), []).append(run("ours", workers, texts[size]))
+    checksums = {
+        (size, each["checksum"]) for (side, _, size), runs in found.items() if side == "grown" for each in runs
+    }
+    assert len(checksums) == 2, "the corpora of different runs differ"
+    return found
 
 
-def row(side: str, processes: int, costs: list[Cost], num_tokens: int, ratios: list[float] | None) -> str:
-    """Return a row of the table: medians over the rounds."""
-    seconds = statistics.median(cost.seconds for cost in costs)
-    used = statistics.median(cost.processor for cost in costs)
-    ratio = f"**{statistics.median(ratios):.1f}** | {min(ratios):.1f}-{max(ratios):.1f}" if ratios else "1 | -"
-    return f"| {side} | {processes} | {seconds:.2f} | {used:.2f} | {num_tokens / seconds:,.0f} | {ratio} |"
+def ratios(peer: list[dict[str, Any]], own: list[dict[str, Any]], **options: Any) -> list[float]:
+    """Return the peer's seconds over ours, round by round."""
+    return [seconds(each, **options) / seconds(mine, **options) for each, mine in zip(peer, own, strict=True)]
 
 
-def report(measured: Measured, text: str, num_tokens: int, default_ratio: float, load: float) -> str:
+def compared(found: dict[Key, list[dict[str, Any]]], megabytes: int) -> list[dict[str, Any]]:
+    """Return each comparison with a peer: processes of both, ratios by the clock and by processor time."""
+    rows = []
+    for side, peer_workers, own_workers, drawn in (
+        ("google", 1, 1, False),
+        ("google", 1, 2, False),
+        ("datasets", 1, 1, False),
+        ("datasets", 2, 2, False),
+        ("datasets", 1, 1, True),
+        ("datasets", 2, 2, True),
+    ):
+        peer, own = found[side, peer_workers, megabytes], found["ours", own_workers, megabytes]
+        by_clock = ratios(peer, own, with_drawing=drawn)
+        row = {
+            "peer": side,
+            "peer_processes": peer_workers,
+            "our_processes": own_workers,
+            "with_drawing": drawn,
+            "ratio": statistics.median(by_clock),
+            "lowest": min(by_clock),
+            "highest": max(by_clock),
+            "by_processor_time": statistics.median(ratios(peer, own, with_drawing=drawn, kind="processor")),
+        }
+        if own_workers == 2:
+            row["aims"] = AIMS[side]
+        rows.append(row)
+    return rows
+
+
+def summarised(found: dict[Key, list[dict[str, Any]]], num_tokens: dict[int, int]) -> list[dict[str, Any]]:
+    """Return medians of each side."""
+    rows = []
+    for (side, workers, size), runs in found.items():
+        median = statistics.median(seconds(each) for each in runs)
+        rows.append(
+            {
+                "side": "maskloom" if side in ("ours", "grown") else side,
+                "processes": workers,
+                "megabytes": size,
+                "seconds": median,
+                "processor": statistics.median(seconds(each, kind="processor") for each in runs),
+                "tokens_per_second": num_tokens[size] / median,
+                "mebibytes": max(each["mebibytes"] for each in runs),
+                "with_drawing_after": "draw" in runs[0],
+            }
+        )
+    return rows
+
+
+def growth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how ours grows from the small to the large text, by number of processes."""
+    grown = []
+    for workers in (1, 2):
+        small, large = (
+            next(
+                r for r in reversed(rows) if (r["side"], r["processes"], r["megabytes"]) == ("maskloom", workers, size)
+            )
+            for size in (SMALL, LARGE)
+        )
+        values = {name: large[name] / small[name] for name in ("seconds", "processor", "mebibytes")}
+        grown.append({"processes": workers, **values, "largest_mebibytes": large["mebibytes"]})
+    return grown
+
+
+def report(result: dict[str, Any]) -> str:
     """Return the measurements as Markdown."""
-    best = statistics.median(measured.ratios(measured.build[2]))
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     lines = [
-        "# Building a corpus: maskloom against google-research/bert's create_pretraining_data",
+        "# Building a corpus: maskloom, google-research/bert's create_pretraining_data, datasets.map",
         "",
-        f"Made by `{' '.join(['python benchmarks/corpus_building.py', *sys.argv[1:]])}`; do not edit.",
+        f"Made by `{result['command']}`; do not edit.",
         "",
-        f"- Machine: {processor()}; Python {platform.python_version()}, {versions}. "
-        f"Load before the start, from other programs: {load:.1f}.",
-        f"- Text: {text}, one sentence a line, {num_tokens:,} tokens; uncased vocabulary of 30,522. Both sides find "
-        f"the same ids (checked on 1/{CHECKED_SHARE} of the text).",
-        f"- Seconds are medians of {len(measured.peer)} rounds in turn, processor seconds those of all processes "
-        "together, which other programs on the machine disturb least; a token counts once however often it is "
-        "used. Ours with 2 processes: one more reads for both.",
-        "- The peer makes each instance once (dupe_factor 1), its kindest setting, and writes no files. With its "
-        f"default of {PEER_DUPLICATES} copies, on 1/{SMALL_SHARE} of the text, it takes {default_ratio:.1f} times as "
-        "long, and every ratio would be larger by that.",
-        f"- Bar: at least {BAR:.0f} times the peer with 2 processes: {'met' if best >= BAR else 'missed'}, "
-        f"with {best:.1f}.",
+        f"- Machine: {result['machine']}; {result['versions']}. Load before the start, from other programs: "
+        f"{result['load']:.1f}.",
+        f"- Text: {result['text']}; one sentence a line. Smaller texts are made of the same kinds in the same shares. "
+        "Uncased vocabulary of 30,522; ours and Google's ids are equal (checked on the first "
+        f"{CHECKED_BYTES / 1e6:.1f} MB), and ours are the same files in every run.",
+        f"- Seconds are medians of {result['rounds']} rounds in turn, each run a process of its own, timed after its "
+        "imports; processor seconds are those of all processes together. With 2 processes ours has one more that "
+        "reads for both. Memory is the highest sum of all processes; pages that they share count for each.",
+        "- Google's generator makes each instance once (dupe_factor 1), its kindest setting, and writes no files. With "
+        f"its default of {DUPLICATES} copies it takes {result['duplicates']:.1f} times as long, and its ratios would "
+        "be larger by that.",
+        "- The datasets.map route is that of transformers' run_mlm.py: tokenise, join into rows of 128 (no sentence "
+        "pairs); 'with drawing' adds one epoch through its masking collator, and to ours one of masked sentence pairs.",
         "",
-        "| side | processes | seconds | processor seconds | tokens a second | times the peer | range |",
-        "|---|---|---|---|---|---|---|",
-        row("create_pretraining_data, dupe_factor 1", 1, measured.peer, num_tokens, None),
+        *tables(result),
     ]
-    for processes in (1, 2):
-        for with_drawing in (False, True):
-            side = "maskloom, corpus" + (" and one epoch of masked instances drawn" if with_drawing else "")
-            ours = measured.ours(processes, with_drawing=with_drawing)
-            lines.append(row(side, processes, ours, num_tokens, measured.ratios(ours)))
     return "\n".join(lines) + "\n"
+
+
+def tables(result: dict[str, Any]) -> list[str]:
+    """Return the ratios, the seconds and the growth as Markdown tables."""
+    lines = [
+        f"## Ratios on {result['megabytes']} MB",
+        "",
+        "| peer | its processes | ours | drawing too | peer / ours | range | by processor | floor / target / stretch |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["ratios"]:
+        aims = " / ".join(f"{aim:g}" for aim in row["aims"]) if "aims" in row else "-"
+        lines.append(
+            f"| {row['peer']} | {row['peer_processes']} | {row['our_processes']} | "
+            f"{'yes' if row['with_drawing'] else 'no'} | **{row['ratio']:.1f}** | {row['lowest']:.1f}-"
+            f"{row['highest']:.1f} | {row['by_processor_time']:.1f} | {aims} |"
+        )
+    lines += [
+        "",
+        "## Seconds and memory",
+        "",
+        "| side | MB | processes | seconds | processor seconds | tokens a second | peak MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['side']}{', drawing after' if row['with_drawing_after'] else ''} | {row['megabytes']} | "
+        f"{row['processes']} | {row['seconds']:.2f} | {row['processor']:.2f} | {row['tokens_per_second']:,.0f} | "
+        f"{row['mebibytes']:.0f} |"
+        for row in result["sides"]
+    ]
+    lines += [
+        "",
+        f"## Growth of ours from {SMALL} to {LARGE} MB",
+        "",
+        f"Time must grow 10 times at most; memory: {GROWTH_AIMS}.",
+        "",
+        "| processes | seconds | processor seconds | memory | MiB at the end |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['processes']} | {row['seconds']:.2f} | {row['processor']:.2f} | {row['mebibytes']:.2f} | "
+        f"{row['largest_mebibytes']:.0f} |"
+        for row in result["growth"]
+    ]
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=40.0)
+    parser.add_argument("--megabytes", type=int, default=40, help="text on which the peers are run (default 40)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    model = minilm_folder()
-    peer = Peer.load(model / "vocab.txt")
-    tokenizer = Tokenizer.load(model, compatibility="google")
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text.txt"
-        name = write_sentences(text, int(options.megabytes * 1e6))
-        checked = shortened(text, CHECKED_SHARE)
-        assert build(checked, tokenizer, 1, all_ids)[1] == peer.ids(checked), "the ids of both sides differ"
-        measured = measure(text, peer, tokenizer, options.rounds)
-        small = shortened(text, SMALL_SHARE)
-        default_ratio = peer.seconds(small, PEER_DUPLICATES).processor / peer.seconds(small, 1).processor
-        num_tokens = build(text, tokenizer, 2, lambda out: Corpus.open(out).num_tokens)[1]
-        content = report(measured, name, num_tokens, default_ratio, load)
-    options.out.write_text(content, encoding="utf-8")
-    print(content)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        written = {size: write_sentences(folder, size) for size in sorted({SMALL, options.megabytes, LARGE})}
+        texts = {size: path for size, (path, _) in written.items()}
+        check(texts[SMALL])
+        found = measure(texts, options.megabytes, options.rounds)
+        short = shortened(texts[SMALL], DUPLICATED_BYTES)
+        once, copied = (run("google", 1, short, "--duplicates", str(n)) for n in (1, DUPLICATES))
+    num_tokens = {size: runs[0]["tokens"] for (_, _, size), runs in found.items() if "tokens" in runs[0]}
+    rows = summarised(found, num_tokens)
+    result = {
+        "command": " ".join(["python benchmarks/corpus_building.py", *sys.argv[1:]]),
+        "machine": f"{processor()}; Python {platform.python_version()}",
+        "versions": ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES),
+        "load": load,
+        "text": written[LARGE][1],
+        "megabytes": options.megabytes,
+        "rounds": options.rounds,
+        "duplicates": seconds(copied, kind="processor") / seconds(once, kind="processor"),
+        "ratios": compared(found, options.megabytes),
+        "sides": rows,
+        "growth": growth(rows),
+    }
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(report(result), encoding="utf-8")
+    print(report(result))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""Running one side of a comparison as a process of its own, with its time and the memory of all its processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a command cost from its start to its end, and what it printed.
+
+    `processor` is the processor time of all its processes; `peak` the highest sum of their resident memory in bytes,
+    looked up in /proc again and again; pages that they share count for each.
+    """
+
+    seconds: float
+    processor: float
+    peak: int
+    output: str
+
+
+def measured(command: list[str], environment: dict[str, str] | None = None) -> Measured:
+    """Run a command in a session of its own; raises SystemExit with what it said when it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, resident_memory(process.pid))
+        time.sleep(0.02)
+    seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    output, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{command} failed:\n{output}\n{errors}")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Measured(seconds, used, peak, output)
+
+
+def resident_memory(session: int) -> int:
+    """Return the resident memory of all processes of a session in bytes; pages that they share count for each."""
+    num_pages = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        # counted from the field after the name: the session is the fourth, the resident pages are the 22nd
+        if int(fields[3]) == session:
+            num_pages += int(fields[21])
+    return num_pages * os.sysconf("SC_PAGE_SIZE")
