@@ -1,0 +1,150 @@
+"""What stands around the arithmetic: start-up, evaluation, saves and options that are off.
+
+Every part runs in processes of its own, alternately with its peer where there is one. `--parts` measures some of them
+again and keeps the rest of the figures that lie beside the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from overheads_report import page
+from surroundings import minilm_folder, processor
+
+HERE = Path(__file__).parent
+PARTS = ("start_up", "evaluation", "saves", "options")
+RUNS = ("pretrain", "finetune", "evaluate", "predict", "embed")
+LOADED = "import maskloom; maskloom.load({0!r}).encode(['one sentence'])"
+THEIRS = (
+    "from transformers import AutoTokenizer, BertModel; t = AutoTokenizer.from_pretrained({0!r}); "
+    "m = BertModel.from_pretrained({0!r}).eval(); m(**t('one sentence', return_tensors='pt'))"
+)
+
+
+def jobs(folder: Path) -> dict[str, list[str]]:
+    """Return the commands to start, ours and the peers', by what the page calls them."""
+    text, vocabulary, corpus = folder / "text.txt", folder / "vocab", folder / "corpus"
+    text.write_text("".join(f"This is line {n}. It has two sentences.\n\n" for n in range(50)), encoding="utf-8")
+    maskloom = [sys.executable, "-m", "maskloom"]
+    for command in (
+        ["vocab", "train", text, "--size", "80", "--out", vocabulary],
+        ["corpus", "build", text, "--vocab", vocabulary, "--out", corpus],
+    ):
+        subprocess.run([*maskloom, *map(str, command)], check=True, capture_output=True)
+    model = str(minilm_folder())
+    found = {
+        "import of the command line": _code("import maskloom.cli"),
+        "`maskloom --help`": [*maskloom, "--help"],
+        "`maskloom vocab inspect`": [*maskloom, "vocab", "inspect", str(vocabulary)],
+        "`maskloom corpus stats`": [*maskloom, "corpus", "stats", str(corpus)],
+        "`maskloom info`, of a corpus": [*maskloom, "info", str(corpus)],
+        "`maskloom info`, of a model": [*maskloom, "info", model],
+        **{f"imports of `maskloom {name.replace('_', '-')}`": _imports(name) for name in RUNS},
+        "first vector from a model folder": _code(LOADED.format(model)),
+        "peer: `import torch`": _code("import torch"),
+        "peer: `from transformers import BertModel`": _code("from transformers import BertModel"),
+        "peer: `from transformers import Trainer`": _code("from transformers import Trainer"),
+        "peer: `import sentence_transformers`": _code("import sentence_transformers"),
+        "peer: first vector with transformers": _code(THEIRS.format(model)),
+    }
+    return {name: command for name, command in found.items() if not name.startswith("peer") or _works(command)}
+
+
+def start_up(rounds: int) -> dict[str, Any]:
+    """Return seconds on the clock, seconds of processor and peak MiB of each job, a round each, all jobs in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = jobs(Path(folder))
+        found: dict[str, Any] = {name: {"wall": [], "processor": [], "mib": 0.0} for name in commands}
+        for number in range(rounds + 1):
+            for name, command in commands.items():
+                wall, used, mib = _timed(command)
+                if number:
+                    found[name]["wall"].append(wall)
+                    found[name]["processor"].append(used)
+                    found[name]["mib"] = max(found[name]["mib"], mib)
+            print(f"start-up, round {number} of {rounds}", flush=True)
+    return found
+
+
+def _code(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def _imports(name: str) -> list[str]:
+    return _code(f"import maskloom.cli, maskloom.runs.{name}, maskloom.runs.progress, maskloom.runs.task_summaries")
+
+
+def _works(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _timed(command: list[str]) -> tuple[float, float, float]:
+    """Run a command to its end and return seconds, processor seconds and peak MiB of it alone."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{command}: exit code {process.returncode}")
+    return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def child(script: str, *arguments: object) -> Any:
+    """Run a script of this folder and return the JSON that it prints last."""
+    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    print(f"{script} {' '.join(map(str, arguments))}", flush=True)
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"{script}: {result.stderr[-2000:]}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def measure(part: str, rounds: int, threads: int) -> Any:
+    """Measure one part."""
+    if part == "start_up":
+        return start_up(rounds)
+    if part == "evaluation":
+        return child("overheads_evaluation.py", "--rounds", rounds, "--threads", threads)
+    if part == "options":
+        return child("overheads_options.py", "--pairs", rounds + 2)
+    sizes = (("mini", 32, rounds), ("base", 8, 3))
+    return [
+        child("overheads_saves.py", "--size", size, "--batch-size", batch, "--rounds", times, "--threads", threads)
+        for size, batch, times in sizes
+    ]
+
+
+def main() -> None:
+    """Read the options, measure, write the figures and the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each part (default 5)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"), help="page to write")
+    options = parser.parse_args()
+    figures_path = options.out.with_suffix(".json")
+    figures = json.loads(figures_path.read_text(encoding="utf-8")) if figures_path.exists() else {}
+    load = os.getloadavg()[0]
+    for part in options.parts:
+        figures[part] = {
+            "threads": options.threads,
+            "load_before": load,
+            "processor": processor(),
+            "medians_of": options.rounds,
+            "results": measure(part, options.rounds, options.threads),
+        }
+        figures_path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(page(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
