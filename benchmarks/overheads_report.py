@@ -128,7 +128,7 @@ def _options(results: dict[str, Any]) -> list[str]:
         *(f"| {name} | {found['ops']:,.0f} | {found['calls']:,.0f} |" for name, found in counted.items()),
         "",
         f"All off takes {off['ops'] - bare['ops']:+,.0f} operations over the bare loop, and "
-        f"{off['calls'] - bare['calls']:+,.0f} calls, most of them of torch, which walks a deeper stack when it is seeded.",
+        f"{off['calls'] - bare['calls']:+,.0f} calls, most of them of torch, which walks the stack when it is seeded.",
         f"Processor time of the session with all off over that of the bare loop: {_spread(results['ratios'], 3)}.",
     ]
     return [*lines, ""]
