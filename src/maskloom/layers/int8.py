@@ -75,7 +75,7 @@ def _product(left: Tensor, weight: Tensor) -> Tensor:
     num_rows = len(left)
     if missing := -num_rows % _ROW_STEP:
         left = torch.cat([left, left.new_zeros(missing, left.shape[1])])
-    return torch._int_mm(left, weight.t())[:num_rows]
+    return torch.ops.aten._int_mm(left, weight.t())[:num_rows]
 
 
 def quantize_dense_layers(module: nn.Module) -> None:
@@ -116,11 +116,11 @@ def largest_weight() -> int:
 
 def _is_exact(largest: int) -> bool:
     """Tell whether a product whose sums are as large as they can be comes out exactly."""
-    if not hasattr(torch, "_int_mm"):
+    if not hasattr(torch.ops.aten, "_int_mm"):
         return False
     left = torch.full((2 * _ROW_STEP, 128), _LARGEST, dtype=torch.int8)
     left[::2] = -_LARGEST
     right = torch.full((128, 64), largest, dtype=torch.int8)
     right[:, ::2] = -largest
     expected = (left.to(torch.float64) @ right.to(torch.float64)).to(torch.int32)
-    return bool(torch.equal(torch._int_mm(left, right), expected))
+    return bool(torch.equal(torch.ops.aten._int_mm(left, right), expected))
