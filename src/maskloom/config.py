@@ -10,14 +10,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-
-class ConfigError(ValueError):
-    """A recipe or an option is wrong; the message names the key, the value and the rule."""
-
-
-class DataError(ValueError):
-    """Input data or a file on disk is wrong; the message names the value, the rule, the file and the line."""
-
+from maskloom.errors import ConfigError as ConfigError
+from maskloom.errors import DataError as DataError
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]

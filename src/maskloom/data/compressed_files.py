@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zstandard
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK = 1 << 20

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import DataError
 from maskloom.data.corpus_manifest import (
     DOCUMENT_OFFSETS,
     SENTENCE_LENGTHS,
@@ -18,6 +17,7 @@ from maskloom.data.corpus_manifest import (
     read_manifest,
 )
 from maskloom.data.shards import TokenShards
+from maskloom.errors import DataError
 from maskloom.text.vocabulary import Vocabulary
 
 

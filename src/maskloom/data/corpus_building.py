@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from maskloom.config import ConfigError, DataError
 from maskloom.data.corpus_manifest import (
     DOCUMENT_OFFSETS,
     MANIFEST,
@@ -31,6 +30,7 @@ from maskloom.data.deduplication import DigestSet, document_digest
 from maskloom.data.documents import Document, ReadingReport, SourceFile, read_documents, source_files
 from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token_type
 from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import sync
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.worker_processes import results_of_processes

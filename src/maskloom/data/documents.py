@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import ConfigError, DataError
 from maskloom.data.compressed_files import COMPRESSIONS, ByteStream, reading_errors
+from maskloom.errors import ConfigError, DataError
 
 MAX_DOCUMENT_BYTES = 1 << 26
 """64 MiB of UTF-8: about ten times the longest novel."""

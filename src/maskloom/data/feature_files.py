@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.files import sync, write_json
 
 FORMAT_VERSION = 1

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import PretrainingBatch
+from maskloom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from maskloom.text.vocabulary import Vocabulary

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maskloom.config import ConfigError
 from maskloom.data.counter_random import integers, uniform, words
+from maskloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from maskloom.text.vocabulary import Vocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 
 _ROWS_AT_ONCE = 256
 

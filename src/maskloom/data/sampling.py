@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maskloom.config import ConfigError, DataError
 from maskloom.data.counter_random import Permutation, integers, uniform, words
+from maskloom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from maskloom.data.corpus import Corpus

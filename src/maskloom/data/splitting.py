@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maskloom.config import ConfigError
 from maskloom.data.counter_random import Permutation
+from maskloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from maskloom.data.corpus import Corpus

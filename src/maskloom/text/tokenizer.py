@@ -12,7 +12,7 @@ from typing import Literal, cast
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.text import tokenizer_files
 from maskloom.text.agreed_characters import is_agreed
 from maskloom.text.normalization import words_with_sources

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import tokenizers
 from tokenizers import AddedToken, decoders, processors
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.files import write_json
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.files import write_text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tokenizers import models
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.text.pair_merging import merge_pairs
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary
 from maskloom.text.word_counting import WordCounts, count_words
