@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ from finetuning_tasks import some_questions, write_files
 from pretraining_step import gemm_peak, memory_kib
 from surroundings import data_folder, minilm_folder
 
+from maskloom.training.memory import release_free_memory
+
 MEMORY_STEPS = 60
+# As the training session does it; the loop that is timed has no session around it.
+SECONDS_BETWEEN_RELEASES = 10.0
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,12 @@ def print_memory(name: str, side: str, data: Path, folder: Path) -> None:
     ours = Ours(name, minilm_folder(), train, data=data, **setting.size)
     batches = ours.round(0, MEMORY_STEPS)
     if side == "maskloom":
-        loaded = memory_kib("VmRSS")
-        ours.train(batches)
+        loaded, released = memory_kib("VmRSS"), time.monotonic()
+        for batch in batches:
+            ours.train([batch])
+            if time.monotonic() - released >= SECONDS_BETWEEN_RELEASES:
+                release_free_memory()
+                released = time.monotonic()
     else:
         del ours
         peer = Peer(name, folder / "start", train, **setting.size)

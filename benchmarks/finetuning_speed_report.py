@@ -54,6 +54,7 @@ Made by `{command}`; do not edit.
 - *Of peak*: useful work (real tokens, backward twice forward) as a share of a 2048-cube matrix product's rate, measured
   in the same rounds by MKL or oneDNN, whichever is faster here.
 - Memory: what {steps} steps add to the process, at their peak, over loaded weights and data; each in its own process.
+  maskloom hands freed memory back every ten seconds, as its training session does.
 """
 
 
