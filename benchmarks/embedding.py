@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from embedding_report import SIDES, page
+from embedding_report import SIDES, page, summary_rows
 from pretraining_step import gemm_peak, memory_kib
 from surroundings import data_folder, minilm_folder, processor
 
@@ -52,6 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         figures = measure(options, Path(name))
     figures |= {"command": " ".join(["python benchmarks/embedding.py", *sys.argv[1:]]), "load": load}
+    figures["summary"] = summary_rows(figures)
     options.out.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     text = page(figures)
     options.out.with_suffix(".md").write_text(text, encoding="utf-8")

@@ -75,6 +75,33 @@ def page(figures: dict[str, Any]) -> str:
     )
 
 
+def summary_rows(figures: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the README's table."""
+    rows = []
+    for ours, name in (("ours", "fp32"), ("ours_int8", "eight bits")):
+        ratios = []
+        for peer in ("sentence_transformers", "onnxruntime_sorted", "onnxruntime_int8"):
+            found = [row["sides"][peer][0] / row["sides"][ours][0] for row in figures["rounds"]]
+            ratios.append(f"{statistics.median(found):.2f}")
+        rows.append(
+            {
+                "job": f"vectors of sentences, MiniLM, {name}",
+                "beside": "sentence-transformers / onnxruntime fp32 / int8, both fed sorted batches",
+                "result": f"{' / '.join(ratios)} times its sentences a second",
+            }
+        )
+    latency = figures["latency"]
+    parts = [f"{latency[ours][0] / latency[peer][0]:.2f}" for ours, peer, _ in LATENCY_AIMS]
+    rows.append(
+        {
+            "job": "one sentence, fp32 / eight bits",
+            "beside": "transformers fp32 / onnxruntime int8",
+            "result": f"{' / '.join(parts)} of its milliseconds",
+        }
+    )
+    return rows
+
+
 def _latency(latency: dict[str, list[float]]) -> list[str]:
     lines = ["", "## One sentence at a time", "", "| side | p50 ms | p95 ms |", "|---|---|---|"]
     names = {**SIDES, "transformers": "transformers fp32"}

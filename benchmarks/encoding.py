@@ -170,6 +170,15 @@ def main() -> None:
         "aims": AIMS,
         "sides": summarised(found, sum(map(len, documents)) / 1e6),
     }
+    result["summary"] = [
+        {
+            "job": "text to token ids, 1 thread",
+            "beside": f"{row['side']}, 2 threads",
+            "result": f"{row['ratio']:.1f} times its bytes a second",
+        }
+        for row in result["sides"]
+        if "ratio" in row
+    ]
     options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     options.out.write_text(report(result), encoding="utf-8")
     print(report(result))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from overheads_report import page
+from overheads_report import page, summary_rows
 from surroundings import minilm_folder, processor
 
 HERE = Path(__file__).parent
@@ -142,6 +142,7 @@ def main() -> None:
             "medians_of": options.rounds,
             "results": measure(part, options.rounds, options.threads),
         }
+        figures["summary"] = summary_rows(figures)
         figures_path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         options.out.write_text(page(figures), encoding="utf-8")
 

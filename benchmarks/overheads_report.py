@@ -32,6 +32,36 @@ def page(figures: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary_rows(figures: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of the README's table, once every part has figures."""
+    if not {"start_up", "evaluation", "saves"} <= figures.keys():
+        return []
+    start, rows = figures["start_up"]["results"], []
+    for ours, peer in _PEERS.items():
+        if peer in start:
+            seconds = [f"{median(start[name]['wall']):.1f}" for name in (ours, peer)]
+            rows.append({"job": ours, "beside": "transformers", "result": f"{seconds[0]} s against {seconds[1]} s"})
+    found = figures["evaluation"]["results"]
+    ratios = [median([b / a for b, a in zip(each["peer"], each["ours"], strict=True)]) for each in found]
+    rows.append(
+        {
+            "job": f"evaluation on {' / '.join(each['name'] for each in found)}",
+            "beside": "transformers' Trainer.evaluate, its defaults",
+            "result": f"{' / '.join(f'{ratio:.1f}' for ratio in ratios)} times its examples a second",
+        }
+    )
+    saves = figures["saves"]["results"]
+    stalls = [f"{max(each['stall']):.2f}" for each in saves]
+    rows.append(
+        {
+            "job": f"what a step waits for a save, {' / '.join(each['size'] for each in saves)}",
+            "beside": "one step",
+            "result": f"{' / '.join(stalls)} of a step at most",
+        }
+    )
+    return rows
+
+
 def _version(name: str) -> str:
     try:
         return version(name)

@@ -67,9 +67,34 @@ def write_report(path: Path, results: list[Result], *, text: str, command: str, 
     """Write PATH.md, and PATH.json with every figure, and print the page."""
     page = _page(results, text, command, load, num_threads)
     path.with_suffix(".md").write_text(page, encoding="utf-8")
-    content = {"command": command, "load": load, "results": [asdict(result) for result in results]}
+    content = {
+        "command": command,
+        "machine": processor(),
+        "load": load,
+        "summary": _summary(results),
+        "results": [asdict(result) for result in results],
+    }
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(page)
+
+
+def _summary(results: list[Result]) -> list[dict[str, str]]:
+    """Return the rows of the README's table."""
+    names = {"128": "rows of 128 tokens", "512": "rows of 512 tokens", "mixed": "mixed lengths up to 128"}
+    rows = []
+    for mix in dict.fromkeys(result.mix for result in results):
+        chosen = [result for result in results if result.mix == mix]
+        sizes = " / ".join(result.size for result in chosen)
+        ratios = " / ".join(f"{statistics.median(result.ratios):.1f}" for result in chosen)
+        memory = " / ".join(f"{result.ours_memory / result.peer_memory:.2f}" for result in chosen)
+        rows.append(
+            {
+                "job": f"pre-training step, {sizes}, {names[mix]}",
+                "beside": "transformers' BertForPreTraining",
+                "result": f"{ratios} times its tokens a second, {memory} of its memory",
+            }
+        )
+    return rows
 
 
 def _page(results: list[Result], text: str, command: str, load: float, num_threads: int) -> str:

@@ -124,6 +124,19 @@ def compared(found: list[Contestant]) -> list[dict[str, Any]]:
     return rows
 
 
+def summary_rows(ratios: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows of the README's table."""
+    found = {(row["megabytes"], row["processes"]): f"{row['ratio']:.2f}" for row in ratios}
+    return [
+        {
+            "job": f"vocabulary of {SIZE:,} pieces from {megabytes} MB, 1 / 2 processes",
+            "beside": "the tokenizers trainer, 1 / 2 threads",
+            "result": f"{found[megabytes, 1]} / {found[megabytes, 2]} of its time",
+        }
+        for megabytes in (SMALL, LARGE)
+    ]
+
+
 def growth(rows: list[dict[str, Any]]) -> list[str]:
     """Say how each side grows from the small to the large text."""
     found = []
@@ -215,6 +228,7 @@ def main() -> None:
         "versions": f"tokenizers {metadata.version('tokenizers')}",
         "load": load,
         "text": texts[LARGE],
+        "summary": summary_rows(compared(found)),
         "ratios": compared(found),
         "sides": [each.summary() for each in found],
     }

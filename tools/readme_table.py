@@ -1,8 +1,8 @@
-"""Write the README's table of tasks from results/: command, our score, transformers' score, the published one.
+"""Write the README's tables: speed, from benchmarks/, and scores beside transformers and the papers, from results/.
 
     python tools/readme_table.py [--check]
 
-Scores stand between two marks in README.md and nowhere else; --check fails when they are not those of results/.
+Figures stand between marks in README.md and nowhere else; --check fails when they are not those of the two folders.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-OPENING, CLOSING = "<!-- tasks: made by tools/readme_table.py -->", "<!-- end of tasks -->"
+# Pages of benchmarks/ whose figures have rows for the README, in its order.
+PAGES = (
+    "pretraining_step",
+    "finetuning_speed",
+    "embedding",
+    "corpus_building",
+    "vocabulary_training",
+    "encoding",
+    "overheads",
+)
 
 
 @dataclass(frozen=True)
@@ -49,20 +58,33 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
     options = parser.parse_args()
     before = README.read_text(encoding="utf-8")
-    after = with_table(before, table())
+    after = with_table(with_table(before, "speed", speed_table()), "tasks", task_table())
     if options.check and before != after:
-        sys.exit("README.md: the table of tasks is not that of results/; run tools/readme_table.py")
+        sys.exit("README.md: its tables are not those of benchmarks/ and results/; run tools/readme_table.py")
     if not options.check:
         README.write_text(after, encoding="utf-8")
 
 
-def with_table(text: str, table: str) -> str:
+def with_table(text: str, name: str, table: str) -> str:
     """Return a page with the table between its marks; raises ValueError when a mark is missing."""
-    opening, closing = text.index(OPENING) + len(OPENING), text.index(CLOSING)
+    mark = f"<!-- {name}: made by tools/readme_table.py -->"
+    opening, closing = text.index(mark) + len(mark), text.index(f"<!-- end of {name} -->")
     return f"{text[:opening]}\n{table}\n{text[closing:]}"
 
 
-def table() -> str:
+def speed_table() -> str:
+    """Return one row for each job that a benchmark names in its summary."""
+    lines = ["| job | beside | result | page |", "|---|---|---|---|"]
+    for page in PAGES:
+        path = ROOT / "benchmarks" / f"{page}.json"
+        if path.exists():
+            for row in json.loads(path.read_text(encoding="utf-8")).get("summary", []):
+                link = f"[page](benchmarks/{page}.md)"
+                lines.append(f"| {row['job']} | {row['beside']} | {row['result']} | {link} |")
+    return "\n".join(lines)
+
+
+def task_table() -> str:
     """Return the rows for which both sides were run from several seeds."""
     results = json.loads((ROOT / "results" / "finetuning_parity.json").read_text(encoding="utf-8"))
     found = {row["task"]: row for row in results["tasks"] if len(row["seeds"]) > 1}
