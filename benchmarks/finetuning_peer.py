@@ -7,6 +7,7 @@ scripts (run_glue, run_ner, run_swag, run_qa), written plainly. What a kind need
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,37 @@ def peer_kind(task: ParityTask, folder: Path, max_length: int) -> PeerKind:
     return kinds.get(task.kind, TextPeer)(task, folder, max_length)
 
 
+class BatchesOfLikeLength:
+    """Batches in the way of the Trainer's group_by_length, made of 16 batches' rows at a time, as maskloom's are."""
+
+    def __init__(self, features: Features, batch_size: int) -> None:
+        self._lengths = [len(row["input_ids"]) for row in features]
+        self._batch_size = batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Draw an epoch: rows at random, sorted within a window and cut, the window's batches at random."""
+        order, window = torch.randperm(len(self._lengths)).tolist(), 16 * self._batch_size
+        for first in range(0, len(order), window):
+            rows = sorted(order[first : first + window], key=lambda row: self._lengths[row])
+            batches = [rows[at : at + self._batch_size] for at in range(0, len(rows), self._batch_size)]
+            yield from (batches[place] for place in torch.randperm(len(batches)).tolist())
+
+
 def train_with_transformers(
-    task: ParityTask, seed: int, folder: Path, train: Path, dev: Path, recipe: dict[str, Any], num_rows: int
+    task: ParityTask,
+    seed: int,
+    folder: Path,
+    train: Path,
+    dev: Path,
+    recipe: dict[str, Any],
+    num_rows: int,
+    *,
+    is_grouped: bool = False,
 ) -> list[dict[str, float]]:
     """Fine-tune as the Trainer does and return the dev scores after each epoch.
 
     An epoch is so many steps as `num_rows` over the batch size gives: questions of SQuAD, not their windows.
+    `is_grouped` makes batches of rows of like length, not of any rows.
     """
     from transformers import get_linear_schedule_with_warmup, set_seed
 
@@ -96,9 +122,10 @@ def train_with_transformers(
     steps = int(num_rows / training["batch_size"] * training["epochs"])
     schedule = get_linear_schedule_with_warmup(optimizer, int(training["warmup_share"] * steps), steps)
     features = kind.training_features(train)
-    loader = torch.utils.data.DataLoader(
-        features, batch_size=training["batch_size"], shuffle=True, collate_fn=kind.collate
-    )
+    how: dict[str, Any] = {"batch_size": training["batch_size"], "shuffle": True}
+    if is_grouped:
+        how = {"batch_sampler": BatchesOfLikeLength(features, training["batch_size"])}
+    loader = torch.utils.data.DataLoader(features, collate_fn=kind.collate, **how)
     scores: list[dict[str, float]] = []
     taken = 0
     while taken < steps:
