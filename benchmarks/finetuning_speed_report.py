@@ -138,7 +138,7 @@ def write_report(path: Path, jobs: list[Job], memory: list[Memory], around: Surr
     content = {
         **asdict(around),
         "machine": processor(),
-        "summary": [_summary(job) for job in jobs],
+        "summary": summary_rows(jobs),
         "ratios": [_ratios(job, peer) for job in jobs for peer in PEERS],
         "memory": [asdict(each) for each in memory],
         "jobs": [asdict(job) for job in jobs],
@@ -147,14 +147,26 @@ def write_report(path: Path, jobs: list[Job], memory: list[Memory], around: Surr
     return text
 
 
-def _summary(job: Job) -> dict[str, str]:
-    """Return the row of a job in the README's table."""
-    by_peer = {peer: f"{statistics.median(job.ratios(peer)):.1f}" for peer in PEERS}
-    return {
-        "job": f"{job.name}, lengths of {job.data} ({job.tokens_per_example:.0f} tokens on average)",
-        "beside": "transformers' Trainer: padding to the longest / to the full length / batches of like length",
-        "result": f"{by_peer['dynamic']} / {by_peer['padded']} / {by_peer['grouped']} times its examples a second",
+def summary_rows(jobs: list[Job]) -> list[dict[str, str]]:
+    """Return the rows of the README's table: one a kind of job and a peer that users have."""
+    beside = {
+        "dynamic": "transformers, padding to the longest of a batch",
+        "grouped": "transformers, batches of like length",
     }
+    rows = []
+    for name in dict.fromkeys(job.name for job in jobs):
+        chosen = [job for job in jobs if job.name == name]
+        for peer, words in beside.items():
+            ratios = " / ".join(f"{statistics.median(job.ratios(peer)):.1f}" for job in chosen)
+            lengths = " / ".join(job.data for job in chosen)
+            rows.append(
+                {
+                    "job": f"{name}, lengths of {lengths}",
+                    "beside": words,
+                    "result": f"{ratios} times its examples a second",
+                }
+            )
+    return rows
 
 
 def _ratios(job: Job, peer: str) -> dict[str, Any]:
