@@ -18,6 +18,7 @@ from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import Example, ReadingReport
 from maskloom.tasks.reading import iterate_examples
+from maskloom.training.memory import release_free_memory
 
 _WINDOW = 4096
 
@@ -59,6 +60,7 @@ def embed(
                     file.write(json.dumps({"index": number, "vector": vector}).encode() + b"\n")
             index += len(vectors)
             progress.advance(index)
+            release_free_memory()  # batches differ in size, so the C library would keep more and more of what was freed
         if suffix == ".npy":
             file.seek(0)
             _write_header(file, index, predictor.hidden_size)
