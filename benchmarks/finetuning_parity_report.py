@@ -118,13 +118,13 @@ def write_report(
     print(f"wrote {path}.md and {path}.json")
 
 
-def _grouped_scores(name: str, seeds: list[int], runs: Runs) -> dict[str, Any] | None:
-    """Return the scores of transformers with batches of like length, when every seed has a run."""
-    found = [runs.get((name, GROUPED, seed)) for seed in seeds]
-    if None in found:
-        return None
+def _grouped_scores(name: str, seeds: list[int], runs: Runs) -> dict[str, list[float]] | None:
+    """Return the last scores of the three ways for the seeds that have a run with batches of like length."""
     task = TASKS[name]
-    return {when: [percent(task, run[when][task.score]) for run in found if run] for when in ("last", "best")}
+    seeds = [seed for seed in seeds if (name, GROUPED, seed) in runs]
+    sides = ("maskloom", GROUPED, "transformers")
+    found = {side: [percent(task, runs[name, side, seed]["last"][task.score]) for seed in seeds] for side in sides}
+    return found if seeds else None
 
 
 def _grouped(rows: list[dict[str, Any]]) -> str:
@@ -136,18 +136,18 @@ def _grouped(rows: list[dict[str, Any]]) -> str:
         "",
         "## What batches of like length do",
         "",
-        "The same seeds once more with transformers, whose loop got batches of rows of like length by the rule that "
-        "maskloom has; everything else as before. Scores after the last epoch:",
+        "Seeds from 0 once more with transformers, whose loop got batches of rows of like length by the rule that "
+        "maskloom has; everything else as before. Mean after the last epoch, and each seed's score:",
         "",
         "| task | maskloom | transformers, like lengths | transformers |",
         "|---|---|---|---|",
     ]
     for row in rows:
-        sides = (row["last"]["scores"]["maskloom"], row["grouped"]["last"], row["last"]["scores"]["transformers"])
-        means = (
-            f"{statistics.fmean(scores):.2f} ({', '.join(f'{score:.1f}' for score in scores)})" for scores in sides
+        parts = (
+            f"{statistics.fmean(scores):.1f} ({', '.join(f'{score:.1f}' for score in scores)})"
+            for scores in row["grouped"].values()
         )
-        lines.append(f"| {row['task']}, {row['score']} | {' | '.join(means)} |")
+        lines.append(f"| {row['task']}, {row['score']} | {' | '.join(parts)} |")
     return "\n".join(lines) + "\n"
 
 
