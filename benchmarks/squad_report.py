@@ -93,6 +93,10 @@ def _scores(found: dict[str, dict[str, Any]], baselines: dict[str, dict[str, flo
         if "best_f1" in row:
             best = f"{row['best_exact']:.2f} (at {row['best_exact_thresh']:.2f}) | {row['best_f1']:.2f}"
             lines.append(f"| | | best threshold | {best} (at {row['best_f1_thresh']:.2f}) |")
+        peer = found.get(f"{name} by transformers")
+        if peer:
+            scores = f"{peer['exact_match']:.2f} | {peer['f1']:.2f}"
+            lines.append(f"| | | the same weights in transformers, windows and decoding of run_qa | {scores} |")
         for key, scores in baselines.items():
             if key.startswith(f"{name}: "):
                 answer = key.partition(": ")[2]

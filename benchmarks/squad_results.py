@@ -43,6 +43,7 @@ def main() -> None:
         "train-v2.0": train_second,
         "dev-v2.0": lambda options: score(options, "v2.0", options.data / "qa" / "squad" / "dev-v2.0.json"),
         "covid-qa": score_covid,
+        "covid-qa by transformers": score_covid_with_transformers,
     }
     for name in options.stages or stages:
         path = options.out / f"{name}.json"
@@ -165,6 +166,17 @@ def score_covid(options: argparse.Namespace) -> dict[str, Any]:
     settings["settings"]["stride"] = COVID_STRIDE
     (folder / "maskloom.json").write_text(json.dumps(settings), encoding="utf-8")
     return {**evaluate(folder, covid_file(options)), "num_documents": len(read(covid_file(options))["data"])}
+
+
+def score_covid_with_transformers(options: argparse.Namespace) -> dict[str, Any]:
+    """Let transformers answer the same questions with the same weights: its windows and run_qa's decoding."""
+    from finetuning_peer import peer_kind
+    from finetuning_tasks import TASKS
+
+    folder = options.out / "v1.1" / "model"
+    length = read(folder / "maskloom.json")["max_length"]
+    peer = peer_kind(TASKS["SQuAD v1.1"], folder, length)
+    return peer.score(peer.saved_model(folder), covid_file(options))
 
 
 def covid_file(options: argparse.Namespace) -> Path:
