@@ -86,4 +86,5 @@ class MaskedLanguageModeling:
 
 
 def _cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), labels, reduction="sum")
+    """Return the summed loss in nats; half precision is widened to single, double stays double."""
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="sum")
