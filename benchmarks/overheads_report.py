@@ -7,10 +7,11 @@ from importlib.metadata import version
 from statistics import median
 from typing import Any
 
+from pretraining_step_report import reached
+
 # Floor, target and stretch: less is better.
 IMPORT_SECONDS = (1.5, 0.8, 0.3)
 STALL_STEPS = (2.0, 1.0, 0.2)
-_LEVELS = ("floor", "target", "stretch")
 _PEERS = {"first vector from a model folder": "peer: first vector with transformers"}
 
 
@@ -69,12 +70,6 @@ def _version(name: str) -> str:
         return "absent"
 
 
-def reached(value: float, aims: tuple[float, ...]) -> str:
-    """Return the best level that a value keeps to, with all three."""
-    level = next((name for name, aim in reversed(list(zip(_LEVELS, aims, strict=True))) if value <= aim), "none")
-    return f"{level} (aims {' / '.join(f'{aim:g}' for aim in aims)})"
-
-
 def _spread(values: list[float], digits: int = 2) -> str:
     return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -85,7 +80,10 @@ def _start_up(results: dict[str, Any]) -> list[str]:
     lines += ["| what | seconds, median (range) | processor seconds | peak MiB |", "|---|---|---|---|"]
     for name, found in results.items():
         lines.append(f"| {name} | {_spread(found['wall'])} | {_spread(found['processor'])} | {found['mib']:,.0f} |")
-    lines += ["", f"Import of the command line: {reached(max(imported), IMPORT_SECONDS)}, by the slowest round."]
+    lines += [
+        "",
+        f"Import of the command line: {reached(max(imported), IMPORT_SECONDS, smaller=True)}, by the slowest round.",
+    ]
     for ours, peer in _PEERS.items():
         if peer in results:
             pairs = zip(results[peer]["processor"], results[ours]["processor"], strict=True)
@@ -135,9 +133,10 @@ def _saves(results: list[dict[str, Any]]) -> list[str]:
     ]
     for found in results:
         stalls = found["stall"]
+        level = reached(max(stalls), STALL_STEPS, smaller=True)
         lines.append(
             f"| {found['size']}, {found['batch_size']} | {median(found['step']):.2f} | {stalls[0]:.3f} | "
-            f"{_spread(stalls[1:], 3)} | {reached(max(stalls), STALL_STEPS)} | {_spread(found['lost'])} | "
+            f"{_spread(stalls[1:], 3)} | {level} | {_spread(found['lost'])} | "
             f"{_spread(found['beside'])} | {median(found['write']):.2f} | {median(found['waited']):.2f} | "
             f"{found['copy_mib']:,.0f} | {found['peak_mib_before']:,.0f}, {found['peak_mib_after']:,.0f} |"
         )
