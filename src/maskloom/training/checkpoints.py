@@ -50,11 +50,6 @@ class Snapshot:
         return cls(state.step, _model_tensors(state), moments, json.dumps(rest, indent=1))
 
 
-def save_checkpoint(state: TrainState, folder: Path, *, extra: dict[str, Any], keep: int = 2) -> Path:
-    """Write model, optimiser, step and data position as `write_checkpoint` does, and return when all is on disk."""
-    return write_checkpoint(Snapshot.of(state, extra), folder, keep=keep)
-
-
 def write_checkpoint(
     snapshot: Snapshot, folder: Path, *, keep: int = 2, before_chunk: Callable[[], None] | None = None
 ) -> Path:

@@ -6,7 +6,7 @@ import torch
 from maskloom.config import ConfigError, DataError, TrainingSection
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.training.checkpoints import restore_checkpoint, save_checkpoint, verify_checkpoint
+from maskloom.training.checkpoints import Snapshot, restore_checkpoint, verify_checkpoint, write_checkpoint
 from maskloom.training.loop import TrainState
 
 
@@ -35,7 +35,7 @@ def test_a_restored_state_continues_to_the_bit(tmp_path) -> None:
     state = _state()
     for _ in range(3):
         _step(state)
-    save_checkpoint(state, tmp_path, extra={"best": 0.5})
+    write_checkpoint(Snapshot.of(state, {"best": 0.5}), tmp_path)
     other = _state(seed=1)
     restored = restore_checkpoint(other, tmp_path)
     assert restored is not None
@@ -54,7 +54,7 @@ def test_only_the_newest_are_kept(tmp_path) -> None:
     state = _state()
     for _ in range(4):
         _step(state)
-        save_checkpoint(state, tmp_path, extra={}, keep=2)
+        write_checkpoint(Snapshot.of(state, {}), tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
 
 
@@ -63,7 +63,7 @@ def _two(tmp_path) -> tuple[TrainState, list]:
     values = []
     for _ in range(2):
         _step(state)
-        save_checkpoint(state, tmp_path, extra={})
+        write_checkpoint(Snapshot.of(state, {}), tmp_path)
         values.append(_values(state))
     return state, values
 
@@ -136,5 +136,5 @@ def test_a_half_written_folder_is_neither_taken_nor_kept(tmp_path) -> None:
     assert restored is not None
     assert restored.step == 2
     _step(state)
-    save_checkpoint(state, tmp_path, extra={})
+    write_checkpoint(Snapshot.of(state, {}), tmp_path)
     assert not orphan.exists()
