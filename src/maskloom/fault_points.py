@@ -1,0 +1,92 @@
+"""Named places at which a test kills or troubles a run, silent unless the environment asks.
+
+`MASKLOOM_FAULTS` holds rules `ACTION@NAME#COUNT` with commas between them: at the COUNT-th pass of the places whose
+name matches NAME (a shell pattern such as `files.*`) the ACTION happens once, or at every later pass too for `#COUNT+`.
+Actions: `kill` (SIGKILL to this process), `eio`, `enospc`, `erofs`, `edquot` (an `OSError` of that number), `hang`,
+`exception` (a `RuntimeError`). `MASKLOOM_FAULT_LOG` names a file to which every pass appends its name as a line.
+"""
+
+import errno
+import fnmatch
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+DISK_ERRORS = {"eio": errno.EIO, "enospc": errno.ENOSPC, "erofs": errno.EROFS, "edquot": errno.EDQUOT}
+ACTIONS = ("kill", *DISK_ERRORS, "hang", "exception")
+
+
+@dataclass
+class _Rule:
+    action: str
+    pattern: str
+    at: int
+    stays: bool
+    passed: int = 0
+
+    def is_due(self, name: str) -> bool:
+        if not fnmatch.fnmatchcase(name, self.pattern):
+            return False
+        self.passed += 1
+        return self.passed == self.at or (self.stays and self.passed > self.at)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    rules: list[_Rule]
+    log: str | None
+    lock: threading.Lock
+
+    def passes(self, name: str) -> None:
+        with self.lock:
+            if self.log:
+                descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                os.write(descriptor, f"{name}\n".encode())
+                os.close(descriptor)
+            due = [rule.action for rule in self.rules if rule.is_due(name)]
+        for action in due:
+            _act(action, name)
+
+
+def _act(action: str, name: str) -> None:
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action in DISK_ERRORS:
+        raise OSError(DISK_ERRORS[action], os.strerror(DISK_ERRORS[action]), f"fault point {name}")
+    if action == "exception":
+        raise RuntimeError(f"fault point {name}")
+    while True:
+        time.sleep(3600)
+
+
+def _read_rule(text: str) -> _Rule:
+    action, _, place = text.strip().partition("@")
+    pattern, _, at = place.partition("#")
+    number = at.removesuffix("+") or "1"
+    if action not in ACTIONS or not pattern or not number.isdigit():
+        raise ValueError(f"MASKLOOM_FAULTS: {text!r} is not ACTION@NAME#COUNT with an action of {', '.join(ACTIONS)}")
+    return _Rule(action, pattern, int(number), at.endswith("+"))
+
+
+_plan: _Plan | None = None
+
+
+def arm(faults: str = "", log: str | None = None) -> None:
+    """Take these rules and this log in place of the environment's; neither of them silences every place.
+
+    Raises `ValueError` for a rule that is none.
+    """
+    global _plan
+    rules = [_read_rule(text) for text in faults.split(",") if text.strip()]
+    _plan = _Plan(rules, log, threading.Lock()) if rules or log else None
+
+
+def fault_point(name: str) -> None:
+    """A place that a test may ask for by `name`, dotted as in `files.rename`; nothing happens when nobody asked."""
+    if _plan is not None:
+        _plan.passes(name)
+
+
+arm(os.environ.get("MASKLOOM_FAULTS", ""), os.environ.get("MASKLOOM_FAULT_LOG"))
