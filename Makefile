@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: quickstart test test-all check install bench clean format
+.PHONY: quickstart test test-all soak check install bench clean format
 
 install: $(VENV)/.installed
 
@@ -22,6 +22,10 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest
+
+# The whole sheet of what a run survives, for hours; ROWS=R1,R3 MINUTES=15 for a part of it.
+soak: install
+	$(BIN)/python -m tools.soak $(if $(ROWS),--rows $(ROWS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 check: install
 	$(BIN)/ruff check .

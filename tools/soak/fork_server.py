@@ -1,0 +1,88 @@
+"""A process that has imported everything and forks once for each command line that it is given.
+
+A fork is a process like any other, with its own memory, files and threads, and SIGKILL ends it as it ends any other; it
+only saves the seconds that importing torch takes. Requests and answers are JSON lines on standard input and output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from typing import Any
+
+
+def main() -> None:
+    """Import, say that it is ready, and serve one command line after the other until standard input ends."""
+    _import_everything()
+    _answer(ready=True, threads=len(os.listdir("/proc/self/task")))
+    for line in sys.stdin.buffer.raw:  # unbuffered, so that select sees what is not read yet
+        _serve(json.loads(line))
+
+
+def _import_everything() -> None:
+    import maskloom.cli
+    import maskloom.runs.corpus
+    import maskloom.runs.finetune
+    import maskloom.runs.pretrain
+    import maskloom.runs.progress
+    import maskloom.runs.search
+    import maskloom.runs.vocabulary
+
+    assert maskloom.cli.main
+
+
+def _serve(request: dict[str, Any]) -> None:
+    child = os.fork()
+    if child == 0:
+        _become(request)
+    watched = os.pidfd_open(child)
+    _answer(pid=child)
+    ready, _, _ = select.select([watched, sys.stdin], [], [])
+    if watched not in ready:  # the client is gone: it writes nothing while a child runs
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os.close(watched)
+    _answer(code=os.waitstatus_to_exitcode(status))
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Run the command line in this child as a new interpreter would, and end with its exit code; never returns."""
+    code = 1
+    try:
+        from maskloom import fault_points
+        from maskloom.cli import main as maskloom_main
+
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job hands down that it is ignored
+        os.chdir(request["folder"])
+        silent, output = os.open(os.devnull, os.O_RDONLY), os.open(request["output"], os.O_WRONLY | os.O_APPEND)
+        for source, target in ((silent, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        os.environ.update(request["environment"])
+        fault_points.arm(os.environ.get("MASKLOOM_FAULTS", ""), os.environ.get("MASKLOOM_FAULT_LOG"))
+        sys.argv = ["maskloom", *request["arguments"]]
+        maskloom_main()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _answer(**values: Any) -> None:
+    try:
+        os.write(1, (json.dumps(values) + "\n").encode())
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Real `maskloom` command lines that a row can watch and kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST_SECONDS = 300
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of command lines under test: one thread, no faults but those in `more`."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("MASKLOOM_FAULT")}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+class Running(ABC):
+    """A command line under way; its output is in the file `output`."""
+
+    pid: int
+    output: Path
+
+    @abstractmethod
+    def wait(self, seconds: float = LONGEST_SECONDS) -> int:
+        """Return the exit code, minus the signal's number for a killed one; raises TimeoutError."""
+
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """Tell whether the process is gone."""
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless the process is gone."""
+        if not self.has_ended():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill as `kill -9` does."""
+        self.send(signal.SIGKILL)
+
+    def kill_at(self, seconds: float) -> None:
+        """Kill so many seconds after now, or let the process end before."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.has_ended():
+            time.sleep(min(0.002, max(0.0, end - time.monotonic())))
+        self.kill()
+
+    def wait_until(self, happened: Callable[[], Any], seconds: float = 120) -> Any:
+        """Return what `happened` returns once it is true; raises TimeoutError, and RuntimeError at a process' end."""
+        end = time.monotonic() + seconds
+        while not (found := happened()):
+            if self.has_ended():
+                raise RuntimeError(f"the process ended before: {self.output.read_text(encoding='utf-8')[-2000:]}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"waited {seconds} s in vain")
+            time.sleep(0.002)
+        return found
+
+
+class CommandLine(Running):
+    """`python -m maskloom` in a new interpreter, in its own process group."""
+
+    def __init__(self, arguments: Sequence[object], folder: Path, output: Path, **more: str) -> None:
+        command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
+        self.output = output
+        with output.open("wb") as file:
+            self._process = subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment(**more),
+                start_new_session=True,
+            )  # fmt: skip
+        self.pid = self._process.pid
+
+    def wait(self, seconds: float = LONGEST_SECONDS) -> int:
+        """Return the exit code, as the base class says."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise TimeoutError(f"pid {self.pid} ran longer than {seconds} s") from None
+
+    def has_ended(self) -> bool:
+        """Tell whether the process is gone."""
+        return self._process.poll() is not None
+
+
+class ForkServer:
+    """Context that starts command lines as forks of one interpreter that has imported all of maskloom; one at a time.
+
+    `source` is put before the import path, to try another copy of the package.
+    """
+
+    def __init__(self, source: Path | None = None) -> None:
+        path = [str(source)] if source else []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tools.soak.fork_server"],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+            env=environment(**({"PYTHONPATH": os.pathsep.join(path)} if path else {})),
+        )  # fmt: skip
+        self._current: _Forked | None = None
+        if self.answer() != {"ready": True, "threads": 1}:
+            raise RuntimeError("the fork server has threads, and a fork would lose them")
+
+    def start(self, arguments: Sequence[object], folder: Path, output: Path, **more: str) -> Running:
+        """Start one command line in `folder`; the one before has ended, or is killed."""
+        if self._current is not None:
+            self._current.kill()
+            self._current.wait()
+        request = {
+            "arguments": list(map(str, arguments)), "folder": str(folder), "output": str(output), "environment": more,
+        }  # fmt: skip
+        output.write_bytes(b"")
+        assert self._process.stdin is not None
+        self._process.stdin.write((json.dumps(request) + "\n").encode())
+        self._current = _Forked(self, self.answer()["pid"], output)
+        return self._current
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next line that the server writes."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the fork server ended")
+        return json.loads(line)
+
+    def has_answer(self, seconds: float) -> bool:
+        """Tell whether the server wrote a line, waiting for it at most so long."""
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+
+    def __enter__(self) -> ForkServer:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the server, and the command line that it still runs."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+class _Forked(Running):
+    def __init__(self, server: ForkServer, pid: int, output: Path) -> None:
+        self._server, self.pid, self.output = server, pid, output
+        self._code: int | None = None
+
+    def wait(self, seconds: float = LONGEST_SECONDS) -> int:
+        if self._code is None:
+            if not self._server.has_answer(seconds):
+                self.kill()
+                self._server.answer()
+                raise TimeoutError(f"pid {self.pid} ran longer than {seconds} s")
+            self._code = self._server.answer()["code"]
+        return self._code
+
+    def has_ended(self) -> bool:
+        if self._code is None and self._server.has_answer(0):
+            self.wait()
+        return self._code is not None
