@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from maskloom.fault_points import fault_point
+
+# What a full or broken disk answers; no fault of the program, and gone when there is room again.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _CHUNK = 4 * 2**20
 
 
@@ -26,15 +31,20 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
     try:
         with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as file:
             yield file
+            fault_point("files.write")
             file.flush()
+            fault_point("files.sync")
             os.fsync(file.fileno())
         # mkstemp makes private files; what is written here is as readable as any file that the person creates
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
+        fault_point("files.rename")
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong first is what a person should read
+            fault_point("files.unlink")
+            os.unlink(temporary)
         raise
     sync(path.parent)
 
@@ -76,15 +86,38 @@ def write_hashed(
                 digest.update(chunk)
                 size += len(chunk)
                 while len(chunk):  # a disk that is nearly full takes a part, and fails only at the next call
+                    fault_point("files.write")
                     chunk = chunk[file.write(chunk) :]
+        fault_point("files.sync")
         os.fsync(file.fileno())
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def sync(path: str | Path) -> None:
     """Have the disk hold a file, or a folder's list of names, before going on."""
+    fault_point("files.sync")
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file or a folder another name on the same disk; have `sync` hold the folder around it afterwards."""
+    fault_point("files.rename")
+    os.rename(source, target)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that it holds; links are removed, not followed. Raises OSError at what cannot go."""
+    for place, folders, names in os.walk(folder, topdown=False):
+        for name in names:
+            fault_point("files.unlink")
+            os.unlink(os.path.join(place, name))
+        for name in folders:
+            path = os.path.join(place, name)
+            fault_point("files.unlink")
+            os.unlink(path) if os.path.islink(path) else os.rmdir(path)
+    fault_point("files.unlink")
+    os.rmdir(folder)
