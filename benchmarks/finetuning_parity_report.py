@@ -56,8 +56,8 @@ ours, in percent: {rescored}.
 {missing}
 ## What is not the same on both sides
 
-- The order of rows and the draws of dropout (other generators); maskloom sorts windows of 16 batches by length before
-  it cuts them into batches; the head is drawn from a truncated normal distribution here, a plain one there.
+- The order of rows and the draws of dropout (other generators); the head is drawn from a truncated normal distribution
+  here, a plain one there.
 - Pairs that are cut can differ by one token: where both texts are too long and an odd number of tokens fits,
   the published BERT code gives the odd one to the first text, and so does maskloom; transformers gives it to the
   second.
@@ -136,8 +136,9 @@ def _grouped(rows: list[dict[str, Any]]) -> str:
         "",
         "## What batches of like length do",
         "",
-        "Seeds from 0 once more with transformers, whose loop got batches of rows of like length by the rule that "
-        "maskloom has; everything else as before. Mean after the last epoch, and each seed's score:",
+        "Why maskloom does not make them: seeds from 0 once more with transformers, whose loop got batches of rows of "
+        "like length (16 batches sorted together); everything else as before. Mean after the last epoch, and each "
+        "seed's score:",
         "",
         "| task | maskloom | transformers, like lengths | transformers |",
         "|---|---|---|---|",

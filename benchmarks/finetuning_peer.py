@@ -75,7 +75,7 @@ def peer_kind(task: ParityTask, folder: Path, max_length: int) -> PeerKind:
 
 
 class BatchesOfLikeLength:
-    """Batches in the way of the Trainer's group_by_length, made of 16 batches' rows at a time, as maskloom's are."""
+    """Batches in the way of the Trainer's group_by_length, made of 16 batches' rows at a time."""
 
     def __init__(self, features: Features, batch_size: int) -> None:
         self._lengths = [len(row["input_ids"]) for row in features]
@@ -100,8 +100,9 @@ def train_with_transformers(
     num_rows: int,
     *,
     is_grouped: bool = False,
+    only_last_score: bool = False,
 ) -> list[dict[str, float]]:
-    """Fine-tune as the Trainer does and return the dev scores after each epoch.
+    """Fine-tune as the Trainer does and return the dev scores after each epoch, or after the last alone.
 
     An epoch is so many steps as `num_rows` over the batch size gives: questions of SQuAD, not their windows.
     `is_grouped` makes batches of rows of like length, not of any rows.
@@ -137,7 +138,7 @@ def train_with_transformers(
             schedule.step()
             optimizer.zero_grad()
             taken += 1
-            if taken % epoch == 0 or taken == steps:
+            if taken == steps or (taken % epoch == 0 and not only_last_score):
                 scores.append(kind.score(model, dev))
             if taken == steps:
                 break

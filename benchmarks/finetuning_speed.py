@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -95,7 +94,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> tuple[list[
         training.peaks.append(gemm_peak())
         training.note("maskloom", count, lambda batches=batches: ours.train(batches))
         for side in PEERS:
-            rows, is_padded = order_of(side, batches, number), side == "padded"
+            rows, is_padded = order_of(side, batches, ours.data.lengths), side == "padded"
             slots[side] += peer.num_slots(rows, is_padded=is_padded)
             training.note(side, count, lambda rows=rows, full=is_padded: peer.train(rows, is_padded=full))
         training.say(number)
@@ -106,13 +105,12 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> tuple[list[
     return [training, measure_prediction(name, ours, peer, dev, options.rounds)], memory
 
 
-def order_of(side: str, batches: list[np.ndarray], number: int) -> list[np.ndarray]:
-    """Return the examples of a round in the batches of a peer."""
-    if side == "grouped":
+def order_of(side: str, batches: list[np.ndarray], lengths: np.ndarray) -> list[np.ndarray]:
+    """Return the examples of a round in the batches of a peer: those of ours, or batches of like length."""
+    if side != "grouped":
         return batches
-    shuffled = np.concatenate(batches)
-    random.Random(number).shuffle(shuffled)
-    return np.split(shuffled, len(batches))
+    rows = np.concatenate(batches)
+    return np.split(rows[np.argsort(lengths[rows], kind="stable")], len(batches))
 
 
 def useful_flops(ours: Ours, lengths: np.ndarray) -> float:

@@ -38,10 +38,11 @@ Made by `{command}`; do not edit.
 - Fine-tuning: the training loop with AdamW, clipping and dropout 0.1, its batches made on the way; a round is a few
   batches of the same examples on every side. The peer is a BertFor... model (sdpa) with fused AdamW, clipping and its
   tokenizer's padding, as its Trainer runs them, on batches that are
-  *dynamic*: in random order, padded to their longest (a tokenizer given to the Trainer, pad_to_max_length off);
-  *padded*: in random order, padded to 128 or 384, as run_glue and run_qa do when told nothing;
-  *grouped*: of like length, as group_by_length makes them of 16 batches' examples sorted together, padded to their
-  longest. These are the very batches of maskloom.
+  *dynamic*: those of maskloom, in random order, padded to their longest (a tokenizer given to the Trainer,
+  pad_to_max_length off);
+  *padded*: the same, padded to 128 or 384, as run_glue and run_qa do when told nothing;
+  *grouped*: of like length, in the manner of group_by_length: the examples of a round sorted and cut, padded to their
+  longest.
   For training on SQuAD, only questions that make one window, with the same tokens and labels, on both sides.
 - Prediction: from texts in memory to labels with probabilities, or answers; tokenising and decoding included.
   *dynamic* and *padded*: in the order given, 8 at a time, the Trainer's number. *grouped*: all by length, 32 at a

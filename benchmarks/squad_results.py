@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from finetuning_peer_span import official_scores, read_questions
 from finetuning_tasks import some_questions
+from long_contexts import compare_long_contexts
 from squad_report import write_page
 from surroundings import data_folder, minilm_folder, processor
 
@@ -44,6 +45,7 @@ def main() -> None:
         "dev-v2.0": lambda options: score(options, "v2.0", options.data / "qa" / "squad" / "dev-v2.0.json"),
         "covid-qa": score_covid,
         "covid-qa by transformers": score_covid_with_transformers,
+        "covid-qa trained": train_on_covid,
     }
     for name in options.stages or stages:
         path = options.out / f"{name}.json"
@@ -179,8 +181,20 @@ def score_covid_with_transformers(options: argparse.Namespace) -> dict[str, Any]
     return peer.score(peer.saved_model(folder), covid_file(options))
 
 
-def covid_file(options: argparse.Namespace) -> Path:
-    """Write every fourteenth document; answers that begin with a space stand one place off, and lose it here."""
+def train_on_covid(options: argparse.Namespace) -> dict[str, Any]:
+    """Fine-tune both sides on excerpts of COVID-QA, from the encoder of the v1.1 model, over several seeds."""
+    return compare_long_contexts(
+        options.out / "covid-qa-trained",
+        options.out / "v1.1" / "model",
+        covid_content(options)["data"],
+        COVID_EVERY,
+        RECIPE,
+        options.threads,
+    )
+
+
+def covid_content(options: argparse.Namespace) -> dict[str, Any]:
+    """Return COVID-QA; answers that begin with a space stand one place off, and lose it here."""
     content = read(options.data / "qa" / "covid-qa.json")
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
@@ -188,6 +202,12 @@ def covid_file(options: argparse.Namespace) -> Path:
                 question["id"] = str(question["id"])
                 for answer in question["answers"]:
                     answer["text"] = answer["text"].strip()
+    return content
+
+
+def covid_file(options: argparse.Namespace) -> Path:
+    """Write every fourteenth document."""
+    content = covid_content(options)
     kept = {"version": "1", "data": content["data"][::COVID_EVERY]}
     return written(options.out / "covid.json", some_questions(kept, options.dev_rows))
 
