@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from maskloom.fault_points import fault_point
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import model_device
 from maskloom.objectives.task_objective import TaskObjective
@@ -56,6 +57,7 @@ def model_outputs(
     rows: list[np.ndarray] = [np.empty(0)] * len(data)
     loss_sum = weight = 0.0
     for batch in batches_by_length(data, max_tokens=max_tokens or tokens_at_once(model)):
+        fault_point("evaluation.batch")
         outputs = objective.outputs(model, batch)
         values = outputs.rows.cpu().numpy()
         if not np.isfinite(values).all():
