@@ -68,7 +68,8 @@ def test_finished_rows_are_not_run_again_and_other_rows_of_the_table_stay(tmp_pa
 def test_the_page_names_failures_and_keeps_its_table_whole():
     record = {
         "id": "H1", "test": "a|b", "mark": "all", "full": 3, "tried": 1, "passed": 0, "seconds": 2.0,
-        "verdict": "failed", "failures": ["x: y"], "figures": [], "date": "2020-01-01 00:00", "seed": 0, "versions": {"python": "3"},
+        "verdict": "failed", "failures": ["x: y"], "figures": [], "date": "2020-01-01", "seed": 0,
+        "versions": {"python": "3"},
         "hardware": "h", "asked": {"code": "c"},
     }  # fmt: skip
     page = page_of([record])

@@ -1,0 +1,249 @@
+"""R1 and R3: a run that `kill -9` ends at any moment goes on to the bits of the run left alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.soak.processes import CommandLine, ForkServer, Running
+from tools.soak.rows import Budget, Row, Trial
+from tools.soak.subjects import (
+    RUN,
+    Subject,
+    differences,
+    finetuning,
+    grid_search,
+    outcome,
+    prepare,
+    pretraining,
+    run_whole,
+)
+
+# How many kills of each kind R1 makes in each command; "clock" is any moment of the run's time, "interpreter" the same
+# in a command line that starts its own interpreter.
+PLANS = {
+    "pretrain": {"save": 12, "evaluation": 6, "start-up": 6, "step": 6, "interpreter": 2, "clock": 18},
+    "finetune": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
+    "search": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
+}
+KILLS_IN_A_ROW = 10
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """A subject's run that nothing disturbed: what it left, the points it passed in order, and the seconds it took."""
+
+    subject: Subject
+    outcome: dict[str, str]
+    passes: list[str]
+    seconds: float
+
+    def passes_of(self, kind: str) -> dict[str, list[int]]:
+        """Return, for the points of one kind of moment, which of their passes (from 1) are of it.
+
+        Start-up ends with the first batch; later passes of file points belong to saves of any sort.
+        """
+        counts: dict[str, int] = {}
+        found: dict[str, list[int]] = {}
+        has_begun = False
+        for name in self.passes:
+            counts[name] = counts.get(name, 0) + 1
+            family = name.partition(".")[0]
+            has_begun = has_begun or family == "training"
+            of = {"training": "step", "evaluation": "evaluation"}.get(family, "save") if has_begun else "start-up"
+            if of == kind:
+                found.setdefault(name, []).append(counts[name])
+        return found
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a process is killed: at a pass of a point, or so many seconds after its start."""
+
+    kind: str
+    rule: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return where it happens."""
+        return f"{self.kind} {self.rule or f'{self.seconds:.2f} s'}"
+
+
+def leave_alone(server: ForkServer, subject: Subject, folder: Path) -> LeftAlone:
+    """Run a subject to its end, and once more for its points, and return what is to be met."""
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    run_whole(server, subject.arguments, folder)
+    seconds = time.monotonic() - started
+    left = outcome(folder / RUN)
+    log = folder / "passes.txt"
+    shutil.rmtree(folder / RUN)
+    run_whole(server, subject.arguments, folder, MASKLOOM_FAULT_LOG=str(log))
+    again = differences(outcome(folder / RUN), left)
+    if again:
+        raise RuntimeError(f"{subject.name}: two undisturbed runs differ: {again}")
+    return LeftAlone(subject, left, log.read_text(encoding="utf-8").split(), seconds)
+
+
+def kills_of(alone: LeftAlone, plan: dict[str, int], budget: Budget) -> list[Kill]:
+    """Return the kills that a plan asks for, drawn from the budget's seed; every point of a kind is as likely."""
+    kills = []
+    for kind, number in plan.items():
+        draw = budget.draw("kills", alone.subject.name, kind)
+        points = alone.passes_of(kind)
+        for _ in range(number):
+            if kind in ("clock", "interpreter"):
+                kills.append(Kill(kind, seconds=draw.uniform(0.0, 0.97 * alone.seconds)))
+            else:
+                name = draw.choice(sorted(points))
+                kills.append(Kill(kind, rule=f"kill@{name}#{draw.choice(points[name])}"))
+    return kills
+
+
+def kill_once(server: ForkServer, subject: Subject, kill: Kill, folder: Path, *, resume: bool = False) -> None:
+    """Start a subject, or let it go on, and kill it; raises RuntimeError when it ended before."""
+    arguments = subject.resumed() if resume else subject.arguments
+    output = folder / "killed.txt"
+    running: Running
+    if kill.kind == "interpreter":
+        running = CommandLine(arguments, folder, output)
+        running.kill_at(kill.seconds + 2.0)  # so long takes the start of an interpreter that a fork has behind it
+    elif kill.rule:
+        running = server.start(arguments, folder, output, MASKLOOM_FAULTS=kill.rule)
+    else:
+        running = server.start(arguments, folder, output)
+        running.kill_at(kill.seconds)
+    code = running.wait()
+    if code not in (-9, 0):
+        raise RuntimeError(f"exit code {code} before the kill: {output.read_text(encoding='utf-8')[-1500:]}")
+    if code == 0 and kill.rule:
+        raise RuntimeError(f"the run ended before it passed {kill.rule}")
+
+
+def try_kill(server: ForkServer, alone: LeftAlone, kill: Kill, folder: Path) -> Trial:
+    """Kill one run, let it go on to its end, and compare with the run left alone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    name = f"{alone.subject.name}, {kill}"
+    try:
+        kill_once(server, alone.subject, kill, folder)
+        before = _last_step(folder / RUN)
+        under_way = _save_under_way(folder / RUN)
+        said = run_whole(server, alone.subject.resumed(), folder)
+        problems = differences(outcome(folder / RUN), alone.outcome)
+        problems += _lost_too_much(alone.subject, before, under_way, said)
+    except (RuntimeError, TimeoutError) as error:
+        problems = [str(error)]
+    return Trial(name, not problems, "; ".join(problems[:4]))
+
+
+def _last_step(run: Path) -> tuple[str, int]:
+    """Return the stage of the last step that the log of a killed run holds, and its number; 0 for none."""
+    last = ("", 0)
+    log = run / "events.jsonl"
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the kill cut it short
+        if event["event"] == "step":
+            last = (event["stage"], event["step"])
+    return last
+
+
+def _save_under_way(run: Path) -> int | None:
+    """Return the step of the save that the kill met, if any."""
+    steps = [int(path.name[5:].partition(".")[0]) for path in run.rglob("step-*.tmp-*")]
+    return max(steps, default=None)
+
+
+def _lost_too_much(subject: Subject, before: tuple[str, int], under_way: int | None, said: str) -> list[str]:
+    """Return a complaint when the resumed run went back by more than the save interval.
+
+    Training goes on while a save is written: the steps made since its beginning come on top when a kill met it.
+    """
+    stage, step = before
+    begun = re.search(rf"^({subject.stages})(?:: continuing at (\d+) of \d+)?$", said, re.MULTILINE)
+    if subject.name == "search" or begun is None or not _is_stage(begun[1], stage):
+        return []  # the log of one trial, or of a stage that was done
+    lost = step - int(begun[2] or 0)
+    allowed = subject.save_every + (step - under_way if under_way is not None else 0)
+    return [f"went back {lost} steps from {step}, more than {allowed}"] if lost > allowed else []
+
+
+def _is_stage(shown: str, stage: str) -> bool:
+    return shown.startswith(f"{stage},") or shown == f"fine-tuning, seed {stage.removeprefix('seed-')}"
+
+
+@contextmanager
+def _prepared(budget: Budget) -> Iterator[tuple[ForkServer, list[Subject]]]:
+    with ForkServer() as server:
+        data = prepare(server, budget.work / "data")
+        yield server, [pretraining(data), finetuning(data), grid_search(data)]
+
+
+def resume_to_the_bit(budget: Budget) -> Iterator[Trial]:
+    """Kill each command at all of its planned moments, one run for each."""
+    with _prepared(budget) as (server, subjects):
+        for subject in subjects:
+            alone = leave_alone(server, subject, budget.work / f"{subject.name}-alone")
+            for kill in kills_of(alone, PLANS[subject.name], budget):
+                yield try_kill(server, alone, kill, budget.work / "killed")
+
+
+def kills_in_a_row(budget: Budget) -> Iterator[Trial]:
+    """Kill one run of each command ten times over, most often while it resumes, and let the eleventh start end it."""
+    with _prepared(budget) as (server, subjects):
+        for subject in subjects:
+            alone = leave_alone(server, subject, budget.work / f"{subject.name}-alone")
+            yield _try_many(server, alone, budget)
+
+
+def _try_many(server: ForkServer, alone: LeftAlone, budget: Budget) -> Trial:
+    folder = budget.work / f"{alone.subject.name}-killed"
+    folder.mkdir()
+    draw = budget.draw("in a row", alone.subject.name)
+    kinds = ["start-up", "clock", "save", "clock", "start-up", "save", "clock", "evaluation", "clock", "save"]
+    for number, kind in enumerate(kinds[:KILLS_IN_A_ROW]):
+        points = alone.passes_of(kind)
+        if kind == "clock":
+            kill = Kill(kind, seconds=draw.uniform(0.02, 0.4) * alone.seconds)
+        else:  # an early pass, which a run that goes on near its end meets too
+            name = draw.choice(sorted(points))
+            kill = Kill(kind, rule=f"kill@{name}#{draw.randint(1, 1 + len(points[name]) // 20)}")
+        try:
+            kill_once(server, alone.subject, kill, folder, resume=number > 0)
+        except RuntimeError as error:
+            return Trial(alone.subject.name, False, f"kill {number + 1}, {kill}: {error}")
+    try:
+        run_whole(server, alone.subject.resumed(), folder)
+    except RuntimeError as error:
+        return Trial(alone.subject.name, False, str(error))
+    problems = differences(outcome(folder / RUN), alone.outcome)
+    return Trial(alone.subject.name, not problems, "; ".join(problems[:4]))
+
+
+ROWS = (
+    Row(
+        "R1",
+        "kill -9 at 50 seeded moments of pre-training for 200 steps (12 in a save, 6 in evaluation, 6 in start-up, "
+        "6 in a step, 20 by the clock), 25 of a fine-tuning run from two seeds, 25 of a grid search; resume. Of these "
+        "4 are new interpreters, 96 forks of one that has imported everything",
+        "all files, optimiser and event log bit-identical to the run left alone; lost work at most the save interval",
+        sum(sum(plan.values()) for plan in PLANS.values()),
+        resume_to_the_bit,
+    ),
+    Row(
+        "R3",
+        "10 kills in a row of one run, also while resuming: pre-training, fine-tuning, grid search",
+        "as R1; the same files and no other",
+        3,
+        kills_in_a_row,
+    ),
+)
