@@ -69,7 +69,9 @@ class TrainingSection(Section):
     """Optimisation (paper 3.4, 3.5).
 
     `head_learning_rate` is that of the heads, whose parameters are new in fine-tuning; without it they have
-    `learning_rate` like all others. The schedule scales both alike.
+    `learning_rate` like all others. The schedule scales both alike. `on_nonfinite` says what follows a loss or gradient
+    that is not finite: "stop"; "skip" goes on with the next batch, at most `max_skips` times in a row; "rewind" goes
+    back to the last checkpoint and on with the batches after the bad one, at most `max_skips` times in all.
     """
 
     steps: Count = 10_000
@@ -86,10 +88,13 @@ class TrainingSection(Section):
     adam_epsilon: Positive = 1e-6
     weight_decay: NotNegative = 0.01
     clip_norm: Positive | None = 1.0
+    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
+    max_skips: Count = 3
     save_every: Count | None = None
     evaluate_every: Count | None = None
     log_every: Count = 10
     keep_checkpoints: Count = 2
+    keep_best: bool = False
     max_evaluation_instances: Count | None = None
     num_threads: Count | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 
 import typer
@@ -13,6 +15,7 @@ from maskloom.cli.features import features
 from maskloom.cli.glue import glue_app
 from maskloom.cli.search import search
 from maskloom.cli.tune import tune
+from maskloom.training.interruption import Interrupted, StopRequests
 
 app = typer.Typer(
     name="maskloom",
@@ -38,11 +41,25 @@ app.command("embed")(use.embed)
 app.command("features")(features)
 app.command("info")(use.info)
 
-EXIT_FAILED, EXIT_BAD_INPUT = 1, 3
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
+
+# What these have done is on disk whenever they are asked to stop; others leave nothing, or finished pieces.
+_RESUMABLE = frozenset({"quickstart", "pretrain", "finetune", "search", "glue"})
+
+
+@app.callback()
+def _listen(context: typer.Context) -> None:
+    if context.invoked_subcommand in _RESUMABLE:
+        context.with_resource(StopRequests())
 
 
 def main() -> None:
-    """Run the command line; exit codes: 0 done, 1 failed, 2 usage, 3 bad data or config, 130 and 143 stopped."""
+    """Run the command line.
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 bad data or config, 74 the disk is full, read-only or broken, 75 asked to
+    stop by SIGTERM, SIGUSR1 or SIGHUP with all saved (queue me again), 130 the same by SIGINT. A command that cannot be
+    resumed in its middle is ended by SIGTERM itself (143 in a shell), and by SIGINT with 130.
+    """
     from maskloom.config import ConfigError, DataError
 
     try:
@@ -50,9 +67,12 @@ def main() -> None:
     except (ConfigError, DataError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
+    except Interrupted as stop:
+        _tell_how_to_go_on(stop)
+        sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
         code = _expected_failure(error)
         if code is None:
@@ -61,16 +81,25 @@ def main() -> None:
         sys.exit(code)
 
 
+def _tell_how_to_go_on(stop: Interrupted) -> None:
+    """Say what to type to continue; of several ranks the first says it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if sys.stderr.isatty():
+        typer.echo("\x1b[?25h", err=True, nl=False)  # a bar that was left has hidden the cursor
+    words = ["maskloom", *sys.argv[1:]]
+    words += [] if "--resume" in words or "quickstart" in words else ["--resume"]
+    typer.echo(f"{stop}; all is saved, continue with: {shlex.join(words)}", err=True)
+
+
 def _expected_failure(error: Exception) -> int | None:
     """Return the exit code of a failure that a message explains, or None for a bug, whose traceback is wanted."""
     if isinstance(error, OSError):
-        return EXIT_FAILED
+        from maskloom.files import DISK_ERRORS
+
+        return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
     if "torch" not in sys.modules:
         return None
-    from maskloom.training.interruption import Interrupted
-    from maskloom.training.loop import NumericalError
+    from maskloom.training.loop import MemoryExhaustedError, NumericalError
 
-    if isinstance(error, Interrupted):
-        typer.echo("the state is saved; continue with --resume", err=True)
-        return 128 + error.signal_number
-    return EXIT_FAILED if isinstance(error, NumericalError) else None
+    return EXIT_FAILED if isinstance(error, (NumericalError, MemoryExhaustedError)) else None

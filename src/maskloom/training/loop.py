@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from maskloom.config import TrainingSection
 from maskloom.data.counter_random import integers
+from maskloom.fault_points import fault_point
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, SummedObjective
+from maskloom.training.memory import is_out_of_memory, release_cached_memory
 from maskloom.training.optimizers import make_optimizer, rate_of
+from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.schedules import make_schedule
 
 NextBatch = Callable[[dict[str, int]], tuple[Any, dict[str, int]]]
@@ -26,17 +29,35 @@ class NumericalError(ValueError):
     """A loss or a gradient is not finite; the weights were not stepped."""
 
 
+class NonFiniteStepError(NumericalError):
+    """A step whose loss or gradient norm is not finite: the batch, its place and what came of it.
+
+    The state is as it was before the step, with the gradients of the batch in place. `position` is where the batch
+    starts, `position_after` where the next one does.
+    """
+
+    def __init__(self, message: str, batch: Any, report: StepReport, *, position_after: dict[str, int]) -> None:
+        super().__init__(message)
+        self.batch, self.report, self.position_after = batch, report, position_after
+
+
+class MemoryExhaustedError(RuntimeError):
+    """Memory does not suffice for a micro-batch of one sequence; the weights were not stepped."""
+
+
 @dataclass
 class TrainState:
     """Everything that a step changes: model and optimiser in place, steps taken, position in the data.
 
-    Dropout draws depend on (seed, step) alone, so no generator state belongs here.
+    Dropout draws depend on (seed, step, micro-batch) alone, so no generator state belongs here. `micro_batch_size` is
+    what a lack of memory has brought the micro-batches down to, and None before.
     """
 
     model: EncoderWithHeads
     optimizer: torch.optim.Optimizer
     step: int
     position: dict[str, int]
+    micro_batch_size: int | None = None
 
     @classmethod
     def fresh(cls, model: EncoderWithHeads, settings: TrainingSection) -> TrainState:
@@ -46,7 +67,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. Losses are means in nats over the whole batch; `position` is where the next batch starts.
+    """What one step did, on all ranks together. Losses are means in nats over the whole batch.
 
     `learning_rate` is that of everything but heads with a rate of their own.
     """
@@ -68,12 +89,17 @@ def train_steps(
     *,
     settings: TrainingSection,
     seed: int,
+    ranks: Ranks = ONE_RANK,
 ) -> Iterator[StepReport]:
     """Train from `state.step` to `settings.steps` (paper 3.4), yielding after each step, when `state` is whole.
 
     A batch may be split into micro-batches of `settings.micro_batch_size` sequences: each loss sum is divided by the
     count of the whole batch, so the gradient is that of one big batch. Gradients are clipped by their global norm
-    after accumulation. Raises NumericalError, before stepping, when the loss or the gradient norm is not finite.
+    after accumulation. Where memory runs out, micro-batches are halved for good and the batch is done again. Raises,
+    before stepping, NonFiniteStepError when loss or gradient norm is not finite, and MemoryExhaustedError when not even
+    one sequence fits.
+
+    With several `ranks`, `next_batch` gives each its part of the batch, all of one number of micro-batches.
     """
     model, optimizer = state.model, state.optimizer
     factor = make_schedule(settings.schedule, warmup_steps=settings.resolved_warmup_steps(), steps=settings.steps)
@@ -82,62 +108,143 @@ def train_steps(
         started = time.perf_counter()
         batch, position = next_batch(state.position)
         model.train()
-        torch.manual_seed(int(integers(2**62, seed, _DROPOUT_STREAM, state.step)))
         scale = factor(state.step)
         for group in optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
-        optimizer.zero_grad(set_to_none=True)
-        losses = accumulate_gradients(model, objective, batch, settings.micro_batch_size)
+        losses = _gradients_of_step(state, objective, batch, settings.micro_batch_size, seed, ranks)
         gradient_norm = _clip(parameters, settings.clip_norm)
-        loss = sum(losses.values())
-        if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
-            own = settings.head_learning_rate
-            now = f"{settings.learning_rate}{'' if own is None else f', of heads {own}'}"
-            raise NumericalError(
-                f"step {state.step + 1}: loss {loss} with gradient norm {gradient_norm}; the weights were not changed. "
-                f"Losses by name: {losses}. A smaller training.learning_rate (now {now}) may help."
-            )
-        optimizer.step()
-        state.step += 1
-        state.position = position
-        yield StepReport(
-            step=state.step,
-            loss=loss,
+        sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
+        report = StepReport(
+            step=state.step + 1,
+            loss=sum(losses.values()),
             losses=losses,
             learning_rate=settings.learning_rate * scale,
             gradient_norm=gradient_norm,
-            num_sequences=len(batch.lengths),
-            num_tokens=len(batch.token_ids),
+            num_sequences=int(sizes["sequences"]),
+            num_tokens=int(sizes["tokens"]),
             seconds=time.perf_counter() - started,
         )
+        if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
+            raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
+        fault_point("training.step")
+        optimizer.step()
+        state.step += 1
+        state.position = position
+        yield replace(report, seconds=time.perf_counter() - started)
+
+
+def dropout_seed(seed: int, step: int, number: int) -> int:
+    """Return what seeds the dropout draws of a micro-batch: its number counts over the whole batch, on all ranks.
+
+    Micro-batch 0 is keyed by (seed, step) alone, so a batch that is not split draws as it did before there were others.
+    """
+    counters = (step, number) if number else (step,)
+    return int(integers(2**62, seed, _DROPOUT_STREAM, *counters))
 
 
 def accumulate_gradients(
-    model: EncoderWithHeads, objective: Objective, batch: Any, micro_batch_size: int | None
+    model: EncoderWithHeads,
+    objective: Objective,
+    batch: Any,
+    micro_batch_size: int | None,
+    *,
+    seed_of: Callable[[int], int] | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> dict[str, float]:
     """Add the gradients of a batch to the parameters, in micro-batches, and return the mean losses by name.
 
-    A loss without targets in the whole batch counts 0.
+    A loss without targets in the whole batch counts 0. With several ranks `batch` is this one's part, and the returned
+    losses add over ranks to the means over the whole. `seed_of` gives the seed of a micro-batch's dropout draws by its
+    number in the whole batch; without it torch's generator goes on from where it stands.
     """
-    counts = objective.target_counts(batch)
+    counts = ranks.sum_(objective.target_counts(batch))
     totals = dict.fromkeys(counts, 0.0)
-    for micro_batch in batch.split(micro_batch_size) if micro_batch_size else [batch]:
-        sums = objective.loss_sums(model, micro_batch)
-        means = {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
-        if means:
-            torch.stack(list(means.values())).sum().backward()
-        for name, mean in means.items():
-            totals[name] += float(mean.detach())
+    parts = batch.split(micro_batch_size) if micro_batch_size else [batch]
+    for number, micro_batch in enumerate(parts, start=ranks.rank * len(parts)):
+        if seed_of is not None:
+            torch.manual_seed(seed_of(number))
+        fault_point("training.micro_batch")
+        is_last = micro_batch is parts[-1]
+        for name, mean in ranks.add_gradients(model, objective, micro_batch, counts, is_last=is_last).items():
+            totals[name] += mean
     return totals
 
 
+def _gradients_of_step(
+    state: TrainState, objective: Objective, batch: Any, micro_batch_size: int | None, seed: int, ranks: Ranks
+) -> dict[str, float]:
+    """Put the gradients of a whole step in place and return its mean losses; halve micro-batches when memory runs out.
+
+    A failed attempt leaves nothing: its gradients are dropped, and the batch is done again from its start.
+    """
+    while True:
+        state.optimizer.zero_grad(set_to_none=True)
+        size = state.micro_batch_size or micro_batch_size
+        losses = None
+        try:
+            losses = accumulate_gradients(
+                state.model,
+                objective,
+                batch,
+                size,
+                seed_of=lambda number: dropout_seed(seed, state.step, number),
+                ranks=ranks,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if ranks.world_size > 1:  # the others are within sums of gradients that this rank will not join
+                raise MemoryExhaustedError(_out_of_memory_here(ranks, size, state.step + 1)) from error
+        if losses is not None:
+            return ranks.sum_(losses)
+        # outside the handler: the exception held the activations of the attempt
+        state.optimizer.zero_grad(set_to_none=True)
+        release_cached_memory()
+        state.micro_batch_size = _halved(size, batch, state.step + 1)
+
+
+def _halved(size: int | None, batch: Any, step: int) -> int:
+    """Return half of the micro-batch size, rounded up; raises MemoryExhaustedError when it is one sequence already."""
+    whole = len(batch.split(1))
+    size = min(size or whole, whole)
+    if size == 1:
+        raise MemoryExhaustedError(
+            f"step {step}: memory ran out on a micro-batch of one sequence (the longest of the batch has "
+            f"{int(max(batch.lengths))} tokens); the weights were not changed. Shorter sequences (data.max_length), a "
+            "smaller model or more memory are needed."
+        )
+    return (size + 1) // 2
+
+
+def _out_of_memory_here(ranks: Ranks, size: int | None, step: int) -> str:
+    return (
+        f"step {step}: memory ran out on rank {ranks.rank} of {ranks.world_size} and the weights were not changed; "
+        f"give a smaller training.micro_batch_size (now {size or 'the whole part of a rank'}): several processes do not "
+        "halve it by themselves"
+    )
+
+
+def _not_finite(report: StepReport, settings: TrainingSection) -> str:
+    own = settings.head_learning_rate
+    now = f"{settings.learning_rate}{'' if own is None else f', of heads {own}'}"
+    return (
+        f"step {report.step}: loss {report.loss} with gradient norm {report.gradient_norm}; the weights were not "
+        f"changed. Losses by name: {report.losses}. A smaller training.learning_rate (now {now}) may help."
+    )
+
+
 def _clip(parameters: list[torch.Tensor], clip_norm: float | None) -> float:
-    """Scale all gradients so that their global L2 norm is at most `clip_norm`; return the norm before scaling."""
+    """Scale all gradients so that their global L2 norm is at most `clip_norm`; return the norm before scaling.
+
+    Gradients whose norm is not finite stay as they are, so that one can see which of them it comes from.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return 0.0
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    if clip_norm is not None:
+    if hasattr(norm, "full_tensor"):  # each rank has a share of every gradient
+        norm = norm.full_tensor()
+    if clip_norm is not None and math.isfinite(float(norm)):
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm, foreach=True)
     return float(norm)
 
@@ -148,6 +255,7 @@ def evaluate(model: EncoderWithHeads, objective: SummedObjective, batches: Itera
     model.eval()
     totals: dict[str, float] = {}
     for batch in batches:
+        fault_point("evaluation.batch")
         for name, value in objective.evaluation_sums(model, batch).items():
             totals[name] = totals.get(name, 0.0) + value
     return objective.evaluation_metrics(totals)

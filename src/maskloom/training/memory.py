@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+
+import torch
+
+from maskloom.machine_memory import available_memory as available_memory
+
+# How torch's allocators and the C++ library word it; oneDNN and MKL pass the latter on.
+_RAN_OUT = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc")
 
 
 @cache
@@ -30,11 +37,19 @@ def release_free_memory() -> bool:
     return True
 
 
-def available_memory() -> int | None:
-    """Return the bytes that the machine can still give without swapping; None where the system does not say."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    _, found, rest = text.partition("MemAvailable:")
-    return int(rest.split()[0]) * 1024 if found else None
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory ran out, on a processor or on an accelerator.
+
+    torch has a class of its own for accelerators alone; its allocator for processors raises a RuntimeError.
+    """
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _RAN_OUT)
+
+
+def release_cached_memory() -> None:
+    """Give back all that was freed, on the processor and on the accelerator, before something is tried again."""
+    gc.collect()
+    release_free_memory()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

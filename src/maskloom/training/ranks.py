@@ -1,0 +1,162 @@
+"""The processes that train one model together, and what a step asks of them; alone, a process asks itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from maskloom.errors import ConfigError
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.objective import Objective
+
+
+class RankLostError(RuntimeError):
+    """Another of the processes that train together has died, hangs or failed; the message says which."""
+
+
+class Ranks(Protocol):
+    """The place of this process among those that train together; every rank makes the same calls in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        ...
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that logs, evaluates and writes."""
+        ...
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds only its share of the weights."""
+        ...
+
+    def sum_(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the sums over all ranks of values by name; the names are the same everywhere."""
+        ...
+
+    def any_(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        ...
+
+    def patient(self, is_patient: bool) -> AbstractContextManager[None]:
+        """Work for which other ranks may have to wait for long, or, for False, steps, where they may not."""
+        ...
+
+    def spread(self, model: EncoderWithHeads) -> None:
+        """Make a model ready to be trained by all ranks, in place, before its optimiser is made."""
+        ...
+
+    def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
+        """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
+        ...
+
+    def add_gradients(
+        self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
+    ) -> dict[str, float]:
+        """Add the gradients of a micro-batch to the parameters, and return its losses divided by `counts`.
+
+        After the last micro-batch of a step the gradients are sums over all ranks.
+        """
+        ...
+
+
+class OneRank:
+    """A process that trains alone."""
+
+    rank = 0
+    world_size = 1
+    is_first = True
+    is_sharded = False
+
+    def sum_(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the values as they are."""
+        return values
+
+    def any_(self, flag: bool) -> bool:
+        """Return the flag as it is."""
+        return flag
+
+    def barrier(self) -> None:
+        """Wait for nobody."""
+
+    def patient(self, is_patient: bool) -> AbstractContextManager[None]:
+        """Do nothing: nobody waits."""
+        return nullcontext()
+
+    def spread(self, model: EncoderWithHeads) -> None:
+        """Leave the model as it is."""
+
+    def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
+        """Return the model."""
+        return model
+
+    def add_gradients(
+        self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
+    ) -> dict[str, float]:
+        """Add the gradients of a micro-batch to the parameters, and return its losses divided by `counts`."""
+        means = mean_losses(model, objective, batch, counts)
+        if means:
+            torch.stack(list(means.values())).sum().backward()
+        return {name: float(mean.detach()) for name, mean in means.items()}
+
+
+ONE_RANK: Ranks = OneRank()
+
+
+def mean_losses(
+    model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
+) -> dict[str, Tensor]:
+    """Return the losses of a batch divided by the targets of the whole that it is part of; without targets, none."""
+    sums = objective.loss_sums(model, batch)
+    return {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
+
+
+@contextmanager
+def joined_ranks(parallel: Literal["ddp", "fsdp"], *, limit: float) -> Iterator[Ranks]:
+    """Join the other processes within, where torchrun or a scheduler has started several, else train alone.
+
+    They are known by the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A rank that is silent for
+    a third of `limit` seconds, or lets the others wait for all of it, ends them all. Raises ConfigError for variables
+    that do not fit together, RankLostError when another rank is the reason why this one cannot go on.
+    """
+    if not is_one_of_several():
+        yield ONE_RANK
+        return
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE is set but {', '.join(missing)} is not; torchrun sets all of them")
+    from maskloom.training.distributed import distributed_ranks  # heavy, and of no use to a process alone
+
+    with distributed_ranks(parallel, limit=limit) as ranks:
+        yield ranks
+
+
+def is_one_of_several() -> bool:
+    """Tell whether this process was started as one of those that train together, be it the only one."""
+    return bool(os.environ.get("WORLD_SIZE"))
+
+
+def is_first_process() -> bool:
+    """Tell whether this process is the one that writes, before it has joined the others."""
+    return not is_one_of_several() or os.environ.get("RANK") == "0"
+
+
+def is_restarted() -> bool:
+    """Tell whether torchrun has started this process again after a failure: the run is to be continued then."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
