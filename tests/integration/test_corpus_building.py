@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -188,20 +189,19 @@ def half_done(folder: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, 
     pytest.fail("no build could be stopped in its middle")
 
 
-def test_a_killed_worker_ends_the_build_with_a_message(folder: Path, half_done: tuple[subprocess.Popen, Path]) -> None:
+def test_a_killed_worker_is_replaced_and_changes_nothing(
+    folder: Path, half_done: tuple[subprocess.Popen, Path]
+) -> None:
     process, out = half_done
     killed = next(number for number, is_worker in processes(group=process.pid).items() if is_worker)
     os.kill(killed, signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
-    started = time.monotonic()
     _, errors = process.communicate(timeout=TIMEOUT)
-    assert time.monotonic() - started < 20
-    assert process.returncode == 1
-    assert f"error: worker process {killed} died with exit code -9" in errors
+    assert process.returncode == 0, errors
+    told = rf"worker process {killed}, which was at shard \d+ \(documents from .*text\.txt, line \d+ to .*, line \d+\), died"
+    assert re.search(told, errors), errors
     assert "Traceback" not in errors, errors
     assert_all_end(process.pid)
-    done = build(folder, out)
-    assert done.returncode == 0, done.stderr
     assert folder_bytes(out) == folder_bytes(folder / "whole")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from maskloom.worker_processes import _work, results_of_processes
+from maskloom.worker_processes import Patience, _work, results_of_processes
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +27,8 @@ def _no_process_is_left() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-def results(function: Callable[..., Any], tasks: Iterator[Any], num_workers: int = 2) -> Iterator[Any]:
-    return results_of_processes(functools.partial, (function,), tasks, num_workers)
+def results(function: Callable[..., Any], tasks: Iterator[Any], num_workers: int = 2, **options: Any) -> Iterator[Any]:
+    return results_of_processes(functools.partial, (function,), tasks, num_workers, **options)
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
@@ -62,20 +62,91 @@ def test_what_the_tasks_raise_is_raised() -> None:
         list(results(operator.neg, broken()))
 
 
-def test_a_process_that_kills_itself_is_an_error() -> None:
-    with pytest.raises(ChildProcessError, match=r"worker process \d+ died with exit code -9.*fewer workers"):
-        list(results(signal.raise_signal, iter([signal.SIGKILL] * 4)))
+def test_a_task_that_kills_its_process_twice_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        ChildProcessError, match=r"worker process \d+, the second one at task 9, died with exit code -9.*fewer workers"
+    ):
+        list(results(signal.raise_signal, iter([signal.SIGKILL]), name=lambda task: f"task {task}"))
+    assert len(caplog.messages) == 1
+    assert "which was at task 9, died with exit code -9" in caplog.messages[0]
 
 
-def test_a_process_killed_while_it_waits_or_reads_is_an_error() -> None:
+def _once(task: tuple[int, str, str]) -> int:
+    """Give the number back, but at the first call for a file that is not there yet, die or stop for ever."""
+    number, path, trouble = task
+    if path and not Path(path).exists():
+        Path(path).touch()
+        os.kill(os.getpid(), getattr(signal, trouble))
+    return number
+
+
+def test_every_task_that_lost_its_process_is_done_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tasks = [(number, str(tmp_path / str(number)) if number % 3 == 0 else "", "SIGKILL") for number in range(9)]
+    assert sorted(results(_once, iter(tasks))) == list(range(9))
+    assert [message.count("a new one does that again") for message in caplog.messages] == [1, 1, 1]
+
+
+def test_processes_killed_while_they_wait_or_read_are_replaced() -> None:
     def tasks() -> Iterator[bytes]:
         yield b""
         for process in multiprocessing.active_children():
             process.kill()
         yield from itertools.repeat(bytes(1 << 22), 20)
 
-    with pytest.raises(ChildProcessError, match="died with exit code -9"):
-        list(results(len, tasks()))
+    assert sorted(results(len, tasks())) == [0, *[1 << 22] * 20]
+
+
+def test_a_process_that_hangs_is_named_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    patience = Patience(named_after=2, ended_after=3)
+    tasks = [(number, str(tmp_path / str(number)) if number == 1 else "", "SIGSTOP") for number in range(4)]
+    begin = time.monotonic()
+    found = results(_once, iter(tasks), patience=patience, name=lambda task: f"task {task[0]}")
+    assert sorted(found) == list(range(4))
+    assert time.monotonic() - begin < 30
+    named, replaced = caplog.messages
+    assert "has been at task 1 for" in named
+    assert "without processor time" in named
+    assert "which was at task 1, hung: no processor time for" in replaced
+
+
+def test_a_process_that_hangs_at_the_same_task_again_ends_the_work() -> None:
+    with pytest.raises(ChildProcessError, match="second one at 600, hung: no processor time"):
+        list(results(time.sleep, iter([0, 600]), patience=Patience(named_after=1, ended_after=2)))
+
+
+def _count_for(seconds: float) -> float:
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        pass
+    return seconds
+
+
+def test_a_slow_process_is_named_and_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    patience = Patience(named_after=1, ended_after=2)
+    assert sorted(results(_count_for, iter([0, 2.5]), patience=patience)) == [0, 2.5]
+    assert len(caplog.messages) == 1
+    assert "has been at 2.5 for" in caplog.messages[0]
+
+
+def test_a_process_that_never_comes_to_an_end_is_ended() -> None:
+    with pytest.raises(ChildProcessError, match="hung: no result for"):
+        list(results(_count_for, iter([600]), num_workers=1, patience=Patience(limit=1)))
+
+
+class _Unreadable:
+    """Can be sent, but not be read again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("not a number",)
+
+
+def _unreadable(_: object) -> _Unreadable:
+    return _Unreadable()
+
+
+def test_a_result_that_cannot_be_read_is_an_error_and_not_a_wait() -> None:
+    with pytest.raises(ValueError, match="not a number"):
+        list(results(_unreadable, iter([None])))
 
 
 def test_a_task_that_breaks_off_in_its_middle_ends_the_process_quietly() -> None:
@@ -97,7 +168,7 @@ def _break_off(_: object) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs a list of the open files of a process")
 def test_a_process_that_dies_in_the_middle_of_its_answer_is_an_error() -> None:
-    with pytest.raises(ChildProcessError, match="died with exit code 9"):
+    with pytest.raises(ChildProcessError, match="the second one at None, died with exit code 9"):
         list(results(_break_off, iter([None])))
 
 

@@ -18,6 +18,13 @@ from maskloom.cli.options import (
     stage_display,
 )
 
+Engine = Annotated[
+    Literal["local", "ray"], typer.Option("--engine", help="Who works: processes here, or a Ray cluster.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray-address", help="A running Ray cluster; without it one is started here.")
+]
+
 vocab_app = typer.Typer(help="Train and inspect vocabularies.", no_args_is_help=True)
 corpus_app = typer.Typer(help="Build, measure and check corpora.", no_args_is_help=True)
 
@@ -78,6 +85,8 @@ def corpus_build(
         Literal["split", "lines"], typer.Option("--sentences", help="split: find sentences; lines: each line is one.")
     ] = "split",
     on_bad_text: BadText = "error",
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
@@ -90,6 +99,8 @@ def corpus_build(
         num_workers=workers,
         sentences=sentences,
         on_bad_text=on_bad_text,
+        engine=engine,
+        ray_address=ray_address,
         progress=stage_display(),
     )
     show(manifest, as_json)

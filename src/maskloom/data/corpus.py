@@ -40,8 +40,9 @@ class Corpus:
         self.document_offsets = self._map(DOCUMENT_OFFSETS, "<i8", self.num_documents + 1)
         self.sentence_lengths = self._map(SENTENCE_LENGTHS, "<i4", self.num_sentences)
         self.sentence_offsets = self._map(SENTENCE_OFFSETS, "<i8", self.num_sentences + 1)
+        paths = [folder / shard["file"] for shard in manifest["shards"]]
         num_tokens = [shard["num_tokens"] for shard in manifest["shards"]]
-        self.shards = TokenShards(folder, num_tokens, np.dtype(manifest["token_type"]))
+        self.shards = TokenShards(paths, num_tokens, np.dtype(manifest["token_type"]))
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = True) -> Corpus:

@@ -6,8 +6,8 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,9 +31,10 @@ from maskloom.data.documents import Document, ReadingReport, SourceFile, read_do
 from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token_type
 from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
 from maskloom.errors import ConfigError, DataError
+from maskloom.fault_points import fault_point
 from maskloom.files import sync
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.worker_processes import results_of_processes
+from maskloom.worker_processes import Engine, results_of_processes
 
 SHARD_TOKENS = 1 << 22
 _CHARACTERS_PER_TOKEN = 4
@@ -47,11 +48,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class _ShardTask:
-    """Documents of UTF-8 that make one shard, and a digest of them and of the settings."""
+    """Documents of UTF-8 that make one shard, a digest of them and of the settings, and where they stand."""
 
     number: int
     documents: list[bytes]
     input_digest: str
+    place: str
+
+    def __str__(self) -> str:
+        """Return what a person looks for when the task goes wrong."""
+        return f"shard {self.number} ({self.place})"
 
 
 @dataclass
@@ -70,21 +76,25 @@ def build_corpus(
     on_bad_text: Literal["error", "skip"] = "error",
     shard_tokens: int = SHARD_TOKENS,
     language: str = "en",
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Build a corpus folder from text files and return its manifest (BERT paper 3.3.2: document-level text).
 
-    With one worker everything happens in this process; with more, this process reads and `num_workers` others encode.
-    The folder has the same bytes for any number of workers and after any interruption: run again with the same
-    settings, it keeps the shards that are finished. Exact duplicates of documents are dropped, at 27 to 53 bytes of
-    memory for each document; other memory is bounded by the shards in work (about `shard_tokens` tokens each, by
-    their characters) and by the cache of words. `progress` receives ("reading and encoding", bytes done, all bytes).
+    With one worker everything happens in this process; with more, this process reads and `num_workers` others encode;
+    an `engine` has its own workers, which must see `out` under the same absolute path. The folder has the same bytes
+    for any engine and number of workers and after any interruption: run again with the same settings, it keeps the
+    shards that are finished, and `num_kept_shards` of what is returned says how many. Exact duplicates of documents are
+    dropped, at 27 to 53 bytes of memory for each document; other memory is bounded by the shards in work (about
+    `shard_tokens` tokens each, by their characters) and by the cache of words. `progress` receives ("reading and
+    encoding", bytes done, all bytes).
 
     A folder that holds the finished corpus already is left as it is; its manifest comes back with
     `already_built` set. Raises ConfigError when the folder holds a corpus made from other text or settings or anything
-    else, or when another process builds there; DataError when the text holds no document and as `read_documents` does.
+    else, or when another process builds there; DataError when the text holds no document and as `read_documents` does;
+    ChildProcessError as `results_of_processes`; OSError for a disk that is full or broken.
     """
-    out = Path(out)
+    out = Path(out).absolute()
     _check_settings(out, num_workers, sentences, shard_tokens)
     counts = _Counts()
     files = source_files(paths, counts.reading)
@@ -98,16 +108,19 @@ def build_corpus(
         unique = _unique_documents(documents, counts)
         tasks = _shard_tasks(unique, json.dumps(settings, sort_keys=True), shard_tokens * _CHARACTERS_PER_TOKEN)
         total = sum(source["num_bytes"] for source in recipe["sources"])
-        records: list[ShardRecord] = []
+        kept: list[ShardRecord] = []
+        made: list[ShardRecord] = []
         encoder = (str(out), tokenizer, sentences, language)
-        for record in _records(out, tasks, records, encoder, num_workers):
-            records.append(record)
-            if progress:
-                progress("reading and encoding", counts.reading.num_bytes_read, total)
-        records.sort(key=lambda record: record.number)
+        with closing(_records(out, tasks, kept, encoder, num_workers, engine)) as records:
+            for record in records:
+                made.append(record)
+                if progress:
+                    progress("reading and encoding", counts.reading.num_bytes_read, total)
+        records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
-        return _finish(out, records, recipe, counts, token_type(len(tokenizer.vocabulary)))
+        manifest = _finish(out, records, recipe, counts, token_type(len(tokenizer.vocabulary)))
+        return {**manifest, "num_kept_shards": len(kept)}
 
 
 def _check_settings(out: Path, num_workers: int, sentences: str, shard_tokens: int) -> None:
@@ -153,7 +166,7 @@ def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
         )
     check_files(out, manifest, sums=True)
     shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
-    return {"already_built": True, **manifest}
+    return {"already_built": True, **manifest, "num_kept_shards": len(manifest["shards"])}
 
 
 @contextmanager
@@ -172,23 +185,32 @@ def _building(out: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{out}: another process is building a corpus there") from None
-        yield
+        # a build that was killed may have left large files under temporary names
+        for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
+            _remove_temporaries(folder)
+        try:
+            yield
+        except OSError as error:
+            if error.errno is not None and error.filename is None:
+                # a full disk does not say which one it is
+                error.filename = str(out)
+            raise
 
 
-def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield (UTF-8, characters, digest) of each different document."""
+def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, bytes, Document]]:
+    """Yield (UTF-8, digest, document) of each different document."""
     seen = DigestSet()
     for document in documents:
         content = document.text.encode("utf-8")
         digest = document_digest(content)
         if seen.add(digest):
-            yield content, len(document.text), digest
+            yield content, digest, document
         else:
             counts.num_duplicates += 1
 
 
 def _shard_tasks(
-    documents: Iterator[tuple[bytes, int, bytes]], settings: str, max_characters: int
+    documents: Iterator[tuple[bytes, bytes, Document]], settings: str, max_characters: int
 ) -> Iterator[_ShardTask]:
     """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
 
@@ -196,26 +218,34 @@ def _shard_tasks(
     """
     number, size, total = 0, 0, 0
     batch: list[bytes] = []
+    first = last = ""
     digest = hashlib.blake2b(settings.encode())
-    for content, num_characters, own_digest in documents:
+    for content, own_digest, document in documents:
+        last = f"{document.source}, line {document.line}"
+        first = first if batch else last
         batch.append(content)
         digest.update(own_digest)
-        size += num_characters
-        total += num_characters
+        size += len(document.text)
+        total += len(document.text)
         if size >= min(max_characters, max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, total // _SHARE_OF_TEXT)):
-            task = _ShardTask(number, batch, digest.hexdigest())
+            task = _ShardTask(number, batch, digest.hexdigest(), f"documents from {first} to {last}")
             number, size, batch = number + 1, 0, []
             yield task
             del task
             digest = hashlib.blake2b(settings.encode())
     if batch:
-        yield _ShardTask(number, batch, digest.hexdigest())
+        yield _ShardTask(number, batch, digest.hexdigest(), f"documents from {first} to {last}")
 
 
 def _records(
-    out: Path, tasks: Iterator[_ShardTask], reused: list[ShardRecord], encoder: tuple[Any, ...], num_workers: int
-) -> Iterator[ShardRecord]:
-    """Yield the records of shards as they are made; those of an earlier build go to `reused` without any work."""
+    out: Path,
+    tasks: Iterator[_ShardTask],
+    kept: list[ShardRecord],
+    encoder: tuple[Any, ...],
+    num_workers: int,
+    engine: Engine | None,
+) -> Generator[ShardRecord, None, None]:
+    """Yield the records of shards as they are made; those of an earlier build go to `kept` without any work."""
 
     def unfinished() -> Iterator[_ShardTask]:
         for task in tasks:
@@ -223,14 +253,14 @@ def _records(
             if record is None:
                 yield task
             else:
-                reused.append(record)
+                kept.append(record)
             # or it would live while the next one is read
             del task
 
-    if num_workers > 1:
-        yield from results_of_processes(_start_encoding, encoder, unfinished(), num_workers)
-    else:
+    if engine is None and num_workers == 1:
         yield from map(_start_encoding(*encoder), unfinished())
+    else:
+        yield from (engine or results_of_processes)(_start_encoding, encoder, unfinished(), num_workers)
 
 
 def _start_encoding(
@@ -256,7 +286,9 @@ def _finish(
     files |= {name: describe_file(out / name) for name in small}
     _remove_leftovers(out, set(files))
     for name in [*files, SHARD_FOLDER]:
+        fault_point("corpus.sync")
         sync(out / name)
+    sync(out.parent)
     reading = counts.reading
     manifest = write_manifest(
         out,
@@ -285,9 +317,15 @@ def _finish(
 
 def _remove_leftovers(out: Path, names: set[str]) -> None:
     """Remove shards of other builds, and files that a killed build was writing under temporary names."""
-    for path in [*out.glob(".*.tmp"), *(out / SHARD_FOLDER).iterdir()]:
+    _remove_temporaries(out)
+    for path in (out / SHARD_FOLDER).iterdir():
         if path.relative_to(out).as_posix() not in names:
             path.unlink(missing_ok=True)
+
+
+def _remove_temporaries(folder: Path) -> None:
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
@@ -301,6 +339,7 @@ def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
         documents.write(np.zeros(1, "<i8").tobytes())
         offsets.write(np.zeros(1, "<i8").tobytes())
         for record in records:
+            fault_point("corpus.lengths")
             document_lengths, sentence_lengths = read_lengths(out, record)
             lengths.write(sentence_lengths.tobytes())
             offsets.write((first_token + np.cumsum(sentence_lengths, dtype="<i8")).tobytes())

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from maskloom.data.corpus_manifest import file_sum, shard_name
 from maskloom.data.sentence_encoding import EncodedDocuments
+from maskloom.fault_points import fault_point
 
 BUILDING_FOLDER = "building"
 _MAX_OPEN_SHARDS = 256
@@ -43,12 +47,11 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
     Tokens go to the file part by part, so that memory holds those of one part. Nothing is forced to disk here: what a
     loss of power takes is found by its sum, and the shard is made again.
     """
-    path = folder / shard_name(number)
-    temporary = _temporary(path)
     tokens_sum = hashlib.sha256()
     lengths: list[EncodedDocuments] = []
-    with temporary.open("wb") as file:
+    with _replacing(folder / shard_name(number), "shards.tokens") as file:
         for part in parts:
+            fault_point("shards.write")
             file.write(part.tokens)
             tokens_sum.update(part.tokens)
             lengths.append(replace(part, tokens=b""))
@@ -68,10 +71,11 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
         sha256=tokens_sum.hexdigest(),
         index_sha256=hashlib.sha256(index).hexdigest(),
     )
-    temporary.replace(path)
-    _replace(_index_path(folder, number), index)
+    with _replacing(_index_path(folder, number), "shards.lengths") as file:
+        file.write(index)
     content = json.dumps(asdict(record)).encode()
-    _replace(_record_path(folder, number), content + b"\n" + _sum_line(content))
+    with _replacing(_record_path(folder, number), "shards.record") as file:
+        file.write(content + b"\n" + _sum_line(content))
     return record
 
 
@@ -110,22 +114,29 @@ def _sum_line(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+@contextmanager
+def _replacing(path: Path, place: str) -> Iterator[BinaryIO]:
+    """Open a temporary file that is renamed to `path` at the end, without a sync; an error leaves nothing.
 
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = _temporary(path)
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    A process of another machine may be at the same shard, when it was taken for lost; so names are drawn.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            fault_point(place)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class TokenShards:
     """The token ids of a corpus as if they were one array, read through memory maps of which a few stay open."""
 
-    def __init__(self, folder: Path, num_tokens: list[int], dtype: np.dtype) -> None:
-        """Take the number of tokens of each shard, in order."""
-        self._folder = folder
+    def __init__(self, paths: list[Path], num_tokens: list[int], dtype: np.dtype) -> None:
+        """Take the file and the number of tokens of each shard, in order."""
+        self._paths = paths
         self._dtype = dtype
         self._starts = [0, *accumulate(num_tokens)]
         self._open: OrderedDict[int, np.ndarray] = OrderedDict()
@@ -143,9 +154,8 @@ class TokenShards:
         """Return (tokens,) of one shard, memory-mapped and read-only."""
         tokens = self._open.get(number)
         if tokens is None:
-            path = self._folder / shard_name(number)
             # a plain array over the map: slices of np.memmap are several times slower to make
-            tokens = np.memmap(path, dtype=self._dtype, mode="r").view(np.ndarray)
+            tokens = np.memmap(self._paths[number], dtype=self._dtype, mode="r").view(np.ndarray)
             self._open[number] = tokens
             # each map holds a file descriptor, of which a process may have about a thousand
             while len(self._open) > _MAX_OPEN_SHARDS:

@@ -29,13 +29,17 @@ def build_corpus_from_files(
     num_workers: int = 1,
     sentences: Literal["split", "lines"] = "split",
     on_bad_text: Literal["error", "skip"] = "error",
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Build a corpus folder with the tokenizer of folder `vocab`; return its folder, counts and what was left out.
 
-    `already_built` says that the finished corpus was there. Raises as `build_corpus` and `Tokenizer.load` do.
+    `already_built` says that the finished corpus was there, `num_kept_shards` how many shards an earlier build that was
+    interrupted had finished. Raises as `build_corpus`, `Tokenizer.load` and `chosen_engine` do.
     """
     from maskloom.data.corpus_building import build_corpus
+    from maskloom.runs.ray_tasks import chosen_engine
     from maskloom.text.tokenizer import Tokenizer
 
     manifest = build_corpus(
@@ -45,6 +49,7 @@ def build_corpus_from_files(
         num_workers=num_workers,
         sentences=sentences,
         on_bad_text=on_bad_text,
+        engine=chosen_engine(engine, ray_address),
         progress=progress,
     )
     return {
@@ -52,6 +57,7 @@ def build_corpus_from_files(
         "already_built": manifest.get("already_built", False),
         **{name: manifest[name] for name in _SHOWN},
         "num_shards": len(manifest["shards"]),
+        "num_kept_shards": manifest["num_kept_shards"],
     }
 
 

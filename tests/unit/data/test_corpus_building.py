@@ -19,7 +19,7 @@ import zstandard
 from maskloom.config import ConfigError, DataError
 from maskloom.data import corpus_building
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import _Counts, build_corpus
 from maskloom.data.sentence_encoding import SentenceEncoder
 from maskloom.data.shards import ShardRecord
 from maskloom.runs.corpus import build_corpus_from_files
@@ -166,6 +166,26 @@ def test_bad_text_is_an_error_with_its_place_or_is_counted_and_reported(tmp_path
     assert shown["empty_files"] == [str(tmp_path / "empty.txt")]
 
 
+def test_shards_without_a_token_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_building, "_SMALLEST_SHARD", 0)
+    path = write_text(tmp_path / "a.txt", ["the river", "\u200b" * 40, "ran ."])
+    manifest = build_corpus(path, tokenizer=TOKENIZER, out=tmp_path / "out", sentences="lines", shard_tokens=1)
+    assert [shard["file"] for shard in manifest["shards"]] == ["shards/00000.tokens", "shards/00002.tokens"]
+    assert ids_of(tmp_path / "out") == [[[5, 6]], [[7, 14]]]
+
+
+def test_a_task_says_where_its_documents_stand(tmp_path: Path) -> None:
+    first = write_text(tmp_path / "a.txt", ["the river", "ran"])
+    second = write_text(tmp_path / "b.txt", ["under", "stone"])
+    documents = corpus_building._unique_documents(corpus_building.read_documents([first, second]), _Counts())
+    tasks = corpus_building._shard_tasks(documents, "", 10)
+    places = [f"{first}, line {1}", f"{first}, line {3}", f"{second}, line {1}", f"{second}, line {3}"]
+    assert list(map(str, tasks)) == [
+        f"shard 0 (documents from {places[0]} to {places[1]})",
+        f"shard 1 (documents from {places[2]} to {places[3]})",
+    ]
+
+
 def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
     tokens = [*TOKENIZER.vocabulary.tokens, *(f"w{index}" for index in range(70_000))]
     path = write_text(tmp_path / "a.txt", ["w5 w69999 the"])
@@ -193,7 +213,7 @@ def test_an_interrupted_build_continues_to_the_same_bytes(
     with pytest.raises(DataError, match="was not finished; run the same build again"):
         Corpus.open(out)
     encoded_shards.clear()
-    build_corpus(text, out=out, num_workers=num_workers, **options)
+    assert build_corpus(text, out=out, num_workers=num_workers, **options)["num_kept_shards"] == 4
     assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
     if num_workers == 1:
         assert len(encoded_shards) == len(whole["shards"]) - 4
@@ -244,7 +264,7 @@ def test_a_finished_corpus_is_checked_and_left_alone(text: Path, tmp_path: Path,
     before = folder_bytes(out)
     encoded_shards.clear()
     again = build_corpus(text, tokenizer=TOKENIZER, out=out, num_workers=2, **SMALL)
-    assert again == {"already_built": True, **manifest}
+    assert again == {"already_built": True, **manifest, "num_kept_shards": len(manifest["shards"])}
     assert encoded_shards == []
     assert folder_bytes(out) == before
     flip(out / "shards" / "00001.tokens")
@@ -331,7 +351,9 @@ def test_what_a_worker_raises_is_raised_here() -> None:
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_wait() -> None:
-    with pytest.raises(ChildProcessError, match=r"worker process \d+ died with exit code 7.*run it again"):
+    with pytest.raises(
+        ChildProcessError, match=r"worker process \d+, the second one at 7, died.* code 7; run it again"
+    ):
         list(results_of_processes(functools.partial, (os._exit,), iter([7]), 2))
 
 

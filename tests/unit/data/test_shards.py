@@ -67,7 +67,8 @@ def test_many_shards_read_as_one_array(folder: Path, monkeypatch: pytest.MonkeyP
     everything = np.arange(sum(sizes), dtype="<u2")
     for number, part in enumerate(np.split(everything, np.cumsum(sizes)[:-1])):
         part.tofile(folder / "shards" / f"{number:05d}.tokens")
-    tokens = TokenShards(folder, sizes, np.dtype("<u2"))
+    paths = [folder / "shards" / f"{number:05d}.tokens" for number in range(len(sizes))]
+    tokens = TokenShards(paths, sizes, np.dtype("<u2"))
     assert (len(tokens), tokens.num_shards) == (16, 4)
     for first in range(17):
         for last in range(17):
