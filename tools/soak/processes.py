@@ -133,6 +133,7 @@ class ForkServer:
 
     def has_answer(self, seconds: float) -> bool:
         """Tell whether the server wrote a line, waiting for it at most so long."""
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def __enter__(self) -> ForkServer:
@@ -159,7 +160,7 @@ class _Forked(Running):
                 self.kill()
                 self._server.answer()
                 raise TimeoutError(f"pid {self.pid} ran longer than {seconds} s")
-            self._code = self._server.answer()["code"]
+            self._code = int(self._server.answer()["code"])
         return self._code
 
     def has_ended(self) -> bool:

@@ -1,0 +1,166 @@
+"""R18: a long run neither grows nor collects threads, open files and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.soak.processes import CommandLine, ForkServer, Running
+from tools.soak.rows import Budget, Row, Trial
+from tools.soak.subjects import RUN, prepare, run_whole
+
+STEPS, SAVES, KEPT = 100_000, 500, 2
+_BLOCK = 1000
+_WARM_UP = 0.2
+_LONG_HOURS = 1.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process held at a moment."""
+
+    seconds: float
+    resident: int
+    threads: int
+    files: int
+    checkpoints: int
+
+
+def _sample(running: Running, started: float, checkpoints: Path) -> Sample | None:
+    try:
+        pages = int(Path(f"/proc/{running.pid}/statm").read_text(encoding="ascii").split()[1])
+        threads, files = (len(os.listdir(f"/proc/{running.pid}/{name}")) for name in ("task", "fd"))
+    except (OSError, IndexError):
+        return None  # it ended
+    whole = [path for path in checkpoints.glob("step-*") if ".tmp-" not in path.name]
+    return Sample(time.monotonic() - started, pages * os.sysconf("SC_PAGE_SIZE"), threads, files, len(whole))
+
+
+def watch(running: Running, checkpoints: Path, every: float, longest: float) -> list[Sample]:
+    """Return samples of a process from its start to its end; raises TimeoutError."""
+    started, samples = time.monotonic(), []
+    while not running.has_ended():
+        sample = _sample(running, started, checkpoints)
+        samples += [sample] if sample is not None else []
+        if time.monotonic() - started > longest:
+            running.kill()
+            raise TimeoutError(f"the run took longer than {longest:.0f} s")
+        time.sleep(every)
+    return samples
+
+
+def slope_per_hour(samples: list[Sample]) -> float:
+    """Return the least-squares slope of resident memory, in MB an hour."""
+    times = [sample.seconds / 3600 for sample in samples]
+    sizes = [sample.resident / 2**20 for sample in samples]
+    mean_time, mean_size = sum(times) / len(times), sum(sizes) / len(sizes)
+    spread = sum((at - mean_time) ** 2 for at in times)
+    return sum((at - mean_time) * (size - mean_size) for at, size in zip(times, sizes, strict=True)) / max(
+        spread, 1e-12
+    )
+
+
+def complaints(samples: list[Sample]) -> tuple[list[str], str]:
+    """Return what a steady process would not do, and the figures; the first fifth of the time is warm-up."""
+    end = samples[-1].seconds
+    steady = [sample for sample in samples if sample.seconds >= _WARM_UP * end]
+    quarter = max(1, len(steady) // 4)
+    first, last = steady[:quarter], steady[-quarter:]
+    slope, hours = slope_per_hour(steady), (steady[-1].seconds - steady[0].seconds) / 3600
+    growth = (_median(last) - _median(first)) / 2**20
+    found = []
+    if slope >= 1.0 if hours >= _LONG_HOURS else growth >= 1.0:
+        found.append(f"memory grew by {growth:.1f} MB, {slope:.1f} MB/h")
+    for name in ("threads", "files"):
+        # a save opens files for a moment, so the least of many samples is what stays open
+        before, after = (min(getattr(sample, name) for sample in part) for part in (first, last))
+        if after > before:
+            found.append(f"{name}: {before} at first, {after} at last")
+    most = max(sample.checkpoints for sample in samples)
+    if most > KEPT + 1:  # the new one is whole before the oldest goes
+        found.append(f"{most} checkpoints at once, {KEPT} were to be kept")
+    figures = (
+        f"resident {_median(last) / 2**20:.0f} MB, growth {growth:+.2f} MB, slope {slope:+.2f} MB/h over "
+        f"{hours * 60:.1f} min after warm-up, {last[-1].threads} threads, {min(s.files for s in last)} files"
+    )
+    return found, figures
+
+
+def _median(samples: list[Sample]) -> float:
+    sizes = sorted(sample.resident for sample in samples)
+    return float(sizes[len(sizes) // 2])
+
+
+def long_run(budget: Budget) -> Iterator[Trial]:
+    """Pre-train a tiny BERT in one process for as many steps as the time allows; each thousand is a trial."""
+    with ForkServer() as server:
+        data = prepare(server, budget.work / "data")
+        steps = STEPS if budget.seconds is None else _affordable(server, data, budget)
+    output, out = budget.work / "output.txt", budget.work / RUN
+    running = CommandLine(_arguments(data, steps), budget.work, output)
+    try:
+        samples = watch(running, out / "checkpoints" / "phase-1", every=max(0.05, steps / 400_000), longest=6 * 3600)
+    finally:
+        running.kill()
+    problems, figures = complaints(samples)
+    code = running.wait()
+    if code:
+        problems.append(f"exit code {code}: {output.read_text(encoding='utf-8')[-1000:]}")
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    saves = sum(event["event"] == "checkpoint" for event in events)
+    kept = sorted(path.name for path in (out / "checkpoints" / "phase-1").iterdir())
+    if len(kept) != KEPT or kept[-1] != f"step-{steps:08d}":
+        problems.append(f"kept {kept}")
+    if saves < SAVES:
+        problems.append(f"{saves} saves, {SAVES} were asked for")
+    for block in range(1, steps // _BLOCK):
+        yield Trial(f"thousand {block}", True)
+    detail = f"{steps:,} steps, {saves} saves in {samples[-1].seconds:.0f} s; {figures}"
+    yield Trial(f"thousand {steps // _BLOCK}", not problems, "; ".join([*problems, detail]))
+
+
+def _arguments(data: Path, steps: int) -> list[str]:
+    settings = {
+        "data.max_length": 32,
+        "data.held_out_share": 0.1,
+        "training.batch_size": 8,
+        "training.steps": steps,
+        "training.save_every": max(1, steps // SAVES),
+        "training.evaluate_every": max(1, steps // 50),
+        "training.max_evaluation_instances": 128,
+        "training.keep_checkpoints": KEPT,
+        "training.num_threads": 1,
+        "model.config.hidden_size": 64,
+        "model.config.num_attention_heads": 2,
+        "model.config.intermediate_size": 128,
+    }
+    overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return ["pretrain", "--corpus", str(data / "corpus"), "--out", RUN, "--size", "tiny", *overrides]
+
+
+def _affordable(server: ForkServer, data: Path, budget: Budget) -> int:
+    """Return the thousands of steps that fit in nine tenths of the time, by the pace of a short run."""
+    assert budget.seconds is not None
+    folder, pilot = budget.work / "pilot", _BLOCK
+    folder.mkdir()
+    started = time.monotonic()
+    run_whole(server, tuple(_arguments(data, pilot)), folder)
+    each = (time.monotonic() - started) / pilot
+    left = 0.9 * budget.seconds - (time.monotonic() - started)
+    return max(_BLOCK, min(STEPS, int(left / each) // _BLOCK * _BLOCK))
+
+
+ROWS = (
+    Row(
+        "R18",
+        "a run of 100,000 steps with 500 saves and 50 evaluations in one process; each thousand of steps counts",
+        "memory grows by less than 1 MB/h after warm-up (in less than an hour: by less than 1 MB), threads and open "
+        "files do not, the asked number of checkpoints is kept",
+        STEPS // _BLOCK,
+        long_run,
+    ),
+)
