@@ -12,12 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from maskloom.errors import ConfigError as ConfigError
 from maskloom.errors import DataError as DataError
+from maskloom.foreign_files import read_bytes, why_unreadable
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-CountOrNone = Annotated[int, Field(ge=0)]
+# More than any run can count to; beyond some 300 digits a whole number is no floating-point number any more.
+_MOST = 10**12
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+CountOrNone = Annotated[int, Field(ge=0, le=_MOST)]
+Length = Annotated[int, Field(le=1_000_000)]
 
 
 class Section(BaseModel):
@@ -37,7 +41,7 @@ class ModelSection(Section):
 class PretrainingData(Section):
     """Sampling and masking of pre-training instances (paper 3.3.1, 3.3.2)."""
 
-    max_length: Annotated[int, Field(ge=5)] = 128
+    max_length: Annotated[Length, Field(ge=5)] = 128
     short_sequence_rate: Rate = 0.1
     next_sentence: bool = True
     masking_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
@@ -62,7 +66,7 @@ class PretrainingData(Section):
 class FinetuningData(Section):
     """How examples of a task are encoded."""
 
-    max_length: Annotated[int, Field(ge=3)] = 128
+    max_length: Annotated[Length, Field(ge=3)] = 128
 
 
 class TrainingSection(Section):
@@ -72,6 +76,8 @@ class TrainingSection(Section):
     `learning_rate` like all others. The schedule scales both alike. `on_nonfinite` says what follows a loss or gradient
     that is not finite: "stop"; "skip" goes on with the next batch, at most `max_skips` times in a row; "rewind" goes
     back to the last checkpoint and on with the batches after the bad one, at most `max_skips` times in all.
+    Where torchrun starts several processes, `parallel` says whether each holds the whole model ("ddp") or a share of it
+    ("fsdp"), and a process that lets the others wait for `rank_timeout` seconds ends the run.
     """
 
     steps: Count = 10_000
@@ -97,6 +103,8 @@ class TrainingSection(Section):
     keep_best: bool = False
     max_evaluation_instances: Count | None = None
     num_threads: Count | None = None
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    rank_timeout: Annotated[float, Field(ge=3.0, le=86_400.0)] = 45.0
 
     def resolved_warmup_steps(self) -> int:
         """Return the number of warm-up steps: `warmup_steps`, or `warmup_share` of all steps, rounded down."""
@@ -106,7 +114,7 @@ class TrainingSection(Section):
 class Phase(Section):
     """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
 
-    max_length: Annotated[int, Field(ge=5)]
+    max_length: Annotated[Length, Field(ge=5)]
     steps: Count
     batch_size: Count | None = None
     learning_rate: Positive | None = None
@@ -128,7 +136,7 @@ class FinetuneTraining(TrainingSection):
     """Fine-tuning counts epochs unless steps are given (paper 3.5: batch 16 or 32, 2e-5 to 5e-5, 3 or 4 epochs)."""
 
     steps: Count | None = None  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
-    epochs: Positive = 3.0
+    epochs: Annotated[float, Field(gt=0.0, le=1e6)] = 3.0
     learning_rate: Positive = 5e-5
 
     def with_steps(self, num_examples: int) -> TrainingSection:
@@ -172,7 +180,7 @@ class FeaturesSection(Section):
     """
 
     layers: str = "concat_last_four"
-    lstm_size: Annotated[int, Field(ge=2, multiple_of=2)] = 768
+    lstm_size: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] = 768
     lstm_layers: Annotated[int, Field(ge=1, le=4)] = 2
     dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.1
     precision: Literal["float32", "float16"] = "float32"
@@ -213,6 +221,9 @@ class FinetuneRecipe(Section):
 
 
 RecipeT = TypeVar("RecipeT", bound=Section)
+_MAX_RECIPE_BYTES = 1 << 20
+# Wrong keys that an error names one by one.
+_NUM_NAMED = 50
 
 
 def load_recipe(kind: type[RecipeT], path: str | Path | None, overrides: list[str] | None = None) -> RecipeT:
@@ -220,19 +231,28 @@ def load_recipe(kind: type[RecipeT], path: str | Path | None, overrides: list[st
 
     Raises ConfigError that names the key, the value given and the file for anything unknown or ill-typed.
     """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: the recipe cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: byte {error.start} is not UTF-8; recipes are UTF-8 text") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    values = {} if path is None else _read_toml(Path(path))
     for override in overrides or []:
         _apply_override(values, override)
     return validate_recipe(kind, values, source=str(path) if path else "recipe")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    problem = why_unreadable(path)
+    if problem is not None:
+        raise ConfigError(f"{path}: the recipe {problem}")
+    try:
+        return tomllib.loads(read_bytes(path, limit=_MAX_RECIPE_BYTES).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; recipes are UTF-8 text") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: nested too deeply") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except ValueError:
+        raise ConfigError(f"{path}: not valid TOML: a number has too many digits") from None
 
 
 def validate_recipe(kind: type[RecipeT], values: dict[str, Any], *, source: str) -> RecipeT:
@@ -240,8 +260,10 @@ def validate_recipe(kind: type[RecipeT], values: dict[str, Any], *, source: str)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(kind, problem, source) for problem in error.errors(include_url=False)]
-        raise ConfigError("\n".join(lines)) from None
+        problems = error.errors(include_url=False)
+        lines = [_explain(kind, problem, source) for problem in problems[:_NUM_NAMED]]
+        more = [f"{source}: and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
+        raise ConfigError("\n".join(lines + more)) from None
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
@@ -251,7 +273,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override!r}: expected key=value, such as training.steps=1000")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     target = values
     *parents, last = key.split(".")
@@ -270,8 +292,15 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         nearest = ".".join([*path[:-1], *near])
         hint = f"did you mean {nearest!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        return f"{source}: unknown key {key!r}; {hint}"
-    return f"{source}: {key} = {problem['input']!r}: {problem['msg']}"
+        return f"{source}: unknown key {key!r:.200}; {hint}"
+    return f"{source}: {key:.200} = {_shown(problem['input'])}: {problem['msg']}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except (ValueError, RecursionError):  # a number of thousands of digits; a table within a table within ...
+        return f"a {type(value).__name__}"
 
 
 def _keys_at(kind: type[BaseModel], path: list[str]) -> list[str]:

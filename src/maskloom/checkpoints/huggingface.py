@@ -7,9 +7,10 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,8 +25,10 @@ from maskloom.checkpoints.bert_names import (
     is_ignored,
     model_names,
 )
-from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights, read_json
-from maskloom.config import ConfigError, DataError
+from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
+from maskloom.config import ConfigError, DataError, Section, validate_recipe
+from maskloom.foreign_files import file_inside, read_json_object
+from maskloom.machine_memory import available_memory
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
 from maskloom.models.bert import BertConfig
 
@@ -46,6 +49,9 @@ _ARCHITECTURES: tuple[tuple[tuple[str, ...], str], ...] = (
     ((), "BertModel"),
 )
 
+
+# Problems of a file that an error names one by one.
+_NUM_NAMED = 100
 
 # Heads with an output for each label.
 _LABELLED = frozenset({"classifier", "tagger", "bilstm_tagger"})
@@ -69,11 +75,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
     Raises DataError that names the file when there is none or it is not a JSON object.
     """
-    path = _config_path(Path(folder))
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise DataError(f"{path}: a model configuration is a JSON object, not {type(values).__name__}")
-    return values
+    return read_json_object(_config_path(Path(folder)))
 
 
 def load_model(
@@ -102,7 +104,8 @@ def load_model(
     wanted = list(present if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labels = _num_labels(contents, num_labels, not _LABELLED.isdisjoint(loaded_heads))
-    options = published_config.get(HEAD_OPTIONS, {}) if head_options is None else head_options
+    options = _own_options(folder, published_config) if head_options is None else head_options
+    _check_layers(config, stored, _config_path(folder))
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=options)
     rows = _rows_of(planned, loaded_heads)
@@ -112,7 +115,9 @@ def load_model(
     problems += _unknown(contents, config)
     if problems:
         where = next(iter(stored.values())).path if stored else folder
-        raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems))
+        more = [f"and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
+        raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
+    _check_memory(planned, folder)
     filled = {row.ours for row in rows}
     model = build_model(config, wanted, labels, seed=seed, head_options=options, leave=filled)
     _copy(model, rows, contents)
@@ -145,6 +150,40 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
     finally:
         for path in temporary.values():
             path.unlink(missing_ok=True)
+
+
+class _BiLSTMOptions(Section):
+    layers: str | int | list[int] | None = None
+    lstm_size: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] | None = None
+    lstm_layers: Annotated[int, Field(ge=1, le=4)] | None = None
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] | None = None
+
+
+class _OwnHeads(Section):
+    bilstm_tagger: _BiLSTMOptions | None = None
+
+
+def _own_options(folder: Path, published_config: dict[str, Any]) -> HeadOptions:
+    """Return what config.json says of our own heads; raises ConfigError that names a key or value that is none."""
+    source = f"{_config_path(folder)}, {HEAD_OPTIONS}"
+    options = validate_recipe(_OwnHeads, published_config.get(HEAD_OPTIONS, {}), source=source)
+    return options.model_dump(exclude_none=True)
+
+
+def _check_layers(config: BertConfig, stored: dict[str, StoredTensor], source: Path) -> None:
+    """Raise DataError for more layers than a file can have, before any is planned: planning takes milliseconds each."""
+    if config.num_hidden_layers > len(stored):
+        raise DataError(
+            f"{source}: num_hidden_layers = {config.num_hidden_layers}, but the weights are {len(stored)} tensors in "
+            "all; these files do not belong together"
+        )
+
+
+def _check_memory(planned: EncoderWithHeads, folder: Path) -> None:
+    """Raise DataError for a model that this machine cannot hold, before any of it is built."""
+    needed, available = sum(parameter.nbytes for parameter in planned.parameters()), available_memory()
+    if available is not None and needed > available:
+        raise DataError(f"{folder}: the model takes {needed:,} bytes of memory, {available:,} are available")
 
 
 @dataclass(frozen=True)
@@ -198,9 +237,9 @@ class _Contents:
 
 def _present_heads(contents: _Contents, published_config: dict[str, Any]) -> list[str]:
     """Return the heads that a file holds; of those that share a published name, the one of the architecture named."""
-    named = published_config.get("architectures") or [""]
+    named = published_config.get("architectures")
     by_architecture = {name: heads[0] for heads, name in _ARCHITECTURES if heads}
-    sharing = by_architecture.get(str(named[0]))
+    sharing = by_architecture.get(str(named[0]) if isinstance(named, list) and named else "")
     chosen = sharing if sharing in SAME_NAME else SAME_NAME[0]
     held = [head for head in HEADS if any(row.huggingface in contents.tensors for row in HEADS[head])]
     return [head for head in held if head not in SAME_NAME or head == chosen]
@@ -309,8 +348,8 @@ def _config_path(folder: Path) -> Path:
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; a model is a folder with {CONFIG} and {WEIGHTS}")
     for name in (CONFIG, _GOOGLE_CONFIG):
-        if (folder / name).exists():
-            return folder / name
+        if (path := file_inside(folder, name)) is not None:
+            return path
     raise DataError(f"{folder}: no {CONFIG} (nor {_GOOGLE_CONFIG}); a model folder has one beside its weights")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +13,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from maskloom.checkpoints.safetensors_header import MAX_TENSORS, read_header
 from maskloom.config import DataError
+from maskloom.foreign_files import file_inside, read_json_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-_MAX_JSON_BYTES = 16 * 2**20
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_UNSAFE = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.ckpt.*", "*.h5", "*.msgpack")
+# Pickles in one form or another, programs (.pt2), and formats whose readers are not part of this program.
+_UNSAFE = (
+    *("*.bin", "*.pt", "*.pth", "*.pt2", "*.pkl", "*.pickle", "*.joblib", "*.ckpt", "*.ckpt.*", "*.h5", "*.msgpack"),
+    *("*.npy", "*.distcp", ".metadata", "*.pdparams"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,58 +45,41 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
     Raises DataError when there is no weight file, when only files of kinds that can run code are there, or when a
     file's header does not hold together.
     """
-    if (folder / WEIGHTS).exists():
-        return _safetensors(folder / WEIGHTS)
-    if (folder / INDEX).exists():
-        return _sharded(folder / INDEX)
+    if (whole := file_inside(folder, WEIGHTS)) is not None:
+        return _safetensors(whole)
+    if (index := file_inside(folder, INDEX)) is not None:
+        return _sharded(index)
     arrays = sorted(folder.glob("*.npz"))
-    if len(arrays) == 1:
-        return _npz(arrays[0])
+    if len(arrays) == 1 and (path := file_inside(folder, arrays[0].name)) is not None:
+        return _npz(path)
     if arrays:
         raise DataError(f"{folder}: several .npz files ({', '.join(path.name for path in arrays)}); keep one")
-    unsafe = sorted(path.name for pattern in _UNSAFE for path in folder.glob(pattern))
-    if unsafe:
-        raise DataError(
-            f"{folder / unsafe[0]}: files of this kind can run code when opened and are never read; convert it to "
-            f"{WEIGHTS} where it is trusted (transformers: from_pretrained, then save_pretrained), or to .npz"
-        )
+    for path in sorted(folder.iterdir()):
+        refuse_unsafe(path)
     raise DataError(f"{folder}: no weights; expected {WEIGHTS}, {INDEX} or one .npz file")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file of moderate size; raises DataError that names it when it cannot be read or parsed."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise DataError(f"{path}: larger than {_MAX_JSON_BYTES} bytes; this is no such JSON file")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not valid JSON: {error}") from None
+def refuse_unsafe(path: Path) -> None:
+    """Raise DataError for a path whose name is that of a file that can run code, or of one that nothing here reads."""
+    if path.is_file() and any(path.match(pattern) for pattern in _UNSAFE):
+        raise DataError(
+            f"{path}: files of this kind can run code when opened and are never read; convert it to "
+            f"{WEIGHTS} where it is trusted (transformers: from_pretrained, then save_pretrained), or to .npz"
+        )
 
 
 def _safetensors(path: Path) -> dict[str, StoredTensor]:
+    header = read_header(path)
     try:
         file = safe_open(path, framework="pt")
-        found = {}
-        for name in file.keys():  # noqa: SIM118
-            header = file.get_slice(name)
-            found[name] = StoredTensor(
-                name,
-                tuple(header.get_shape()),
-                header.get_dtype() in _FLOATS,
-                path,
-                _safetensors_reader(file, name, path),
-            )
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise DataError(f"{path}: not a whole safetensors file: {error}") from None
-    return found
+    return {
+        name: StoredTensor(name, entry.shape, entry.dtype in _FLOATS, path, _safetensors_reader(file, name, path))
+        for name, entry in header.items()
+    }
 
 
 def _safetensors_reader(file: Any, name: str, path: Path) -> Callable[[], Tensor]:
@@ -106,15 +93,17 @@ def _safetensors_reader(file: Any, name: str, path: Path) -> Callable[[], Tensor
 
 
 def _sharded(index: Path) -> dict[str, StoredTensor]:
-    content = read_json(index)
-    places = content.get("weight_map") if isinstance(content, dict) else None
+    places = read_json_object(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise DataError(f"{index}: no weight_map from tensor names to file names")
     found: dict[str, StoredTensor] = {}
     for file in sorted(set(places.values())):
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise DataError(f"{index}: {file!r} is not the name of a safetensors file in the same folder")
-        for name, tensor in _safetensors(index.parent / file).items():
+        shard = file_inside(index.parent, file)
+        if shard is None:
+            raise DataError(f"{index.parent / file}: cannot be read: there is no such file, which {index.name} names")
+        for name, tensor in _safetensors(shard).items():
             if places.get(name) != file:
                 raise DataError(f"{index}: tensor {name!r} lies in {file}, the index says {places.get(name)}")
             found[name] = tensor
@@ -128,7 +117,10 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
     found = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in archive.namelist():
+            members = archive.namelist()
+            if len(members) > MAX_TENSORS or len(set(members)) != len(members):
+                raise DataError(f"{path}: not a whole .npz file: more than {MAX_TENSORS:,} arrays, or one name twice")
+            for member in members:
                 name = member.removesuffix(".npy")
                 with archive.open(member) as file:
                     version = np.lib.format.read_magic(file)

@@ -12,9 +12,12 @@ from pathlib import Path
 import zstandard
 
 from maskloom.errors import DataError
+from maskloom.foreign_files import check_regular
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK = 1 << 20
+# Four bytes of Zstandard can stand for 128 KiB, so that a slice unpacks to 64 MiB at most.
+_SLICE = 2048
 
 
 @contextmanager
@@ -34,7 +37,8 @@ class ByteStream:
     """A buffered stream of the decompressed bytes of a file; `position` counts bytes on disk, for progress."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; the suffix says how it is compressed."""
+        """Open the file; the suffix says how it is compressed. Raises DataError for what is no regular file."""
+        check_regular(path)
         self._raw = io.FileIO(path)
         suffix = path.suffix.lower()
         if suffix in COMPRESSIONS and not path.stat().st_size:
@@ -67,7 +71,7 @@ class _ZstandardReader(io.RawIOBase):
     def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
         self._frame = None
-        self._compressed = b""
+        self._compressed = memoryview(b"")
         self._plain = memoryview(b"")
 
     def readable(self) -> bool:
@@ -76,17 +80,20 @@ class _ZstandardReader(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         while not self._plain:
             if not self._compressed:
-                self._compressed = self._raw.read(_BLOCK // 8)
+                self._compressed = memoryview(self._raw.read(_BLOCK // 8))
                 if not self._compressed:
                     if self._frame is not None:
                         raise EOFError
                     return 0
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._plain = memoryview(self._frame.decompress(self._compressed))
-            self._compressed = self._frame.unused_data
+            part = self._compressed[:_SLICE]
+            self._plain = memoryview(self._frame.decompress(part))
+            num_used = len(part)
             if self._frame.eof:
+                num_used -= len(self._frame.unused_data)
                 self._frame = None
+            self._compressed = self._compressed[num_used:]
         size = min(len(buffer), len(self._plain))
         buffer[:size] = self._plain[:size]
         self._plain = self._plain[size:]

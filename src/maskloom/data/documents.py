@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from maskloom.data.compressed_files import COMPRESSIONS, ByteStream, reading_errors
 from maskloom.errors import ConfigError, DataError
+from maskloom.foreign_files import check_regular
 
 MAX_DOCUMENT_BYTES = 1 << 26
 """64 MiB of UTF-8: about ten times the longest novel."""
@@ -187,6 +188,7 @@ def _documents_of_files(files: list[SourceFile], skips_bad_text: bool, report: R
     for source in files:
         path = source.path
         reader = _Reader(path, skips_bad_text, report)
+        check_regular(path)
         with reading_errors(path):
             size = path.stat().st_size
         if path.suffix.lower() == _PARQUET:
@@ -288,7 +290,8 @@ def _text_of_json(line: str, place: str) -> str:
     if not isinstance(row, dict):
         raise DataError(f"{place}: a row must be an object with the field {TEXT_FIELD!r}, not {type(row).__name__}")
     if TEXT_FIELD not in row:
-        raise DataError(f"{place}: no field {TEXT_FIELD!r}; the row has {', '.join(map(repr, row)) or 'no fields'}")
+        held = ", ".join(f"{key!r:.40}" for key in list(row)[:12])
+        raise DataError(f"{place}: no field {TEXT_FIELD!r}; the row has {held or 'no fields'}")
     if not isinstance(row[TEXT_FIELD], str):
         raise DataError(f"{place}: field {TEXT_FIELD!r} must be a string, not {type(row[TEXT_FIELD]).__name__}")
     return row[TEXT_FIELD]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 
 from maskloom.errors import DataError
 from maskloom.files import sync, write_json
+from maskloom.foreign_files import check_regular, read_json_object
 
 FORMAT_VERSION = 1
 MANIFEST, FEATURES, OFFSETS = "manifest.json", "features.bin", "offsets.bin"
@@ -174,13 +176,11 @@ class FeatureFile:
             _check_same(folder, manifest, plan.as_dict())
         dtype = np.dtype(_TYPES[manifest["precision"]])
         shape = (manifest["num_rows"], len(manifest["vectors"]), manifest["width"])
-        sizes = {FEATURES: int(np.prod(shape)) * dtype.itemsize, OFFSETS: 8 * (manifest["num_units"] + 1)}
+        sizes = {FEATURES: math.prod(shape) * dtype.itemsize, OFFSETS: 8 * (manifest["num_units"] + 1)}
         for name, size in sizes.items():
             path = folder / name
-            try:
-                found = path.stat().st_size
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+            check_regular(path)
+            found = path.stat().st_size
             if found != size:
                 raise DataError(f"{path}: has {found} bytes, {MANIFEST} says {size}; write the features again")
             if verify and _sum_of(path) != manifest["sha256"][name]:
@@ -188,6 +188,8 @@ class FeatureFile:
                     f"{path}: its SHA-256 is not that of {MANIFEST}: it is damaged; write the features again"
                 )
         offsets = np.fromfile(folder / OFFSETS, dtype="<i8")
+        if offsets[0] != 0 or offsets[-1] != manifest["num_rows"] or (np.diff(offsets) < 0).any():
+            raise DataError(f"{folder / OFFSETS}: its numbers do not ascend from 0 to {manifest['num_rows']}")
         return cls(folder, manifest, _map(folder / FEATURES, dtype, shape, mode="r"), offsets)
 
     @property
@@ -212,19 +214,24 @@ class FeatureFile:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; a folder of features has one") from None
-    except ValueError as error:
-        raise DataError(f"{path}: not valid JSON: {error}") from None
-    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    manifest = read_json_object(path)
+    version = manifest.get("format_version")
     if version != FORMAT_VERSION:
         raise DataError(f"{path}: format_version {version!r}; this program reads {FORMAT_VERSION}")
     wanted = {"num_rows", "num_units", "width", "vectors", "precision", "sha256", "model", "source"}
     missing = sorted(wanted - manifest.keys())
-    if missing or manifest["precision"] not in _TYPES or set(manifest["sha256"]) != {FEATURES, OFFSETS}:
-        raise DataError(f"{path}: {missing or 'precision or sha256'}: missing or unknown; write the features again")
+    if missing:
+        raise DataError(f"{path}: {', '.join(missing)}: missing; write the features again")
+    sizes = [manifest[name] for name in ("num_rows", "num_units", "width")]
+    are_sizes = all(type(size) is int and 0 <= size < 2**40 for size in sizes)
+    vectors, sums = manifest["vectors"], manifest["sha256"]
+    are_names = isinstance(vectors, list) and all(isinstance(name, str) for name in vectors)
+    are_sums = isinstance(sums, dict) and set(sums) == {FEATURES, OFFSETS}
+    if not (are_sizes and are_names and are_sums and manifest["precision"] in tuple(_TYPES)):
+        raise DataError(
+            f"{path}: num_rows, num_units, width, vectors, precision or sha256 is not what a folder of features says; "
+            "write the features again"
+        )
     return manifest
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import math
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from maskloom.checkpoints.huggingface import read_config
-from maskloom.config import DataError
+from maskloom.checkpoints.tensor_files import refuse_unsafe
+from maskloom.config import DataError, FeaturesSection, Section, SpanSection, TaggingSection, validate_recipe
+from maskloom.foreign_files import file_inside, read_json_object
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tuning import checked_thresholds
 from maskloom.text.tokenizer import Tokenizer
 
 SETTINGS_FILE = "maskloom.json"
+FORMAT_VERSION = 1
+_READING = TypeAdapter(ReadingOptions)
 
 
 def resolve_model_folder(path: str | Path) -> Path:
@@ -25,6 +34,7 @@ def resolve_model_folder(path: str | Path) -> Path:
     if not path.exists():
         raise DataError(f"{path}: there is no such folder; a model folder in Hugging Face layout or a run is expected")
     if not path.is_dir():
+        refuse_unsafe(path)
         raise DataError(f"{path}: a folder is expected (config.json, model.safetensors, vocab.txt), this is a file")
     if (path / "recipe.toml").exists():
         raise DataError(f"{path}: this run has no model/ yet; finish it with --resume")
@@ -36,6 +46,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Open the tokenizer of a model folder; raises DataError when it has more tokens than the model has embeddings."""
     tokenizer = Tokenizer.load(folder)
     vocab_size = read_config(folder).get("vocab_size", 30_522)
+    if type(vocab_size) is not int:
+        raise DataError(f"{folder}: vocab_size = {vocab_size!r:.80} is not a whole number")
     if len(tokenizer.vocabulary) > vocab_size:
         raise DataError(
             f"{folder}: the vocabulary has {len(tokenizer.vocabulary)} tokens, the model embeds {vocab_size}; "
@@ -44,15 +56,59 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+class _Settings(Section):
+    """What our own file beside a model may say; keys of later releases are passed over."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    format_version: Annotated[int, Field(ge=1, le=FORMAT_VERSION)] = FORMAT_VERSION
+    kind: str | None = None
+    takes_pairs: bool | None = None
+    primary: str | None = None
+    max_length: Annotated[int, Field(ge=3)] | None = None
+    reading: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return what fine-tuning wrote beside a model (kind of task, labels, metric, max_length, columns), or {}."""
-    path = folder / SETTINGS_FILE
-    if not path.exists():
+    """Return what fine-tuning wrote beside a model (kind of task, labels, metric, max_length, columns), or {}.
+
+    Raises DataError or ConfigError that names the file and what is wrong in it, so that those who use a setting need
+    not ask what it is.
+    """
+    path = file_inside(folder, SETTINGS_FILE)
+    if path is None:
         return {}
+    settings = read_json_object(path)
+    known = validate_recipe(_Settings, settings, source=str(path))
+    _check_reading(known.reading or {}, f"{path}, reading")
+    _check_task_settings(known.kind, known.settings or {}, f"{path}, settings")
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _check_reading(reading: dict[str, Any], source: str) -> None:
+    names = {field.name for field in fields(ReadingOptions)}
+    unknown = sorted(set(reading) - names)
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise DataError(f"{path}: a JSON object is expected")
-    return settings
+        _READING.validate_python({key: value for key, value in reading.items() if value is not None}, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise DataError(f"{source}: {problem['loc'][-1]} = {problem['input']!r:.80}: {problem['msg']}") from None
+    if unknown:
+        raise DataError(f"{source}: unknown key {unknown[0]!r:.80}; known: {', '.join(sorted(names))}")
+
+
+def _check_task_settings(kind: str | None, settings: dict[str, Any], source: str) -> None:
+    section = {"span": SpanSection, "tagging": TaggingSection}.get(kind or "")
+    if section is not None:
+        values = {key: value for key, value in settings.items() if key in section.model_fields}
+        validate_recipe(section, values, source=source)
+    if settings.get("features") is not None:
+        validate_recipe(FeaturesSection, settings["features"], source=f"{source}.features")
+    thresholds = settings.get("thresholds")
+    if thresholds is not None:
+        checked_thresholds(thresholds, len(thresholds) if isinstance(thresholds, list) else 0)
+    weights = settings.get("class_weights")
+    are_numbers = isinstance(weights, list) and all(type(weight) in (int, float) for weight in weights)
+    if weights is not None and not (are_numbers and all(0.0 < weight < math.inf for weight in weights)):
+        raise DataError(f"{source}: class_weights = {weights!r:.80}: a list of finite numbers above 0 is expected")

@@ -28,6 +28,7 @@ from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 
 Pooling = Literal["mean", "cls"]
+_MOST_LABELS = 1_000_000
 TextOrPair = str | tuple[str, str]
 
 
@@ -246,13 +247,20 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     """Return the label names of a config in the order of ids; two made-up ones where it names none, as published."""
     named = config.get("id2label")
     if named is None:
-        return tuple(f"LABEL_{number}" for number in range(int(config.get("num_labels", 2))))
+        num_labels = config.get("num_labels", 2)
+        if type(num_labels) is not int or not 0 <= num_labels <= _MOST_LABELS:
+            raise DataError(
+                f"{path / 'config.json'}: num_labels = {num_labels!r:.80}: 0 to {_MOST_LABELS:,} is expected"
+            )
+        return tuple(f"LABEL_{number}" for number in range(num_labels))
     try:
         by_id = {int(number): str(name) for number, name in named.items()}
     except (AttributeError, ValueError):
         raise DataError(f"{path / 'config.json'}: id2label is not a mapping of ids to names") from None
     if sorted(by_id) != list(range(len(by_id))):
-        raise DataError(f"{path / 'config.json'}: id2label has ids {sorted(by_id)}; expected 0 to {len(by_id) - 1}")
+        raise DataError(
+            f"{path / 'config.json'}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}"
+        )
     return tuple(by_id[number] for number in range(len(by_id)))
 
 

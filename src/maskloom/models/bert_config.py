@@ -128,11 +128,19 @@ _REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Keys that name Python code of the folder for other programs to run.
+_CODE = ("auto_map", "custom_pipelines")
+
+
 def _unsupported(values: dict[str, Any]) -> list[str]:
-    found = []
+    found = [
+        f"{key}: names code that comes with the model, which is never run; without the key the model is read as a BERT"
+        for key in _CODE
+        if values.get(key)
+    ]
     for key, allowed in _REQUIRED_VALUES.items():
         if key in values and not any(values[key] is value or values[key] == value for value in allowed):
-            found.append(f"{key} = {values[key]!r}: only {allowed[0]!r} is supported")
+            found.append(f"{key} = {values[key]!r:.200}: only {allowed[0]!r} is supported")
     return found
 
 
@@ -141,4 +149,4 @@ def _explain(problem: Any) -> str:
     reason = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         return f"unknown model key {key!r}; known: {', '.join(sorted(BertConfig.model_fields))}"
-    return f"{key} = {problem['input']!r}: {reason}" if key else reason
+    return f"{key} = {problem['input']!r:.200}: {reason}" if key else reason

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
+from maskloom.foreign_files import read_bytes
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.progress import Progress, SilentProgress
@@ -19,6 +20,7 @@ from maskloom.tasks.task import Task
 
 # Logits of a window of 384 tokens take 3 KB.
 _WINDOWS_AT_ONCE = 8192
+_MAX_TEXT_BYTES = 64 << 20
 
 
 def answer(
@@ -110,12 +112,15 @@ def _examples(text: str, questions: Sequence[str], path: Path) -> ReadExamples:
 def _read_text(path: str | Path) -> str:
     """Return a text file's content, its line ends as they stand; raises DataError when it is not UTF-8 or is blank."""
     try:
-        content = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+        if str(path) == "-":
+            content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1)
+        else:
+            content = read_bytes(path, limit=_MAX_TEXT_BYTES)
         text = content.decode("utf-8").removeprefix("\ufeff")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
+    if len(content) > _MAX_TEXT_BYTES:
+        raise DataError(f"{path}: more than {_MAX_TEXT_BYTES:,} bytes, which is the most that is searched at once")
     if not text.strip():
         raise DataError(f"{path}: the file is empty; it should hold the text to look for answers in")
     return text

@@ -14,7 +14,7 @@ import maskloom
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
-from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, resolve_model_folder
+from maskloom.inference.model_folder import FORMAT_VERSION, SETTINGS_FILE, load_tokenizer, resolve_model_folder
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
@@ -284,7 +284,7 @@ def _write_model(
         shutil.copytree(out / "restarts" / f"seed-{restart['seed']}" / "best", temporary)
         tokenizer.save(temporary)
         settings = {
-            "format_version": 1,
+            "format_version": FORMAT_VERSION,
             "maskloom": maskloom.__version__,
             "kind": prepared.task.kind,
             "takes_pairs": prepared.takes_pairs,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
+from maskloom.foreign_files import read_json, read_json_object
 from maskloom.runs.run_folder import RECIPE
 
 
@@ -43,12 +43,12 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
 def _describe_run(folder: Path) -> dict[str, Any]:
     info: dict[str, Any] = {"kind": "run", "recipe": str(folder / RECIPE)}
     if (folder / "run.json").exists():
-        info |= json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        info |= read_json_object(folder / "run.json")
     checkpoints = sorted(path.name for path in (folder / "checkpoints").rglob("step-*") if path.is_dir())
     info["checkpoints"] = checkpoints
     info["finished"] = (folder / "metrics.json").exists()
     if info["finished"]:
-        info["metrics"] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        info["metrics"] = read_json(folder / "metrics.json")
     if (folder / "model" / "config.json").exists():
         info["model"] = _describe_model(folder / "model")
     return info

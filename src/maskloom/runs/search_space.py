@@ -145,7 +145,7 @@ def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
         return _parse_range(argument, low, high)
     try:
         values = tomllib.loads(f"values = [{text}]")["values"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         values = [part.strip() for part in text.split(",")]
     if not values or "" in values:
         raise ConfigError(f"--grid {argument!r}: a value is empty")
@@ -158,7 +158,7 @@ def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
 def _parse_range(argument: str, low: str, high: str) -> ValueRange:
     try:
         ends = [tomllib.loads(f"value = {end}")["value"] for end in (low, high)]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         ends = []
     are_numbers = ends and all(
         isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end) for end in ends

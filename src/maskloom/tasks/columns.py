@@ -57,10 +57,15 @@ class Columns:
     names: dict[str, str]
 
 
+def is_column_number(column: str) -> bool:
+    """Tell whether a column is given by number: up to six digits."""
+    return column.isdecimal() and len(column) <= 6
+
+
 def wants_numbers(options: ReadingOptions) -> bool:
     """Tell whether the columns are given by number; raises ConfigError when numbers and names are mixed."""
     given = [column for column in (options.text_column, options.pair_column, options.label_column) if column]
-    numbers = [column for column in given if column.isdigit()]
+    numbers = [column for column in given if is_column_number(column)]
     if numbers and len(numbers) != len(given):
         raise ConfigError(f"columns {given}: give all of them by name or all by number")
     if any(int(number) == 0 for number in numbers):

@@ -8,26 +8,29 @@ from pathlib import Path
 import numpy as np
 
 from maskloom.config import ConfigError, DataError
+from maskloom.foreign_files import read_bytes
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.examples import Example, ReadExamples
+
+_MOST_LABEL_BYTES = 16 << 20
 
 
 def read_label_names(path: str | Path) -> tuple[str, ...]:
     """Read a file with one label name a line, in the order of ids; raises DataError for none, blanks or repeats."""
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        lines = read_bytes(path, limit=_MOST_LABEL_BYTES).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8") from None
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()
+    seen: set[str] = set()
     for number, name in enumerate(names, start=1):
         if not name:
             raise DataError(f"{path}: line {number}: a label name is empty")
-        if name in names[: number - 1]:
-            raise DataError(f"{path}: line {number}: the label {name!r} stands twice")
+        if name in seen:
+            raise DataError(f"{path}: line {number}: the label {name!r:.80} stands twice")
+        seen.add(name)
     if not names:
         raise DataError(f"{path}: no label names")
     return tuple(names)
@@ -40,9 +43,14 @@ def label_names_of(train: ReadExamples, kind: Kind) -> tuple[str, ...]:
     found: set[str] = set()
     for example in train.examples:
         found.update(_names(example))
-    if all(name.lstrip("-").isdecimal() for name in found):
+    if all(map(_is_whole_number, found)):
         return tuple(sorted(found, key=lambda name: (int(name), name)))
     return tuple(sorted(found))
+
+
+def _is_whole_number(name: str) -> bool:
+    """Tell whether a name is a number that sorts by value: of few enough digits for Python to read them."""
+    return len(name) < 1000 and name.removeprefix("-").isdecimal()
 
 
 def check_variety(train: ReadExamples, kind: Kind) -> None:
@@ -50,7 +58,7 @@ def check_variety(train: ReadExamples, kind: Kind) -> None:
     path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
     if kind in ("single", "pair") and len(counts) == 1:
         raise DataError(
-            f"{path}: every one of {len(train.examples)} rows has the label {next(iter(counts))!r}; "
+            f"{path}: every one of {len(train.examples)} rows has the label {next(iter(counts))!r:.80}; "
             "a classifier needs at least two"
         )
     if kind == "multilabel" and not counts:
@@ -112,6 +120,6 @@ def _names(example: Example) -> tuple[str, ...]:
 
 def _id_of(label: object, ids: dict[str, int], names: tuple[str, ...], path: Path, line: int) -> int:
     if label not in ids:
-        shown = ", ".join(repr(name) for name in names[:20]) + (" ..." if len(names) > 20 else "")
-        raise DataError(f"{path}: line {line}: the label {label!r} is not one of the labels of training: {shown}")
+        shown = ", ".join(f"{name!r:.80}" for name in names[:20]) + (" ..." if len(names) > 20 else "")
+        raise DataError(f"{path}: line {line}: the label {label!r:.80} is not one of the labels of training: {shown}")
     return ids[str(label)]

@@ -9,10 +9,15 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from maskloom.config import DataError
+from maskloom.foreign_files import check_regular
+
+MAX_ROW_BYTES = 16 << 20
+"""16 MiB of UTF-8: five times the longest novel in one row."""
 
 _WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
@@ -44,7 +49,8 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
 
     `csv` has quoted fields as RFC 4180 says; `tsv` is split at tabs and knows no quotes, as GLUE's files need; `jsonl`
     holds one object a line; `text` gives each line as one field. A UTF-8 byte-order mark and CRLF are taken off.
-    Raises DataError for a file that cannot be read, is empty, is not UTF-8, or is not in that layout.
+    Raises DataError for a file that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of
+    more than `MAX_ROW_BYTES`.
     """
     lines = _text_lines(path)
     if layout == "csv":
@@ -63,9 +69,12 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
 def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, text without its line end)."""
     number = 0
+    check_regular(path)
     try:
         with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in enumerate(iter(partial(file.readline, MAX_ROW_BYTES + 1), b""), start=1):
+                if len(raw) > MAX_ROW_BYTES:
+                    raise DataError(_too_large(path, number))
                 if number == 1:
                     raw = _without_mark(raw, path)
                 yield number, _decoded(raw.rstrip(b"\n").removesuffix(b"\r"), path, number)
@@ -103,10 +112,25 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
     return text
 
 
+def _too_large(path: Path, number: int) -> str:
+    return f"{path}: line {number}: a row of more than {MAX_ROW_BYTES:,} bytes, which is the most that is read"
+
+
 def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
-    reader = csv.reader((line + "\n" for _, line in lines), strict=True)
+    first_line, size = 1, 0
+
+    def counted() -> Iterator[str]:
+        nonlocal size
+        for _, line in lines:
+            size += len(line) + 1
+            if size > MAX_ROW_BYTES:
+                raise DataError(_too_large(path, first_line))
+            yield line + "\n"
+
+    csv.field_size_limit(MAX_ROW_BYTES)  # the library's own is 128 KiB, less than some articles
+    reader = csv.reader(counted(), strict=True)
     while True:
-        first_line = reader.line_num + 1
+        first_line, size = reader.line_num + 1, 0
         try:
             fields = next(reader)
         except StopIteration:
@@ -140,6 +164,9 @@ def _refuse_constant(name: str) -> float:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key[:80]!r} stands twice")
+            seen.add(key)
     return found

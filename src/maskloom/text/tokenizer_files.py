@@ -12,7 +12,8 @@ from tokenizers import AddedToken, decoders, processors
 
 from maskloom.errors import DataError
 from maskloom.files import write_json
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
+from maskloom.text.vocabulary import MAX_VOCABULARY_BYTES, SPECIAL_TOKENS, Vocabulary
 
 _DEFAULT_MAX_LENGTH = 512
 # transformers writes 1e30 where no limit is known
@@ -38,8 +39,10 @@ def read_settings(folder: str | Path) -> TokenizerSettings:
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
-    config = _read_json(folder / "tokenizer_config.json")
-    normalizer = _read_json(folder / "tokenizer.json").get("normalizer") or {}
+    config = _read_object(folder, "tokenizer_config.json")
+    normalizer = _read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES).get("normalizer") or {}
+    if not isinstance(normalizer, dict):
+        raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
     lowercase = config.get("do_lower_case", normalizer.get("lowercase"))
     if lowercase is None:
         lowercase = not holds_capitals(Vocabulary.load(folder))
@@ -48,7 +51,11 @@ def read_settings(folder: str | Path) -> TokenizerSettings:
     _refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     limit = config.get("model_max_length")
     if not isinstance(limit, int | float) or limit > _NO_LIMIT:
-        limit = _read_json(folder / "config.json").get("max_position_embeddings") or _DEFAULT_MAX_LENGTH
+        limit = _read_object(folder, "config.json").get("max_position_embeddings") or _DEFAULT_MAX_LENGTH
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 3 <= limit <= _NO_LIMIT:
+        raise DataError(
+            f"{folder}: the longest input is {limit!r:.80} tokens; a whole number of at least 3 is expected"
+        )
     compatibility = config.get("maskloom_compatibility", "google")
     if compatibility not in ("google", "hf"):
         raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}, it must be 'google' or 'hf'")
@@ -84,18 +91,10 @@ def write_tokenizer(
     write_json(folder / "special_tokens_map.json", specials)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise DataError(f"{path}: the file cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise DataError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{path}: a JSON object is expected, not {type(values).__name__}")
-    return values
+def _read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Return the object of a JSON file of the folder, an empty one where there is no such file."""
+    path = file_inside(folder, name)
+    return {} if path is None else read_json_object(path, limit=limit)
 
 
 def holds_capitals(vocabulary: Vocabulary) -> bool:
@@ -104,6 +103,8 @@ def holds_capitals(vocabulary: Vocabulary) -> bool:
 
 
 def _refuse_foreign_rules(folder: Path, lowercase: bool, rules: dict[str, Any]) -> None:
+    if rules.get("auto_map"):
+        raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
     if rules.get("type", "BertNormalizer") != "BertNormalizer":
         raise DataError(f"{folder}: tokenizer.json normalises by {rules['type']!r}; only 'BertNormalizer' is BERT's")
     if rules.get("strip_accents") not in (None, lowercase):

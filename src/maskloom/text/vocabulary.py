@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +12,13 @@ import numpy as np
 
 from maskloom.errors import DataError
 from maskloom.files import write_text
+from maskloom.foreign_files import file_inside, parse_json, read_bytes
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION_PREFIX = "##"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_VOCABULARY_BYTES = 256 << 20
+"""256 MiB: twenty times the largest vocabularies that are published."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,13 @@ class Vocabulary:
             if not token.strip():
                 raise DataError(f"{source}, line {line}: the token is empty; every line must hold one token")
             if token in first_line:
-                raise DataError(f"{source}, line {line}: token {token!r} already stands on line {first_line[token]}")
+                raise DataError(
+                    f"{source}, line {line}: token {token!r:.80} already stands on line {first_line[token]}"
+                )
             first_line[token] = line
+        if _SURROGATE.search("".join(self.tokens)):
+            token, line = next(item for item in first_line.items() if _SURROGATE.search(item[0]))
+            raise DataError(f"{source}, line {line}: token {token!r:.80} holds half of a surrogate pair")
         missing = [token for token in SPECIAL_TOKENS if token not in first_line]
         if missing:
             raise DataError(f"{source}: {len(self.tokens)} tokens, but not {', '.join(missing)}; all five are needed")
@@ -98,10 +107,10 @@ class Vocabulary:
         """
         path = Path(path)
         if path.is_dir():
-            found = [path / name for name in ("vocab.txt", "tokenizer.json") if (path / name).is_file()]
-            if not found:
+            found = file_inside(path, "vocab.txt") or file_inside(path, "tokenizer.json")
+            if found is None:
                 raise DataError(f"{path}: the folder holds neither vocab.txt nor tokenizer.json")
-            path = found[0]
+            path = found
         text = _read_text(path)
         tokens = _tokens_of_json(text, path) if path.suffix == ".json" else _tokens_of_lines(text)
         return cls(tokens, source=str(path))
@@ -122,9 +131,7 @@ class Vocabulary:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path}: the vocabulary cannot be read: {error.strerror}") from None
+        return read_bytes(path, limit=MAX_VOCABULARY_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8; vocabularies are UTF-8 text") from None
 
@@ -138,13 +145,16 @@ def _tokens_of_lines(text: str) -> list[str]:
 
 
 def _tokens_of_json(text: str, path: Path) -> list[str]:
+    values = parse_json(text, str(path))
     try:
-        values = json.loads(text)
         ids = dict(values["model"]["vocab"])
         for added in values.get("added_tokens") or []:
             ids[added["content"]] = added["id"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not a WordPiece tokenizer.json: {type(error).__name__}: {error}") from None
+    for token, index in ids.items():
+        if not isinstance(token, str) or type(index) is not int:
+            raise DataError(f"{path}: the token {token!r:.80} has the id {index!r:.80}; an id is a whole number")
     if sorted(ids.values()) != list(range(len(ids))):
         raise DataError(f"{path}: the ids of {len(ids)} tokens are not 0 to {len(ids) - 1} without gaps")
     return sorted(ids, key=ids.__getitem__)

@@ -258,7 +258,7 @@ class TestRefusals:
 
     def test_configuration_in_another_encoding(self, folder):
         (folder / "config.json").write_bytes(b'{"a": "\xff"}')
-        with pytest.raises(DataError, match=r"config.json: byte 7 is not UTF-8"):
+        with pytest.raises(DataError, match=r"config.json: byte 8 is not UTF-8"):
             load_model(folder)
 
 

@@ -164,7 +164,7 @@ def test_where_a_model_is(folder, tmp_path):
 
 def test_settings_that_do_not_fit(tmp_path):
     folder = write_model(tmp_path, heads=("classifier",), num_labels=2)
-    for content, message in [("[]", "JSON object"), ("{", "cannot be read"), ('{"kind": "odd"}', "'odd' is not known")]:
+    for content, message in [("[]", "JSON object"), ("{", "not valid JSON"), ('{"kind": "odd"}', "'odd' is not known")]:
         (folder / "maskloom.json").write_text(content)
         with pytest.raises(DataError, match=message):
             Predictor.load(folder)

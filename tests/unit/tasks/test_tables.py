@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from maskloom.config import DataError
-from maskloom.tasks.tables import layout_of, read_rows
+from maskloom.tasks.tables import MAX_ROW_BYTES, layout_of, read_rows
 
 
 def rows_of(tmp_path, content, layout, name="data.x"):
@@ -61,7 +61,8 @@ def test_wrong_encodings_are_named(tmp_path, content, message):
         ('text,label\na,b\n"never closed,x\ny,z\n', "line 3: not valid CSV"),
         ('text,label\n"a"b,c\n', "line 2: not valid CSV"),
         ("text,label\na\rb,c\n", "line 2: not valid CSV"),
-        ("text,label\n" + "x" * 200_000 + ",c\n", "line 2: not valid CSV: field larger"),
+        ("text,label\n" + "x" * MAX_ROW_BYTES + ",c\n", "line 2: a row of more than 16,777,216 bytes"),
+        ('text,label\n"' + ("x" * 2**20 + "\n") * 17, "line 2: a row of more than 16,777,216 bytes"),
     ],
 )
 def test_broken_csv_is_named(tmp_path, content, message):
@@ -104,7 +105,7 @@ def test_gzip(tmp_path):
 def test_missing_files_and_folders(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         list(read_rows(tmp_path / "absent.tsv", "tsv"))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is a folder; a regular file is expected"):
         list(read_rows(tmp_path, "tsv"))
 
 

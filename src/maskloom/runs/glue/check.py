@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 from maskloom.config import DataError
 from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
 
 HEADER = "index\tprediction"
+# The longest of the files takes ten.
+_MAX_FILE_BYTES = 64 << 20
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -24,7 +28,7 @@ def check_submission(path: str | Path, *, allow_partial: bool = False) -> list[s
         archive = zipfile.ZipFile(path)
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
-    except (zipfile.BadZipFile, OSError) as error:
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise DataError(f"{path}: not a zip file: {error}") from None
     with archive:
         return problems_of(archive, allow_partial=allow_partial)
@@ -61,10 +65,14 @@ def _name_problems(names: list[str], *, allow_partial: bool) -> list[str]:
 def _file_problems(archive: zipfile.ZipFile, file: SubmissionFile) -> list[str]:
     """Return the problems of one file; of each kind only the first row is named."""
     try:
-        text = archive.read(file.name).decode("utf-8")
+        with archive.open(file.name) as packed:
+            content = packed.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            return [f"unpacks to more than {_MAX_FILE_BYTES:,} bytes"]
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         return [f"byte {error.start} is not UTF-8"]
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
         return [f"cannot be unpacked: {error}"]
     lines = text.split("\n")
     if lines[-1] == "":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from maskloom.config import ConfigError, DataError
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.columns import ReadingOptions, is_column_number
 
 _CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")
 _STEMS = ("sent2", "ctx_b", "stem", "question")
@@ -58,7 +58,7 @@ def choose_columns(
     lower = {name.lower(): name for name in reversed(names)}
     for wanted in (options.text_column, options.pair_column, options.label_column):
         if wanted is not None and wanted not in names:
-            if wanted.isdigit():
+            if is_column_number(wanted):
                 raise ConfigError(f"column {wanted!r}: columns of multiple choice are given by the names of a header")
             raise DataError(f"{place}: there is no column {wanted!r}; the columns are {_listed(names)}")
     choices, are_list = _choices(names, lists, place)

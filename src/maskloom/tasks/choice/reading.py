@@ -16,6 +16,7 @@ from maskloom.tasks.examples import BadRowError, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
 _MOST_LETTERS = 26
+_MOST_DIGITS = 9
 
 
 def read_choices(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> ReadExamples:
@@ -186,12 +187,12 @@ def _label(value: Any, num_choices: int) -> int:
     if value is None or value == "":
         raise BadRowError("missing label")
     label = -1
-    if text.isascii() and text.isdecimal():
+    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         label = int(text)
     elif len(text) == 1 and text.isascii() and text.isalpha() and num_choices <= _MOST_LETTERS:
         label = ord(text.upper()) - ord("A")
     if not 0 <= label < num_choices:
         last = f"0 to {num_choices - 1}"
         letters = f", or A to {chr(ord('A') + num_choices - 1)}" if num_choices <= _MOST_LETTERS else ""
-        raise BadRowError("label is none of the choices", f"{value!r}, expected {last}{letters}")
+        raise BadRowError("label is none of the choices", f"{value!r:.80}, expected {last}{letters}")
     return label

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.columns import ReadingOptions, is_column_number
 from maskloom.tasks.span.squad_json import Record
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
@@ -114,7 +114,7 @@ def _delimited_record(fields: dict[str, str], line: int, options: ReadingOptions
 def _from_json(text: str, problem: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{problem}: {text[:60]!r}") from None
 
 
@@ -140,7 +140,7 @@ def _first(fields: dict[str, Any], given: str | None, names: tuple[str, ...]) ->
 
 def _check_options(options: ReadingOptions) -> None:
     for column in (options.text_column, options.pair_column, options.label_column):
-        if column is not None and column.isdigit():
+        if column is not None and is_column_number(column):
             raise ConfigError(f"column {column}: columns of questions go by name (question, context, answers)")
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import gzip
-import json
+import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
+from maskloom.foreign_files import parse_json, read_bytes
+
+MAX_JSON_BYTES = 1 << 30
+"""1 GiB: twenty times SQuAD v2.0; larger data goes into JSONL, which is read row by row."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def squad_records(path: Path) -> Iterator[Record]:
     for article_number, article in enumerate(articles, start=1):
         title = article.get("title") if isinstance(article, dict) else None
         title = title if isinstance(title, str) else None
-        article_place = f"article {article_number}" + (f" ({title})" if title else "")
+        article_place = f"article {article_number}" + (f" ({title:.80})" if title else "")
         paragraphs = _list_of(article, "paragraphs", path, article_place)
         for paragraph_number, paragraph in enumerate(paragraphs, start=1):
             place = f"{article_place}, paragraph {paragraph_number}"
@@ -60,7 +63,7 @@ def _record(question: Any, context: Any, title: str | None, place: str, number: 
     if identifier is None:
         return Record(place, number, problem="no id")
     return Record(
-        place=f"{place} (id {identifier!r})",
+        place=f"{place} (id {identifier!r:.80})",
         line=number,
         id=identifier,
         question=question.get("question"),
@@ -72,30 +75,28 @@ def _record(question: Any, context: Any, title: str | None, place: str, number: 
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a JSON file, .json or .json.gz; raises DataError with line and column for what is not."""
-    try:
-        content = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            content = gzip.decompress(content)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: the gzip stream is broken: {error}") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start + 1} of the file is not UTF-8; save the file as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
-    except RecursionError:
-        raise DataError(f"{path}: JSON nested too deeply") from None
+    """Return the value of a JSON file, .json or .json.gz; raises DataError with line and column for what is not.
+
+    A file is at most 1 GiB large, and a packed one unpacks to at most 50 times its size, or to 8 MiB.
+    """
+    content = read_bytes(path, limit=MAX_JSON_BYTES)
+    if path.suffix.lower() == ".gz":
+        limit = min(MAX_JSON_BYTES, max(50 * len(content), 8 << 20))
+        try:
+            with gzip.open(io.BytesIO(content)) as file:
+                content = file.read(limit + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: the gzip stream is broken: {error}") from None
+        if len(content) > limit:
+            raise DataError(f"{path}: unpacks to more than {limit:,} bytes, which is more than such text does")
+    return parse_json(content, str(path))
 
 
 def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path}: {place}: a JSON object is expected, this is {type(value).__name__}")
     if key not in value:
-        known = ", ".join(list(value)[:8]) or "none"
+        known = ", ".join(name[:40] for name in list(value)[:8]) or "none"
         raise DataError(f"{path}: {place}: the key {key!r} is missing (keys: {known}); SQuAD's form is expected")
     if not isinstance(value[key], list):
         raise DataError(f"{path}: {place}: {key!r} is not a list but {type(value[key]).__name__}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from maskloom.config import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.columns import ReadingOptions, is_column_number
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.tables import Row, read_rows
 from maskloom.tasks.tagging.layout import DOCUMENT_START, SPACES, layout_of_sentences
@@ -279,7 +279,7 @@ class _Columns:
 def _column_number(column: str | None, what: str) -> int | None:
     if column is None:
         return None
-    if not column.isdecimal() or int(column) < 1:
+    if not is_column_number(column) or int(column) < 1:
         raise ConfigError(f"column {column!r} of the {what}: columns of such a file are given by number, from 1")
     return int(column)
 

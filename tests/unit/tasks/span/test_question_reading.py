@@ -165,7 +165,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         read_questions(tmp_path / "absent.json")
     (tmp_path / "latin.json").write_bytes(b'{"data": "\xe9"}')
-    with pytest.raises(DataError, match="byte 11 of the file is not UTF-8"):
+    with pytest.raises(DataError, match="byte 11 is not UTF-8"):
         read_questions(tmp_path / "latin.json")
     (tmp_path / "broken.json.gz").write_bytes(gzip.compress(b"{}")[:-3])
     with pytest.raises(DataError, match="gzip stream is broken"):

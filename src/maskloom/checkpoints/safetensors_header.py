@@ -1,0 +1,134 @@
+"""The header of a safetensors file, checked before any library opens the file or memory is taken for its tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maskloom.errors import DataError
+from maskloom.foreign_files import check_regular
+
+MAX_HEADER_BYTES = 16 << 20
+MAX_TENSORS = 20_000
+_MAX_DIMENSIONS = 16
+_MAX_SIZE = 2**48
+# What JSON takes in memory depends on its parts more than on its length; a tensor has about twelve of these.
+_MAX_PARTS = 40 * MAX_TENSORS
+_WIDTHS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+}
+
+
+class _BadHeaderError(ValueError):
+    """What does not hold together in a header."""
+
+
+@dataclass(frozen=True)
+class HeaderEntry:
+    """One tensor of a header: its type by its name in the format, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_header(path: Path) -> dict[str, HeaderEntry]:
+    """Return what the header of a safetensors file says of each tensor, by name, after checking all of it.
+
+    The header is at most 16 MiB with 20,000 tensors; every name stands once; sizes follow from types and shapes; the
+    tensors lie one after the other without gap or overlap, none without values, and end with the file. Raises DataError
+    that names the file and the first thing that is wrong.
+    """
+    check_regular(path)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or not 2 <= length <= size - 8:
+                raise _BadHeaderError(f"its header would take {length:,} bytes, the file has {size:,}")
+            if length > MAX_HEADER_BYTES:
+                raise _BadHeaderError(f"its header takes {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+            header = _parsed(file.read(length))
+        return _checked(header, size - 8 - length)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except _BadHeaderError as error:
+        raise DataError(f"{path}: not a whole safetensors file: {error}") from None
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    if sum(text.count(mark) for mark in (b"{", b"[", b",", b":")) > _MAX_PARTS:
+        raise _BadHeaderError(f"its header has more parts than {MAX_TENSORS:,} tensors need")
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_refuse)
+    except _BadHeaderError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise _BadHeaderError(f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise _BadHeaderError("its header is not a JSON object")
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise _BadHeaderError("its __metadata__ is not an object of strings")
+    if len(header) > MAX_TENSORS:
+        raise _BadHeaderError(f"its header names {len(header):,} tensors; at most {MAX_TENSORS:,} are read")
+    return header
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _BadHeaderError(f"its header has the key {key[:80]!r} twice")
+        found[key] = value
+    return found
+
+
+def _refuse(number: str) -> Any:
+    raise _BadHeaderError(f"its header holds {number[:40]}; all of its numbers are whole")
+
+
+def _checked(header: dict[str, Any], data_size: int) -> dict[str, HeaderEntry]:
+    places: list[tuple[int, int, str]] = []
+    entries: dict[str, HeaderEntry] = {}
+    for name, value in header.items():
+        entries[name], (begin, end) = _entry(f"tensor {name[:80]!r}", value)
+        places.append((begin, end, name))
+    reached = 0
+    for begin, end, name in sorted(places):
+        if begin != reached:
+            what = "a gap" if begin > reached else "an overlap"
+            raise _BadHeaderError(f"tensor {name[:80]!r} begins at {begin:,}, after {reached:,}: {what}")
+        reached = end
+    if reached != data_size:
+        raise _BadHeaderError(f"its tensors take {reached:,} bytes, the file holds {data_size:,} for them")
+    return entries
+
+
+def _entry(what: str, value: Any) -> tuple[HeaderEntry, tuple[int, int]]:
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _BadHeaderError(f"{what} has not just dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _WIDTHS:
+        raise _BadHeaderError(f"{what} is of the unknown type {dtype!r:.40}")
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
+        raise _BadHeaderError(f"{what} has no shape of at most {_MAX_DIMENSIONS} whole numbers: {shape!r:.80}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise _BadHeaderError(f"{what} has no data_offsets of two whole numbers: {offsets!r:.80}")
+    if 0 in shape:
+        raise _BadHeaderError(f"{what} has no values: shape {shape}")
+    size = math.prod(shape) * _WIDTHS[dtype]
+    if offsets[1] - offsets[0] != size:
+        raise _BadHeaderError(f"{what} of shape {shape} takes {size:,} bytes, data_offsets say {offsets}")
+    return HeaderEntry(dtype, tuple(shape)), (offsets[0], offsets[1])
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= _MAX_SIZE for value in values)

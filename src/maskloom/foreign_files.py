@@ -1,0 +1,107 @@
+"""Files that others made: regular files only, up to a stated size, inside their folder, and JSON that stays bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from maskloom.errors import DataError
+
+MAX_JSON_BYTES = 16 << 20
+"""16 MiB: a configuration, an index or a manifest is thousands of times smaller."""
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+# A snapshot of the Hugging Face cache is made of links to files beside it: REPO/snapshots/REVISION/x -> REPO/blobs/y.
+_SNAPSHOTS = "snapshots"
+
+
+def why_unreadable(path: str | Path) -> str | None:
+    """Return why a path is not opened, or None for a regular file or a link to one.
+
+    A pipe or a device would have the reader wait for ever, or never end.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    except ValueError:
+        return "cannot be read: a NUL character is in its name"
+    return None if stat.S_ISREG(mode) else f"is {_KINDS.get(stat.S_IFMT(mode), 'no file')}; a regular file is expected"
+
+
+def check_regular(path: str | Path) -> None:
+    """Raise DataError that names the path unless it is a regular file or a link to one."""
+    problem = why_unreadable(path)
+    if problem is not None:
+        raise DataError(f"{path}: {problem}")
+
+
+def file_inside(folder: Path, name: str) -> Path | None:
+    """Return the path of a file of a folder, or None where there is none of that name.
+
+    Raises DataError for what is no regular file, and for a link that leads out of the folder: whoever made the folder
+    would choose which file of this machine is read. Links between the parts of one model in the cache of Hugging Face
+    count as inside.
+    """
+    path = folder / name
+    if not path.is_symlink():
+        if not path.exists():
+            return None
+        check_regular(path)
+        return path
+    check_regular(path)
+    home = folder.resolve()
+    inside = home.parent.parent if home.parent.name == _SNAPSHOTS else home
+    target = path.resolve()
+    if not target.is_relative_to(inside):
+        raise DataError(f"{path}: is a link to {target}, outside of the folder; put a copy of the file in its place")
+    return path
+
+
+def read_bytes(path: str | Path, *, limit: int) -> bytes:
+    """Return the content of a regular file; raises DataError that names it, also when it is larger than `limit`."""
+    check_regular(path)
+    try:
+        with open(path, "rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(content) > limit:
+        raise DataError(f"{path}: larger than {limit:,} bytes, which is the most that is read of such a file")
+    return content
+
+
+def parse_json(content: bytes | str, place: str) -> Any:
+    """Return the value of JSON text in UTF-8; `place` names it in the DataError that anything else raises."""
+    try:
+        return json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: byte {error.start + 1} is not UTF-8; JSON is UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise DataError(f"{place}: not valid JSON: nested too deeply") from None
+    except ValueError:
+        raise DataError(f"{place}: not valid JSON: a number has too many digits") from None
+
+
+def read_json(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> Any:
+    """Read a JSON file of at most `limit` bytes; raises DataError that names it, with line and column."""
+    return parse_json(read_bytes(path, limit=limit), str(path))
+
+
+def read_json_object(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON file that holds an object; raises DataError that names it for anything else."""
+    values = read_json(path, limit=limit)
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: a JSON object is expected, this is {type(values).__name__}")
+    return values
