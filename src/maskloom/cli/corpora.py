@@ -44,6 +44,8 @@ def vocab_train(
     min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Rarest pair that is merged.")] = 2,
     workers: Workers = 1,
     on_bad_text: BadText = "error",
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a WordPiece vocabulary: the same text gives the same file, byte for byte."""
@@ -58,6 +60,8 @@ def vocab_train(
         min_frequency=min_frequency,
         num_workers=workers,
         on_bad_text=on_bad_text,
+        engine=engine,
+        ray_address=ray_address,
         progress=stage_display(),
     )
     show(report, as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from maskloom.build_lock import held_alone
 from maskloom.data.corpus_manifest import (
     DOCUMENT_OFFSETS,
     MANIFEST,
@@ -179,12 +179,7 @@ def _building(out: Path) -> Iterator[None]:
             raise ConfigError(f"{out}: the folder holds other files, such as {others[0]}; choose a new or empty folder")
     (out / BUILDING_FOLDER).mkdir(parents=True, exist_ok=True)
     (out / SHARD_FOLDER).mkdir(exist_ok=True)
-    with (out / BUILDING_FOLDER / "lock").open("w") as lock:
-        try:
-            # the system drops this lock when the process ends, however it ends
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{out}: another process is building a corpus there") from None
+    with held_alone(out / BUILDING_FOLDER / "lock", "building a corpus"):
         # a build that was killed may have left large files under temporary names
         for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
             _remove_temporaries(folder)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
+import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from maskloom.config import ConfigError, DataError
+from maskloom.build_lock import held_alone
+from maskloom.errors import ConfigError, DataError
+from maskloom.fault_points import fault_point
 from maskloom.files import sync, write_json
 
 if TYPE_CHECKING:
@@ -32,55 +36,106 @@ def train_vocabulary_from_files(
     num_workers: int = 1,
     max_length: int = 512,
     on_bad_text: Literal["error", "skip"] = "error",
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train a WordPiece vocabulary on text files and write its tokenizer folder; return the report.
 
     The folder holds the tokenizer in Hugging Face layout and `vocabulary_report.json`, and appears whole or not at all.
-    An earlier vocabulary at `out` is replaced; anything else there is left alone. Settings: see `train_vocabulary`.
-    Raises ConfigError for impossible settings and an `out` that holds something else, DataError for bad text.
+    An earlier vocabulary at `out` is replaced; anything else there is left alone. A training that was killed starts
+    anew when it is run again, and what it left behind is removed. Settings: see `train_vocabulary`, `chosen_engine`.
+    Raises ConfigError for impossible settings, an `out` that holds something else and one that another process trains,
+    DataError for bad text.
     """
     from maskloom.data.documents import ReadingReport, read_documents
+    from maskloom.runs.ray_tasks import chosen_engine
     from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary_training import train_vocabulary
+    from maskloom.text.word_counting import count_words
 
-    out = Path(out)
+    out, does = Path(out), chosen_engine(engine, ray_address)
     _check_is_free(out)
     reading = ReadingReport()
-    documents = read_documents(paths, on_bad_text=on_bad_text, report=reading)
-    trained = train_vocabulary(
-        _texts(documents, reading),
-        size=size,
-        lowercase=not cased,
-        score=score,
-        min_frequency=min_frequency,
-        alphabet_limit=alphabet_limit,
-        max_distinct_words=max_distinct_words,
-        num_workers=num_workers,
-        progress=progress,
-    )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as staging:
-        folder = Path(staging) / "new"
+    texts = _Texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading)
+    with _staging(out) as staging:
+        trained = train_vocabulary(
+            texts,
+            size=size,
+            lowercase=not cased,
+            score=score,
+            min_frequency=min_frequency,
+            alphabet_limit=alphabet_limit,
+            max_distinct_words=max_distinct_words,
+            num_workers=num_workers,
+            progress=progress,
+            count=partial(count_words, engine=does, scratch=staging, place=texts.place),
+        )
+        folder = staging / "new"
         Tokenizer(trained.vocabulary, lowercase=not cased, max_length=max_length).save(folder)
         digest = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
         report = {**trained.report.as_dict(), "sha256": digest, "reading": reading.as_dict()}
         write_json(folder / REPORT, report)
-        if out.exists():
-            # a folder that holds files cannot be renamed over; the old one goes when the staging folder goes
-            out.rename(Path(staging) / "old")
-        folder.rename(out)
-        sync(out.parent)
+        _put_in_place(folder, out, staging)
     return {"folder": str(out), **report}
 
 
-def _texts(documents: Iterable[Document], reading: ReadingReport) -> Iterator[str]:
-    """Yield the texts of documents; when there is none, the error says what was left out."""
-    for document in documents:
-        yield document.text
-    if not reading.num_documents:
-        left_out = f"{reading.num_empty_documents} documents were empty, {reading.num_skipped_documents} were skipped"
-        raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
+class _Texts:
+    """The texts of documents, and the place of the last; when there is none, the error says what was left out."""
+
+    def __init__(self, documents: Iterator[Document], reading: ReadingReport) -> None:
+        self._documents, self._reading = documents, reading
+        self._place = "the start"
+
+    def __iter__(self) -> Iterator[str]:
+        for document in self._documents:
+            self._place = f"{document.source}, line {document.line}"
+            yield document.text
+        found = self._reading
+        if not found.num_documents:
+            left_out = f"{found.num_empty_documents} documents were empty, {found.num_skipped_documents} were skipped"
+            raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
+
+    def place(self) -> str:
+        """Return the file and line of the document that was drawn last."""
+        return self._place
+
+
+@contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """Make the folder `.NAME.building` beside `out`, for one process, without what an earlier one left; remove it."""
+    staging = out.parent / f".{out.name}.building"
+    with held_alone(staging / "lock", f"training the vocabulary of {out.name}"):
+        try:
+            _recover(out, staging)
+            yield staging
+        except OSError as error:
+            if error.errno is not None and error.filename is None:
+                # a full disk does not say which one it is
+                error.filename = str(out)
+            raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _recover(out: Path, staging: Path) -> None:
+    """Put an earlier vocabulary back that a killed training had moved away, and remove the rest of that training."""
+    if (staging / "old").exists() and not out.exists():
+        (staging / "old").rename(out)
+    for path in staging.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
+def _put_in_place(folder: Path, out: Path, staging: Path) -> None:
+    """Rename the finished folder to `out`, after the one that is there."""
+    if out.exists():
+        # a folder that holds files cannot be renamed over; the old one goes when the staging folder goes
+        fault_point("vocabulary.old")
+        out.rename(staging / "old")
+    fault_point("vocabulary.new")
+    folder.rename(out)
+    sync(out.parent)
 
 
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:

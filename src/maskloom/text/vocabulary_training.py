@@ -85,6 +85,7 @@ def train_vocabulary(
     max_distinct_words: int = 2_000_000,
     num_workers: int = 1,
     progress: Progress | None = None,
+    count: Callable[..., WordCounts] = count_words,
 ) -> TrainedVocabulary:
     """Train a WordPiece vocabulary of `size` tokens (paper 3.2; scores: see `merge_pairs`).
 
@@ -94,12 +95,12 @@ def train_vocabulary(
     that occurs `min_frequency` times, and the report says so. "likelihood" merges rare pairs first, because their
     symbols are rare too: raise `min_frequency` until the report's pieces per word are few.
     At most about `max_distinct_words` words are held in memory; more go to disk while counting, and the rarest over
-    the cap are dropped and reported.
+    the cap are dropped and reported. `count` is `count_words`, or that with more of its settings.
     Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and DataError for
     text without words.
     """
     _check_settings(size, score, min_frequency, alphabet_limit, max_distinct_words, num_workers)
-    counted = count_words(
+    counted = count(
         texts,
         lowercase=lowercase,
         max_distinct_words=max_distinct_words,

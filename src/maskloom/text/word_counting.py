@@ -17,8 +17,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from maskloom.fault_points import fault_point
 from maskloom.text.normalization import split_chunks, words
-from maskloom.worker_processes import results_of_processes
+from maskloom.worker_processes import Engine, results_of_processes
 
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
@@ -49,18 +50,26 @@ def count_words(
     max_distinct_words: int,
     num_workers: int = 1,
     progress: Callable[[str, int, int], None] | None = None,
+    engine: Engine | None = None,
+    scratch: Path | None = None,
+    place: Callable[[], str] | None = None,
 ) -> WordCounts:
     """Count the words of all texts, normalised as the tokenizer normalises them.
 
     Memory holds about `max_distinct_words` distinct words while counting, twice as many while runs are merged, and the
-    words of two batches for each process. Temporary files and processes are gone in the end, whatever happens.
-    Raises ChildProcessError when a worker process dies.
+    words of two batches for each process. Temporary files, in the folder `scratch`, and processes are gone in the end,
+    whatever happens but a kill. `engine` counts in the place of `num_workers` processes; `place` says where the text
+    that was drawn last stands, for messages. Raises ChildProcessError as `results_of_processes` does.
     """
     found = WordCounts()
     batches = _batches(texts, found)
-    with tempfile.TemporaryDirectory(prefix="maskloom-words-") as folder:
+
+    def name(_: list[str]) -> str:
+        return f"the words up to {place()}" if place else f"the words up to text {found.num_texts}"
+
+    with tempfile.TemporaryDirectory(prefix="maskloom-words-", dir=scratch) as folder:
         totals = _SpillingTotals(Path(folder), max_distinct_words)
-        with closing(_counts_of_batches(batches, lowercase, num_workers)) as counted:
+        with closing(_counts_of_batches(batches, lowercase, num_workers, engine, name)) as counted:
             for counts in counted:
                 totals.add(counts)
                 if progress:
@@ -71,12 +80,16 @@ def count_words(
 
 
 def _counts_of_batches(
-    batches: Iterator[list[str]], lowercase: bool, num_workers: int
+    batches: Iterator[list[str]],
+    lowercase: bool,
+    num_workers: int,
+    engine: Engine | None,
+    name: Callable[[list[str]], str],
 ) -> Generator[dict[str, int], None, None]:
-    if num_workers == 1:
+    if engine is None and num_workers == 1:
         yield from map(_batch_counter(lowercase), batches)
     else:
-        yield from results_of_processes(_batch_counter, (lowercase,), batches, num_workers)
+        yield from (engine or results_of_processes)(_batch_counter, (lowercase,), batches, num_workers, name=name)
 
 
 def _batch_counter(lowercase: bool) -> Callable[[list[str]], dict[str, int]]:
@@ -161,6 +174,7 @@ class _SpillingTotals:
 
 def _write_run(path: Path, pairs: Iterable[tuple[bytes, int]]) -> None:
     with path.open("wb") as file:
+        fault_point("words.run")
         file.writelines(b"%s\t%d\n" % pair for pair in pairs)
 
 

@@ -317,7 +317,7 @@ def test_two_builds_of_one_folder_do_not_meet(text: Path, tmp_path: Path) -> Non
     (tmp_path / "out" / "building").mkdir(parents=True)
     with (tmp_path / "out" / "building" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="out: another process is building a corpus there"):
+        with pytest.raises(ConfigError, match="another process is building a corpus there"):
             build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out")
     assert build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out")["num_documents"] == 60
 
