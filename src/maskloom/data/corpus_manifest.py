@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from maskloom.errors import DataError
 from maskloom.files import write_json
+from maskloom.foreign_files import read_json, why_unreadable
 
 FORMAT = "maskloom corpus"
 FORMAT_VERSION = 1
@@ -20,6 +21,9 @@ SENTENCE_LENGTHS = "sentence_lengths.bin"
 SENTENCE_OFFSETS = "sentence_offsets.bin"
 DOCUMENT_OFFSETS = "document_offsets.bin"
 _NUM_NAMED = 10
+# a line for each source file and shard
+_MAX_MANIFEST_BYTES = 1 << 28
+_TOKEN_BYTES = {"<u2": 2, "<u4": 4}
 
 
 def shard_name(number: int) -> str:
@@ -52,12 +56,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises DataError when there is none, when it is damaged, and when its format is newer than this code.
     """
     path = folder / MANIFEST
+    if not path.exists():
+        raise DataError(_no_manifest(folder))
     try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(_no_manifest(folder)) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: damaged: {error}") from None
+        content = read_json(path, limit=_MAX_MANIFEST_BYTES)
+    except DataError as error:
+        raise DataError(f"{error}; the corpus is damaged: copy it again, or build it again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{path}: not the manifest of a maskloom corpus")
     version = content.get("format_version")
@@ -68,6 +72,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if content.get("checksum") != _own_checksum(content):
         raise DataError(f"{path}: damaged: its checksum does not fit its content; build the corpus again")
+    try:
+        is_sound = _is_sound(content)
+    except (KeyError, TypeError, AttributeError):
+        is_sound = False
+    if not is_sound:
+        raise DataError(f"{path}: its parts do not fit together, so maskloom did not write it; build the corpus again")
     return content
 
 
@@ -80,6 +90,9 @@ def check_files(folder: Path, manifest: dict[str, Any], *, sums: bool) -> None:
     def problem(item: tuple[str, dict[str, Any]]) -> str | None:
         name, expected = item
         path = folder / name
+        why = why_unreadable(path) if path.exists() else None
+        if why:
+            return f"{name} {why}"
         try:
             size = path.stat().st_size
             if size != expected["num_bytes"]:
@@ -106,6 +119,25 @@ def check_files(folder: Path, manifest: dict[str, Any], *, sums: bool) -> None:
 def _own_checksum(content: dict[str, Any]) -> str:
     rest = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")).hexdigest()
+
+
+def _is_sound(content: dict[str, Any]) -> bool:
+    """Whether all is there that a reader takes for granted; what is missing or ill-typed may raise instead."""
+    files, shards = content["files"], content["shards"]
+    names = [PurePosixPath(name) for name in files]
+    counts = [content[name] for name in ("num_documents", "num_sentences", "num_tokens")]
+    counts += [shard["num_tokens"] for shard in shards] + [entry["num_bytes"] for entry in files.values()]
+    width = _TOKEN_BYTES[content["token_type"]]
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(entry["sha256"], str) for entry in files.values())
+        and isinstance(content["settings"]["lowercase"], bool)
+        and isinstance(content["sources"], list)
+        and not any(name.is_absolute() or ".." in name.parts for name in names)
+        and {SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, "vocab.txt"} <= files.keys()
+        and all(files[shard["file"]]["num_bytes"] == width * shard["num_tokens"] for shard in shards)
+        and sum(shard["num_tokens"] for shard in shards) == content["num_tokens"]
+    )
 
 
 def _no_manifest(folder: Path) -> str:

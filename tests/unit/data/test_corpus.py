@@ -156,7 +156,7 @@ def test_every_change_of_the_manifest_is_noticed(copied: Path) -> None:
     assert json.loads(content)["checksum"]
     for length in range(0, len(content) - 1, 37):
         path.write_bytes(content[:length])
-        with pytest.raises(DataError, match=r"manifest\.json: (damaged|not the manifest)"):
+        with pytest.raises(DataError, match=r"manifest\.json: .*(damaged|not the manifest)"):
             Corpus.open(copied)
     for bit in random.Random(1).sample(range(8 * len(content)), 200):
         changed = bytearray(content)
@@ -178,6 +178,44 @@ def test_counts_that_the_files_do_not_have_are_noticed(copied: Path) -> None:
     content = json.loads((copied / "manifest.json").read_bytes()) | {"num_sentences": 7}
     write_manifest(copied, content)
     with pytest.raises(DataError, match=r"sentence_lengths\.bin: 6 values, but the manifest promises 7"):
+        Corpus.open(copied)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_tokens": True},
+        {"num_tokens": -12},
+        {"num_sentences": "6"},
+        {"token_type": "<u8"},
+        {"settings": {}},
+        {"sources": None},
+        {"files": []},
+        {"files": {"../../secret": {"num_bytes": 1, "sha256": ""}}},
+        {"shards": [{"file": "vocab.txt", "num_tokens": 12}]},
+        {"shards": [{"file": "/etc/passwd", "num_tokens": 12}]},
+        {"shards": [[0]]},
+        {"shards": {}},
+    ],
+)
+def test_a_manifest_that_was_made_up_is_refused_although_its_checksum_fits(copied: Path, change: dict) -> None:
+    content = json.loads((copied / "manifest.json").read_bytes())
+    if isinstance(change.get("files"), dict):
+        change = {"files": content["files"] | change["files"]}
+    write_manifest(copied, content | change)
+    with pytest.raises(DataError, match=r"manifest\.json: its parts do not fit together"):
+        Corpus.open(copied)
+
+
+def test_a_manifest_nested_without_end_and_a_pipe_for_a_shard_are_refused(copied: Path) -> None:
+    whole = (copied / "manifest.json").read_bytes()
+    (copied / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"manifest\.json: .*nested too deeply.*build it again"):
+        Corpus.open(copied)
+    (copied / "manifest.json").write_bytes(whole)
+    (copied / "shards" / "00001.tokens").unlink()
+    os.mkfifo(copied / "shards" / "00001.tokens")
+    with pytest.raises(DataError, match=r"shards/00001\.tokens is a pipe"):
         Corpus.open(copied)
 
 
