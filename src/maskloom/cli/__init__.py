@@ -101,5 +101,6 @@ def _expected_failure(error: Exception) -> int | None:
     if "torch" not in sys.modules:
         return None
     from maskloom.training.loop import MemoryExhaustedError, NumericalError
+    from maskloom.training.ranks import RankLostError
 
-    return EXIT_FAILED if isinstance(error, (NumericalError, MemoryExhaustedError)) else None
+    return EXIT_FAILED if isinstance(error, (NumericalError, MemoryExhaustedError, RankLostError)) else None

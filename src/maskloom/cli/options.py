@@ -111,7 +111,14 @@ def show(
     *,
     lines: Callable[[dict[str, Any]], list[str]] | None = None,
 ) -> None:
-    """Print a result as one JSON object or for a person: as `lines` words it, or every key of it."""
+    """Print a result as one JSON object or for a person: as `lines` words it, or every key of it.
+
+    Of several processes that train together the first one prints.
+    """
+    from maskloom.launch import is_first_process
+
+    if not is_first_process():
+        return
     if as_json:
         print_json(result)
         return

@@ -19,8 +19,9 @@ class PretrainingLoader:
     """Batches of masked instances (BERT paper 3.3.1, 3.3.2), exact in corpus, documents, settings, seed and position.
 
     Masks are drawn anew in every epoch; with `static_masks` every epoch has the instances and masks of epoch 0, in an
-    order of its own. `documents` are the indices to read, None for all. Raises ValueError for a batch size below 1,
-    DataError for documents without sentences.
+    order of its own. `documents` are the indices to read, None for all. Of every training batch the instances of `rows`
+    are made, and position and masks are as if all were: together, processes make the batch that one would make. Raises
+    ValueError for a batch size below 1, DataError for documents without sentences.
     """
 
     def __init__(
@@ -33,18 +34,19 @@ class PretrainingLoader:
         sampling: SamplingSettings,
         masking: MaskingSettings,
         static_masks: bool = False,
+        rows: slice = slice(None),
     ) -> None:
         """Set up the stream; nothing is read before the first batch."""
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, a batch needs at least 1 sequence")
         self._corpus, self._batch_size, self._seed = corpus, batch_size, seed
-        self._sampling, self._masking = sampling, masking
+        self._sampling, self._masking, self._rows = sampling, masking, rows
         self._stream = InstanceStream(corpus, documents, sampling, seed=seed, repeat_instances=static_masks)
 
     def batch(self, position: DataPosition) -> tuple[PretrainingBatch, DataPosition]:
         """Return the batch that starts at a position and the position after it; ends of epochs fall inside batches."""
         instances, after = self._stream.read(position, self._batch_size)
-        return self._gathered(instances), after
+        return self._gathered(instances.take(self._rows)), after
 
     def epoch_batches(self, epoch: int) -> Iterator[PretrainingBatch]:
         """Yield each instance of an epoch once, with the masks of that epoch; the last batch may be smaller."""

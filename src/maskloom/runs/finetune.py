@@ -15,12 +15,14 @@ from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
 from maskloom.inference.model_folder import FORMAT_VERSION, SETTINGS_FILE, load_tokenizer, resolve_model_folder
+from maskloom.launch import claim, is_restarted
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
     best_restart,
     epoch_steps,
     initial_model,
+    plan_rows,
     run_restart,
     summarise_restarts,
 )
@@ -38,8 +40,9 @@ from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.labels import balanced_weights, weights_by_name
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.events import EventLog
+from maskloom.training.events import EventLog, NoLog
 from maskloom.training.loop import NumericalError
+from maskloom.training.ranks import Ranks, joined_ranks
 
 
 @dataclass(frozen=True)
@@ -72,28 +75,53 @@ def finetune(
     the best run's model is kept, with `recipe.keep_restarts` also the others, in `out/restarts/seed-K/model`.
     `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then tells the scores. `metric` names the
     deciding score; by default the catalog's or the kind's. With `resume` an interrupted run goes on and ends as if it
-    had not been. Raises ConfigError or DataError for wrong input before any training, NumericalError when no seed ends
+    had not been. Where torchrun starts several processes they train together, and the first one writes and returns the
+    scores. Raises ConfigError or DataError for wrong input before any training, NumericalError when no seed ends
     in finite numbers, Interrupted after a save when a signal asks to stop.
     """
-    progress, out = progress or SilentProgress(), Path(out)
-    reading, metric = _reading_of_run(out, reading or ReadingOptions(), metric, resume=resume)
+    training = recipe.training
+    with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
+        heard = progress if progress is not None and ranks.is_first else SilentProgress()
+        folder, reading = Path(out), reading or ReadingOptions()
+        return _finetune(recipe, model, Path(train), Path(dev), folder, resume, reading, metric, heard, ranks)
+
+
+def _finetune(
+    recipe: FinetuneRecipe,
+    model: str | Path,
+    train: Path,
+    dev: Path,
+    out: Path,
+    resume: bool,
+    reading: ReadingOptions,
+    metric: str | None,
+    progress: Progress,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    resume = resume or is_restarted(out)
+    reading, metric = _reading_of_run(out, reading, metric, resume=resume)
     source = resolve_model_folder(model)
     recipe = recipe.model_copy(update={"task": _kind_of(recipe, reading)})
     tokenizer = load_tokenizer(source)
     _check_length(recipe.data.max_length, source, tokenizer)
-    prepared = _prepare(recipe, tokenizer, Path(train), Path(dev), reading, metric)
+    prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
     inputs = {
         "model": fingerprint(*model_files(source)),
-        "train": fingerprint(Path(train)),
-        "dev": fingerprint(Path(dev)),
+        "train": fingerprint(train),
+        "dev": fingerprint(dev),
         "reading": reading.as_dict(),
         "metric": prepared.task.primary,
     }
     settings = _settings(recipe, prepared.train.num_examples)
     plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
     initial_model(plan, recipe.seed)  # weights that do not fit are refused here, before anything is written
-    continues = prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
-    if continues and (out / "metrics.json").exists():
+    plan_rows(settings, ranks)
+    if ranks.world_size > 1 and prepared.task.freezes_encoder:
+        raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
+    continues = ranks.is_first and prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
+    if ranks.is_first:
+        claim(out)
+    if ranks.any_(continues and (out / "metrics.json").exists()):
         progress.say(f"{out} is complete; nothing is left to do")
         return json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     if recipe.training.num_threads:
@@ -102,9 +130,11 @@ def finetune(
         progress.say(note)
     if prepared.task.freezes_encoder:
         plan = with_features(plan, out / "features", inputs["model"], progress)
-    with EventLog(out / "events.jsonl") as log:
+    with EventLog(out / "events.jsonl") if ranks.is_first else NoLog() as log:
         log.write("data", **prepared.account)
-        results, failures = _run_restarts(plan, recipe, out, log, progress)
+        results, failures = _run_restarts(plan, recipe, out, log, progress, ranks)
+    if not ranks.is_first:
+        return {}
     result = _result(prepared, results, failures, out)
     _write_models(out, recipe, prepared, results, result, reading, tokenizer)
     if recipe.tune_on_dev:
@@ -116,7 +146,7 @@ def finetune(
 
 
 def _run_restarts(
-    plan: FinetunePlan, recipe: FinetuneRecipe, out: Path, log: EventLog, progress: Progress
+    plan: FinetunePlan, recipe: FinetuneRecipe, out: Path, log: EventLog, progress: Progress, ranks: Ranks
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """Return the results of all seeds and what stopped those that ended in numbers that are not finite.
 
@@ -125,7 +155,7 @@ def _run_restarts(
     results, failures = [], {}
     for seed in range(recipe.seed, recipe.seed + recipe.restarts):
         try:
-            results.append(run_restart(plan, seed, out / "restarts" / f"seed-{seed}", log, progress))
+            results.append(run_restart(plan, seed, out / "restarts" / f"seed-{seed}", log, progress, ranks))
         except NumericalError as error:
             if recipe.restarts == 1 or (not results and len(failures) == recipe.restarts - 1):
                 raise

@@ -13,6 +13,7 @@ from typing import Any
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import TrainingSection
+from maskloom.data.rank_rows import rows_of_rank
 from maskloom.files import write_json
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.runs.progress import Progress
@@ -21,6 +22,7 @@ from maskloom.tasks.evaluation import evaluate_task
 from maskloom.tasks.task import Task
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
+from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.session import TrainingSession
 
 _RESULT = "result.json"
@@ -38,18 +40,22 @@ class FinetunePlan:
     settings: TrainingSection
 
 
-def run_restart(plan: FinetunePlan, seed: int, folder: Path, log: EventLog, progress: Progress) -> dict[str, Any]:
+def run_restart(
+    plan: FinetunePlan, seed: int, folder: Path, log: EventLog, progress: Progress, ranks: Ranks = ONE_RANK
+) -> dict[str, Any]:
     """Fine-tune from one seed and return its scores; the weights that scored best on dev lie in `folder/best`.
 
     A restart whose result is already in `folder` is not run again; one that was interrupted goes on from its newest
-    checkpoint, to the same weights as if it had not been.
+    checkpoint, to the same weights as if it had not been. Of several ranks the first returns the scores.
     """
-    if (folder / _RESULT).exists():
+    if ranks.any_(ranks.is_first and (folder / _RESULT).exists()):
         return json.loads((folder / _RESULT).read_text(encoding="utf-8"))
     settings = plan.settings
-    state = TrainState.fresh(initial_model(plan, seed), settings)
-    batches = ShuffledBatches(plan.train, settings.batch_size, seed)
-    watch = _DevWatch(plan, state, folder)
+    model = initial_model(plan, seed)
+    ranks.spread(model)
+    state = TrainState.fresh(model, settings)
+    batches = ShuffledBatches(plan.train, settings.batch_size, seed, plan_rows(settings, ranks))
+    watch = _DevWatch(plan, state, folder, ranks)
     session = TrainingSession(
         state=state,
         objective=plan.task.objective,
@@ -64,6 +70,7 @@ def run_restart(plan: FinetunePlan, seed: int, folder: Path, log: EventLog, prog
         say=progress.say,
         memory=watch.memory,
         name=f"seed-{seed}",
+        ranks=ranks,
     )
     start = session.resume()
     log.forget_after(session.name, start)
@@ -72,10 +79,17 @@ def run_restart(plan: FinetunePlan, seed: int, folder: Path, log: EventLog, prog
     session.run()
     progress.end()
     result = {"seed": seed, "steps": settings.steps, **watch.memory}
+    if not ranks.is_first:
+        return result
     log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
     write_json(folder / _RESULT, result)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result
+
+
+def plan_rows(settings: TrainingSection, ranks: Ranks) -> slice:
+    """Return the rows of every batch that this rank makes; raises ConfigError when batches cannot be shared."""
+    return rows_of_rank(settings.batch_size, settings.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
 def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
@@ -124,14 +138,17 @@ def best_restart(results: list[dict[str, Any]], primary: str) -> dict[str, Any]:
 class _DevWatch:
     """Scores the weights on dev when asked, and keeps those that score best; `memory` goes into checkpoints."""
 
-    def __init__(self, plan: FinetunePlan, state: TrainState, folder: Path) -> None:
-        self._plan, self._state, self._folder = plan, state, folder
+    def __init__(self, plan: FinetunePlan, state: TrainState, folder: Path, ranks: Ranks) -> None:
+        self._plan, self._state, self._folder, self._ranks = plan, state, folder, ranks
         self.memory: dict[str, Any] = {}
 
     def evaluate(self) -> dict[str, float]:
         plan, step = self._plan, self._state.step
+        model = self._ranks.whole(self._state.model)
+        if not self._ranks.is_first:
+            return {}
         try:
-            outcome = evaluate_task(self._state.model, plan.task, plan.dev)
+            outcome = evaluate_task(model, plan.task, plan.dev)
         except ValueError as error:
             rate = plan.settings.learning_rate
             raise NumericalError(
@@ -147,7 +164,7 @@ class _DevWatch:
         }
         best = self.memory.get("best")
         if best is None or outcome.scores[plan.task.primary] > best["scores"][plan.task.primary]:
-            save_model(self._state.model, self._folder / "best", extra_config=plan.task.published_config)
+            save_model(model, self._folder / "best", extra_config=plan.task.published_config)
             self.memory["best"] = entry
         self.memory["last"] = entry
         self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]

@@ -18,9 +18,11 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus import Corpus
 from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
+from maskloom.data.rank_rows import rows_of_rank
 from maskloom.data.sampling import DataPosition, SamplingSettings
 from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
+from maskloom.launch import claim, is_restarted
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -28,8 +30,9 @@ from maskloom.runs.model_card import write_pretraining_card
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.events import EventLog
+from maskloom.training.events import EventLog, NoLog
 from maskloom.training.loop import TrainState, evaluate
+from maskloom.training.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64
@@ -71,32 +74,61 @@ def pretrain(
 
     The run folder holds recipe.toml, run.json, events.jsonl, metrics.json, checkpoints/ and model/. `init` starts from
     the weights of a model folder (continued pre-training). With `resume` an interrupted run goes on from its newest
-    whole checkpoint and ends with the weights of a run left alone. Raises ConfigError or DataError for wrong input
-    before any training, Interrupted after a save when a signal asks to stop.
+    whole checkpoint and ends with the weights of a run left alone. Where torchrun starts several processes, they train
+    together: the first one writes, and returns the metrics. Raises ConfigError or DataError for wrong input before any
+    training, Interrupted after a save when a signal asks to stop, RankLostError when another process is lost.
     """
-    progress = progress or SilentProgress()
-    out = Path(out)
+    training = recipe.training
+    with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
+        heard = progress if progress is not None and ranks.is_first else SilentProgress()
+        return _pretrain(recipe, Path(corpus), Path(out), resume=resume, init=init, progress=heard, ranks=ranks)
+
+
+def _pretrain(
+    recipe: PretrainRecipe,
+    corpus: Path,
+    out: Path,
+    *,
+    resume: bool,
+    init: str | Path | None,
+    progress: Progress,
+    ranks: Ranks,
+) -> dict[str, Any]:
     opened = Corpus.open(corpus)
     plans = phase_plans(recipe)
     config = _model_config(recipe, opened, plans)
+    for plan in plans:
+        _rows(plan, ranks)
     inputs = {"corpus": opened.fingerprint, "init": str(init) if init else None}
-    prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
+    if ranks.is_first:
+        prepare_run_folder(out, recipe, inputs=inputs, resume=resume or is_restarted(out))
+        claim(out)
+    ranks.barrier()
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
     model = _initial_model(recipe, config, init)
-    reference = _UnigramReference.count(opened, train)
+    ranks.spread(model)
+    reference = _UnigramReference.count(opened, train) if ranks.is_first else None
     metrics: dict[str, Any] = {}
     for plan in plans:
-        metrics = _run_phase(plan, recipe, opened, (train, held_out), model, out, reference, progress)
-    tokenizer = Tokenizer.load(opened.folder)
-    save_model(model, out / "model")
-    tokenizer.save(out / "model")
-    write_pretraining_card(out / "model", recipe, metrics)
-    write_json(out / "metrics.json", metrics)
+        metrics = _run_phase(plan, recipe, opened, (train, held_out), model, out, reference, progress, ranks)
+    whole = ranks.whole(model)
+    if ranks.is_first:
+        tokenizer = Tokenizer.load(opened.folder)
+        save_model(whole, out / "model")
+        tokenizer.save(out / "model")
+        write_pretraining_card(out / "model", recipe, metrics)
+        write_json(out / "metrics.json", metrics)
     return metrics
+
+
+def _rows(plan: PhasePlan, ranks: Ranks) -> slice:
+    """Return the rows of a phase's batches that this rank makes; raises ConfigError when they cannot be shared."""
+    training = plan.training
+    return rows_of_rank(training.batch_size, training.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
 def _model_config(recipe: PretrainRecipe, corpus: Corpus, plans: list[PhasePlan]) -> BertConfig:
@@ -135,13 +167,14 @@ def _run_phase(
     documents: tuple[np.ndarray, np.ndarray],
     model: EncoderWithHeads,
     out: Path,
-    reference: _UnigramReference,
+    reference: _UnigramReference | None,
     progress: Progress,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
     train, held_out = documents
     settings = plan.training
-    loader = _loader(corpus, train, plan.data, settings.batch_size, recipe.seed)
+    loader = _loader(corpus, train, plan.data, settings.batch_size, recipe.seed, rows=_rows(plan, ranks))
     objective = MaskedLanguageModeling(next_sentence=plan.data.next_sentence)
     state = TrainState.fresh(model, settings)
     checkpoints = out / "checkpoints" / plan.name
@@ -151,12 +184,12 @@ def _run_phase(
         return batch, after.as_dict()
 
     def held_out_metrics() -> dict[str, float]:
-        if len(held_out) == 0:
+        whole = ranks.whole(model)
+        if len(held_out) == 0 or reference is None:
             return {}
-        return _held_out_metrics(plan, recipe, corpus, held_out, model, objective, reference)
+        return _held_out_metrics(plan, recipe, corpus, held_out, whole, objective, reference)
 
-    log_path = out / "events.jsonl"
-    with EventLog(log_path) as log:
+    with EventLog(out / "events.jsonl") if ranks.is_first else NoLog() as log:
         session = TrainingSession(
             state=state,
             objective=objective,
@@ -172,6 +205,7 @@ def _run_phase(
             on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
             say=progress.say,
             name=plan.name,
+            ranks=ranks,
         )
         start = session.resume()
         log.forget_after(plan.name, start)
@@ -192,7 +226,13 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
 
 
 def _loader(
-    corpus: Corpus, documents: np.ndarray, data: PretrainingData, batch_size: int, seed: int
+    corpus: Corpus,
+    documents: np.ndarray,
+    data: PretrainingData,
+    batch_size: int,
+    seed: int,
+    *,
+    rows: slice = slice(None),
 ) -> PretrainingLoader:
     return PretrainingLoader(
         corpus,
@@ -212,6 +252,7 @@ def _loader(
             whole_word=data.whole_word,
         ),
         static_masks=data.static_masks,
+        rows=rows,
     )
 
 

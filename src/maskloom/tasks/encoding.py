@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -151,17 +151,19 @@ class ShuffledBatches:
 
     The stream is epoch after epoch, each in its own order given by (seed, epoch), and is cut into batches as it comes:
     long and short units lie in one batch, as padding costs nothing here, and batches of like length would be less
-    random (they cost CoNLL-2003 a point of F1). A position is one number: the batch.
+    random (they cost CoNLL-2003 a point of F1). A position is one number: the batch. Of every batch the units at
+    `rows` are made; together, processes make the batch that one would make.
     """
 
     data: EncodedData
     batch_size: int
     seed: int
+    rows: slice = field(default_factory=lambda: slice(None))
 
     def next_batch(self, position: dict[str, int]) -> tuple[Any, dict[str, int]]:
         """Return the batch at a position ({} is the start) and the position after it."""
         number = position.get("batch", 0)
-        return self.data.batch(self.indices(number)), {"batch": number + 1}
+        return self.data.batch(self.indices(number)[self.rows]), {"batch": number + 1}
 
     def indices(self, number: int) -> np.ndarray:
         """Return the units of batch `number`, counted from 0."""

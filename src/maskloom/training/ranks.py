@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maskloom.errors import ConfigError
+from maskloom.launch import is_one_of_several
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
 
@@ -145,18 +146,3 @@ def joined_ranks(parallel: Literal["ddp", "fsdp"], *, limit: float) -> Iterator[
 
     with distributed_ranks(parallel, limit=limit) as ranks:
         yield ranks
-
-
-def is_one_of_several() -> bool:
-    """Tell whether this process was started as one of those that train together, be it the only one."""
-    return bool(os.environ.get("WORLD_SIZE"))
-
-
-def is_first_process() -> bool:
-    """Tell whether this process is the one that writes, before it has joined the others."""
-    return not is_one_of_several() or os.environ.get("RANK") == "0"
-
-
-def is_restarted() -> bool:
-    """Tell whether torchrun has started this process again after a failure: the run is to be continued then."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

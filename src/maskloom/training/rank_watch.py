@@ -1,0 +1,234 @@
+"""Finding out which of several processes has died or hangs, so that the others end and say which it was.
+
+Every rank has a thread that writes a sign of life to the store that all ranks share, and reads those of the others: how
+often it has written, how many calls its main thread has made of those that all ranks make alike, and where it stands.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+_SECONDS_BETWEEN_SIGNS = 1.0
+# A rank that ends tells it to the others at once; their main threads have so long to end on their own.
+_SECONDS_TO_END = 20.0
+# After a failed call: how long a rank looks for the culprit, and how old a sign of life makes one.
+_SECONDS_TO_EXPLAIN, _SECONDS_TO_MISS = 12.0, 4.0
+# Start-up, evaluating and saving may take so many times the limit, and so may what no rank alone is to blame for.
+_LONGER = 20
+
+
+class Store(Protocol):
+    """What is used of a torch.distributed store."""
+
+    def set(self, key: str, value: str) -> object:
+        """Set a value."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return a value, waiting until it is set."""
+        ...
+
+    def check(self, keys: list[str]) -> bool:
+        """Tell whether all the keys are set."""
+        ...
+
+
+@dataclass
+class RankView:
+    """What a rank knows of another one: its last sign of life, and when signs and activity last changed (seconds).
+
+    `calls` counts the calls that all ranks make in the same order, so the rank with the fewest is the one that the
+    others wait for; `activity` counts anything. `place` is the innermost line of its main thread.
+    """
+
+    sign: int = -1
+    calls: int = 0
+    activity: int = 0
+    place: str = "start"
+    is_patient: bool = False
+    heard_at: float = 0.0
+    active_at: float = 0.0
+    ended: str | None = None
+    has_left: bool = False
+
+    def update(self, values: dict[str, Any], now: float) -> None:
+        """Take in a sign of life that was read at a time."""
+        if values["sign"] != self.sign:
+            self.heard_at = now
+        if values["activity"] != self.activity:
+            self.active_at = now
+        self.sign, self.calls, self.activity = values["sign"], values["calls"], values["activity"]
+        self.place, self.is_patient = values["place"], values["is_patient"]
+
+
+def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
+    """Return what is wrong with which rank, or None: no sign of life for a third of the limit, or no step forward.
+
+    A rank hangs when others have made more calls and it has done nothing for the whole limit, or for 20 times that in
+    work that one rank may do for all.
+    """
+    present = {rank: view for rank, view in views.items() if not view.has_left}
+    for rank, view in present.items():
+        if now - view.heard_at > limit / 3:
+            return f"rank {rank} was lost: no sign of life for {now - view.heard_at:.0f} s (killed, stopped or cut off)"
+    if not present:
+        return None
+    rank, slowest = min(present.items(), key=lambda item: item[1].calls)
+    idle = now - slowest.active_at
+    is_behind = any(view.calls > slowest.calls for view in present.values())
+    is_busy = any(view.is_patient for view in present.values())
+    if idle > limit * (_LONGER if is_busy or not is_behind else 1):
+        if is_behind:
+            return f"rank {rank} hangs: nothing done for {idle:.0f} s at {slowest.place}, the others wait for it"
+        places = "; ".join(f"rank {rank} at {view.place}" for rank, view in present.items())
+        return f"no rank has got on for {idle:.0f} s: {places}"
+    return None
+
+
+@dataclass
+class RankWatch:
+    """The thread that signs and looks, from `start` to `stop`.
+
+    It ends this process, with exit code 1 and a message that names the culprit, when another rank is lost, hangs or has
+    failed and the main thread does not end by itself.
+    """
+
+    store: Store
+    rank: int
+    world_size: int
+    limit: float
+    end: Callable[[str], None] | None = None
+    calls: int = 0
+    activity: int = 0
+    _is_patient: bool = True
+    _views: dict[int, RankView] = field(default_factory=dict)
+    _is_over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _main: int = 0
+    _troubled_at: float | None = None
+
+    def start(self) -> None:
+        """Sign for the first time and start the thread; to be called in the main thread."""
+        now = time.monotonic()
+        self._views = {rank: RankView(heard_at=now, active_at=now) for rank in range(self.world_size)}
+        self._main = threading.get_ident()
+        self.store.set(f"sign/{self.rank}", self._sign(0))
+        self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; from then on this rank is told nothing."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def call(self) -> None:
+        """Count a call that every rank makes."""
+        self.calls += 1
+        self.activity += 1
+
+    def beat(self) -> None:
+        """Say that the main thread is at work."""
+        self.activity += 1
+
+    @contextmanager
+    def patient(self, is_patient: bool) -> Iterator[None]:
+        """Work for which others may have to wait for long, as it is from the start; or steps, where they may not."""
+        before, self._is_patient = self._is_patient, is_patient
+        self.activity += 1
+        try:
+            yield
+        finally:
+            self._is_patient = before
+            self.activity += 1
+
+    def leave(self, reason: str | None) -> None:
+        """Tell the others that this rank ends: in order, or for a reason that ends them too."""
+        self.store.set(f"ended/{self.rank}", json.dumps({"reason": reason}))
+
+    def explanation(self) -> str | None:
+        """Return which rank made a call fail, once that can be known; None when all others are well."""
+        until = time.monotonic() + _SECONDS_TO_EXPLAIN
+        while time.monotonic() < until:
+            others = {rank: view for rank, view in self._views.items() if rank != self.rank}
+            reasons = [view.ended for view in others.values() if view.ended]
+            if reasons:
+                return reasons[0]
+            now = time.monotonic()
+            rank, oldest = min(others.items(), key=lambda item: item[1].heard_at)
+            if not oldest.has_left and now - oldest.heard_at > _SECONDS_TO_MISS:
+                return f"rank {rank} was lost: its process was killed or cut off"
+            time.sleep(0.1)
+        left = [str(rank) for rank, view in self._views.items() if view.has_left]
+        return f"rank {', '.join(left)} has left before the others" if left else None
+
+    def _run(self) -> None:
+        number = 0
+        while not self._is_over.wait(_SECONDS_BETWEEN_SIGNS):
+            number += 1
+            try:
+                problem = self._look(number)
+            except Exception as error:  # the store is gone, and with it the process or machine that kept it
+                if self._troubled_at is None:
+                    self._troubled_at = time.monotonic()
+                problem = None
+                if time.monotonic() - self._troubled_at > _SECONDS_TO_END / 2:
+                    problem = f"the store that all ranks share is gone ({str(error).splitlines()[0]})"
+            if problem is not None and not self._is_over.is_set():
+                self._end(problem)
+                return
+
+    def _look(self, number: int) -> str | None:
+        """Sign, read the others' signs, and return what is wrong enough to end this process."""
+        self.store.set(f"sign/{self.rank}", self._sign(number))
+        now = time.monotonic()
+        for rank, view in self._views.items():
+            if self.store.check([f"sign/{rank}"]):
+                view.update(json.loads(self.store.get(f"sign/{rank}")), now)
+            if not view.has_left and view.ended is None and self.store.check([f"ended/{rank}"]):
+                reason = json.loads(self.store.get(f"ended/{rank}"))["reason"]
+                view.ended, view.has_left = reason, True
+        reasons = [view.ended for rank, view in self._views.items() if view.ended and rank != self.rank]
+        if reasons:
+            if self._troubled_at is None:
+                self._troubled_at = now
+            return reasons[0] if now - self._troubled_at > _SECONDS_TO_END else None
+        return culprit(self._views, now, self.limit)
+
+    def _sign(self, number: int) -> str:
+        return json.dumps(
+            {
+                "sign": number,
+                "calls": self.calls,
+                "activity": self.activity,
+                "place": self._place(),
+                "is_patient": self._is_patient,
+            }
+        )
+
+    def _place(self) -> str:
+        """Return the file, line and function that the main thread is in."""
+        frame = sys._current_frames().get(self._main)
+        return (
+            "?" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+        )
+
+    def _end(self, problem: str) -> None:
+        if self.end is not None:
+            self.end(problem)
+            return
+        sys.stderr.write(f"error: rank {self.rank} ends: {problem}\n")
+        sys.stderr.flush()
+        if problem.startswith(f"rank {self.rank} hangs"):
+            faulthandler.dump_traceback()
+        os._exit(1)

@@ -1,0 +1,245 @@
+"""Checkpoints that several processes write together, each its share, by torch.distributed.checkpoint (DCP).
+
+DCP itself proves nothing about its files, rewrites them in place and reads a pickle. Here every save has a folder of
+its own with the manifest that all checkpoints have, and the pickle is read only after its hash agrees, by a reader that
+knows a handful of harmless types.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from maskloom.errors import DataError
+from maskloom.files import DISK_ERRORS, write_hashed
+from maskloom.training.checkpoints import REST, SHARDED, Snapshot, check_shapes, new_step_folder
+from maskloom.training.distributed import DistributedRanks
+from maskloom.training.loop import TrainState
+from maskloom.training.manifests import write_manifest
+from maskloom.training.ranks import Ranks
+
+# What the description of a DCP folder is made of. Nothing here does anything when it is made from data.
+_HARMLESS = {
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("pathlib._local", "PosixPath"),
+    ("torch", "Size"),
+    *(("torch", name) for name in ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+}
+
+
+def write_sharded(
+    snapshot: Snapshot,
+    folder: Path,
+    ranks: DistributedRanks,
+    *,
+    keep: int,
+    pinned: Collection[int] = (),
+    run: str | None = None,
+) -> Path:
+    """Write the shares of all ranks as one checkpoint, as `write_checkpoint` does for one; every rank must call it.
+
+    Raises OSError on every rank when one of them could not write; no rank then goes on as if the checkpoint existed.
+    """
+    tensors = _named(snapshot)
+    number = int(ranks.sum_({"process": float(os.getpid() if ranks.is_first else 0)})["process"])
+    temporary = folder / f"step-{snapshot.step:08d}.tmp-{number}"
+    with ExitStack() as stack:
+        problem = None
+        try:
+            if ranks.is_first:
+                size = snapshot.num_bytes
+                stack.enter_context(new_step_folder(folder, snapshot.step, num_bytes=size, keep=keep, pinned=pinned))
+        except OSError as error:
+            problem = error
+        _agree(ranks, problem, snapshot.step)
+        writer = FileSystemWriter(temporary, sync_files=True, overwrite=False)
+        try:
+            save(tensors, storage_writer=writer, process_group=ranks.control)
+        except CheckpointException as failed:
+            raise _disk_failure(failed, snapshot.step) from None
+        try:
+            if ranks.is_first:
+                files = {path.name: _described(path) for path in sorted(temporary.iterdir())}
+                files[REST] = write_hashed(temporary / REST, [snapshot.rest.encode()])
+                facts = {"layout": SHARDED, "world_size": ranks.world_size, "run": run, "torch": torch.__version__}
+                write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
+                stack.close()
+        except OSError as error:
+            problem = error
+        _agree(ranks, problem, snapshot.step)
+    return folder / f"step-{snapshot.step:08d}"
+
+
+class ShardedSaves:
+    """Saves of a state of which every rank has its share: all ranks start together and training waits.
+
+    As with `BackgroundSaves`, one failure for the disk's sake is said and forgiven until a save succeeds; `save` raises
+    every one. `on_whole(step, path)` is called on every rank.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Ranks,
+        *,
+        keep: int,
+        on_whole: Callable[[int, Path], None],
+        say: Callable[[str], None],
+        run: str | None = None,
+    ) -> None:
+        if not isinstance(ranks, DistributedRanks):
+            raise TypeError(f"{type(ranks).__name__} does not share the weights")
+        self._folder, self._ranks, self._keep, self._run = folder, ranks, keep, run
+        self._on_whole, self._say = on_whole, say
+        self._failures = 0
+
+    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
+        """Save the state; a first failure is forgiven."""
+        try:
+            self.save(state, extra, pinned)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS or self._failures:
+                raise
+            self._failures += 1
+            self._say(f"WARNING: {error}. Training goes on; if the next save fails too, it stops")
+
+    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
+        """Save the state and return its folder."""
+        snapshot = Snapshot.of(state, extra)
+        path = write_sharded(snapshot, self._folder, self._ranks, keep=self._keep, pinned=pinned, run=self._run)
+        self._failures = 0
+        self._on_whole(snapshot.step, path)
+        return path
+
+    def check(self) -> None:
+        """Do nothing: a failure was raised where it happened."""
+
+    def wait(self) -> None:
+        """Do nothing: no save is under way."""
+
+    def __enter__(self) -> ShardedSaves:
+        """Make the folder, which later saves do not make again around a run that was removed."""
+        with suppress(OSError):  # the first save tells it
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Do nothing: no save is under way."""
+
+
+def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
+    """Fill weights and moments of a state, or this rank's share of them, from a folder whose manifest has been checked.
+
+    Raises DataError when the folder describes what no save of ours would, or another model.
+    """
+    reader = _Reader(folder)
+    found = reader.shapes()
+    targets: dict[str, Tensor] = {}
+    for name, parameter in state.model.named_parameters():
+        targets[f"model.{name}"] = parameter.detach()
+        if name in optimizer_steps:
+            moments = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
+            state.optimizer.state[parameter] = moments
+            targets |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
+    check_shapes(folder, found, targets)
+    with torch.no_grad():
+        load(targets, storage_reader=reader, no_dist=True)
+
+
+class _Reader(FileSystemReader):
+    """Reads a folder's description without the power to call anything, and no file outside the folder."""
+
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        place = Path(self.path) / ".metadata"
+        try:
+            with place.open("rb") as file:
+                metadata = _HarmlessUnpickler(file).load()
+            if not isinstance(metadata, Metadata):
+                raise pickle.UnpicklingError(f"a {type(metadata).__name__}")
+            self._check(metadata)
+        except OSError as error:
+            raise DataError(f"{place}: {error.strerror}") from None
+        except Exception as error:  # a damaged pickle may raise anything
+            raise DataError(f"{place}: not the description of a checkpoint of ours: {error}") from None
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all tensors of the folder by name."""
+        return {name: tuple(entry.size) for name, entry in self.read_metadata().state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _check(self, metadata: Metadata) -> None:
+        for name, entry in metadata.state_dict_metadata.items():
+            if not isinstance(entry, TensorStorageMetadata):  # other objects are pickles of their own
+                raise pickle.UnpicklingError(f"{name!r} is no tensor")
+        for stored in metadata.storage_data.values():
+            if Path(stored.relative_path).name != stored.relative_path or stored.transform_descriptors:
+                raise pickle.UnpicklingError(f"{stored.relative_path!r} is no plain file of the folder")
+
+
+class _HarmlessUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _HARMLESS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _named(snapshot: Snapshot) -> dict[str, Any]:
+    model = {f"model.{name}": tensor for name, tensor in snapshot.model.items()}
+    return model | {f"optimizer.{name}": tensor for name, tensor in snapshot.optimizer.items()}
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _agree(ranks: Ranks, problem: OSError | None, step: int) -> None:
+    """Raise a rank's own problem there, and one of the same number on the others."""
+    number = (problem.errno or errno.EIO) if problem is not None else 0
+    shared = ranks.sum_({"number": float(number), "ranks": float(problem is not None)})
+    if problem is not None:
+        raise problem
+    if shared["ranks"]:
+        number = round(shared["number"] / shared["ranks"])
+        raise OSError(number, f"another rank could not write; the checkpoint of step {step} was not saved")
+
+
+def _disk_failure(failed: CheckpointException, step: int) -> OSError:
+    """Return what DCP's collected failures come to: the first rank's that failed."""
+    rank, (cause, _trace) = min(failed.failures.items())
+    number = getattr(cause, "errno", None) or errno.EIO
+    return OSError(number, f"rank {rank} could not write: {cause}; the checkpoint of step {step} was not saved")
