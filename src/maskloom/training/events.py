@@ -6,42 +6,69 @@ import json
 import math
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from maskloom.fault_points import fault_point
+from maskloom.files import DISK_ERRORS, write_text
+
+# What went wrong stays in the log although the steps around it were done again.
+_NEVER_FORGOTTEN = frozenset({"nonfinite", "warning", "out_of_memory", "lost_events"})
 
 
 class EventLog:
     """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null.
 
-    Several threads may write: lines stay whole.
+    Several threads may write: lines stay whole. A disk that takes no lines ends no run: they are counted, and the
+    number is logged once there is room again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._file = path.open("a", encoding="utf-8")
+        self._num_lost = 0
+        self._open()
 
     def forget_after(self, stage: str, step: int) -> None:
-        """Drop a stage's events after a step, so that a resumed run's log holds each step once."""
-        kept = [e for e in read_events(self.path) if e.get("stage") != stage or e.get("step", 0) <= step]
-        self._file.close()
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        temporary.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
-        temporary.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        """Drop a stage's steps, evaluations and saves after a step: a resumed run's log holds each step once."""
+        with self._lock:
+            self._file.close()
+            kept = [event for event in read_events(self.path) if _stays(event, stage, step)]
+            if len(kept) < len(self.path.read_bytes().splitlines()):
+                write_text(self.path, "".join(json.dumps(event) + "\n" for event in kept))
+            self._open()
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one event and flush it, so that a killed run keeps what it logged."""
-        line = json.dumps({"event": event, **_finite(values)}) + "\n"
+        """Append one event at once, so that a killed run keeps what it logged."""
         with self._lock:
-            self._file.write(line)
-            self._file.flush()
+            if self._num_lost and self._append({"event": "lost_events", "number": self._num_lost}):
+                self._num_lost = 0
+            self._num_lost += not self._append({"event": event, **_finite(values)})
+
+    def _open(self) -> None:
+        self._file = self.path.open("a+b", buffering=0)
+        # a killed run may have left half a line, which must not take the next one with it
+        end = self._file.seek(0, os.SEEK_END)
+        self._is_cut = end > 0 and os.pread(self._file.fileno(), 1, end - 1) != b"\n"
+
+    def _append(self, event: dict[str, Any]) -> bool:
+        line = (b"\n" if self._is_cut else b"") + json.dumps(event).encode() + b"\n"
+        try:
+            fault_point("events.write")
+            written = self._file.write(line)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            return False
+        self._is_cut = 0 < written < len(line) or (self._is_cut and not written)
+        return written == len(line)
 
     def close(self) -> None:
-        """Sync the log to disk and close it."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Sync the log to disk, if it can be, and close it."""
+        with suppress(OSError):
+            os.fsync(self._file.fileno())
         self._file.close()
 
     def __enter__(self) -> EventLog:
@@ -53,6 +80,22 @@ class EventLog:
         self.close()
 
 
+class NoLog(EventLog):
+    """A log that keeps nothing: that of a process beside which another one logs."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
+
+    def forget_after(self, stage: str, step: int) -> None:
+        """Do nothing."""
+
+    def write(self, event: str, **values: Any) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log in order; a line cut short by a kill is passed over."""
     events = []
@@ -62,6 +105,11 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return events
+
+
+def _stays(event: dict[str, Any], stage: str, step: int) -> bool:
+    is_later = event.get("stage") == stage and event.get("step", 0) > step
+    return not is_later or event.get("event") in _NEVER_FORGOTTEN
 
 
 def _finite(value: Any) -> Any:

@@ -13,7 +13,7 @@ EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 +
 
 # what a terminal (SIGINT, SIGHUP) and a scheduler (SIGTERM, SIGUSR1) send; Windows lacks some
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+STOP_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 _LEFT_AT_ONCE = b"\nstopped at once: the checkpoints that are whole stand, later steps are lost\n"
 
 
@@ -50,7 +50,7 @@ class StopRequests:
         """Take the signals over."""
         if threading.current_thread() is threading.main_thread():
             self._watch = _SecondInterrupt()
-            for number in _SIGNALS:
+            for number in STOP_SIGNALS:
                 if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
             _active.append(self)

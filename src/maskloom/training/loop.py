@@ -219,8 +219,8 @@ def _halved(size: int | None, batch: Any, step: int) -> int:
 def _out_of_memory_here(ranks: Ranks, size: int | None, step: int) -> str:
     return (
         f"step {step}: memory ran out on rank {ranks.rank} of {ranks.world_size} and the weights were not changed; "
-        f"give a smaller training.micro_batch_size (now {size or 'the whole part of a rank'}): several processes do not "
-        "halve it by themselves"
+        f"give a smaller training.micro_batch_size (now {size or 'the whole part of a rank'}): several processes do "
+        "not halve it by themselves"
     )
 
 
@@ -243,7 +243,7 @@ def _clip(parameters: list[torch.Tensor], clip_norm: float | None) -> float:
         return 0.0
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
     if hasattr(norm, "full_tensor"):  # each rank has a share of every gradient
-        norm = norm.full_tensor()
+        norm = norm.full_tensor()  # pyright: ignore[reportAttributeAccessIssue]
     if clip_norm is not None and math.isfinite(float(norm)):
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm, foreach=True)
     return float(norm)

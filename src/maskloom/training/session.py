@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from typing import Any
 from maskloom.config import TrainingSection
 from maskloom.objectives.objective import Objective
 from maskloom.training.background_saves import BackgroundSaves
+from maskloom.training.bad_steps import BadSteps
 from maskloom.training.checkpoints import restore_checkpoint
 from maskloom.training.events import EventLog
-from maskloom.training.interruption import Interrupted, StopRequests, stop_requests
-from maskloom.training.loop import NextBatch, StepReport, TrainState, train_steps
+from maskloom.training.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
+from maskloom.training.loop import NextBatch, NonFiniteStepError, NumericalError, StepReport, TrainState, train_steps
+from maskloom.training.loss_watch import LossWatch
 from maskloom.training.memory import release_free_memory
 from maskloom.training.ranks import ONE_RANK, Ranks
+from maskloom.training.saves import NoSaves, Saves
+from maskloom.training.step_dumps import write_dump
 
 # What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
 # time, and it bounds what batches of different sizes leave behind.
@@ -58,9 +63,15 @@ class TrainingSession:
     run_id: str | None = None
     _evaluation_is_due: bool = field(default=False, init=False)
 
+    def __post_init__(self) -> None:
+        """Begin to count what goes wrong."""
+        self._bad_steps, self._watch = BadSteps(self.settings), LossWatch()
+        self._told_size: int | None = None
+        self._released = time.monotonic()
+
     def resume(self) -> int:
         """Load the newest whole checkpoint, if any, and return the step to continue from; refused ones are named."""
-        restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id)
+        restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
         if restored is None:
             return 0
         for problem in restored.refused:
@@ -69,7 +80,8 @@ class TrainingSession:
         self.memory.update(restored.extra)
         own = self.memory.pop(_OWN, {})
         self._evaluation_is_due = own.get("evaluation_is_due", False)
-        self.state.micro_batch_size = own.get("micro_batch_size")
+        self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
+        self._bad_steps.rewinds = own.get("rewinds", 0)
         return restored.step
 
     def run(self) -> None:
@@ -81,45 +93,105 @@ class TrainingSession:
         settings = self.settings
         if self.state.step >= settings.steps and not self._evaluation_is_due:
             return
-        released = time.monotonic()
-        with stop_requests() as stop, stop.deferred(), self._saves() as saves:
+        with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.patient(False):
             if self._evaluation_is_due:
                 self._finish_step(self.state.step, stop, saves)
-            steps = train_steps(
-                self.state, self.objective, self.next_batch, settings=settings, seed=self.seed, ranks=self.ranks
-            )
-            for report in steps:
-                saves.check()
-                if time.monotonic() - released >= _SECONDS_BETWEEN_RELEASES:
-                    release_free_memory()
-                    released = time.monotonic()
-                self._after_step(report, stop, saves)
+            elif settings.on_nonfinite == "rewind" and self.state.step == 0:
+                self._save(saves)  # so that there is a checkpoint to go back to
+            while self.state.step < settings.steps:
+                try:
+                    self._train(stop, saves)
+                except NonFiniteStepError as bad:
+                    self._answer(bad, saves)
 
-    def _after_step(self, report: StepReport, stop: StopRequests, saves: BackgroundSaves) -> None:
+    def _train(self, stop: StopRequests, saves: Saves) -> None:
+        steps = train_steps(
+            self.state, self.objective, self.next_batch, settings=self.settings, seed=self.seed, ranks=self.ranks
+        )
+        for report in steps:
+            saves.check()
+            if time.monotonic() - self._released >= _SECONDS_BETWEEN_RELEASES:
+                release_free_memory()
+                self._released = time.monotonic()
+            self._after_step(report, stop, saves)
+
+    def _answer(self, bad: NonFiniteStepError, saves: Saves) -> None:
+        """Write a step down whose numbers are not finite, and skip its batch or go back; raises it when all ends."""
+        step, action, place = bad.report.step, self._bad_steps.action_after(bad.report.step), self._dumped(bad)
+        self._write(
+            "nonfinite",
+            step=step,
+            action=action,
+            loss=bad.report.loss,
+            losses=bad.report.losses,
+            gradient_norm=bad.report.gradient_norm,
+            position=self.state.position,
+            dump=place,
+        )
+        if action == "stop":
+            raise NumericalError(f"{bad} Batch and activations: {place}.") from None
+        self._tell(f"WARNING: {bad} Batch and activations: {place}.")
+        if action == "rewind":
+            self._rewind(saves)
+        self.state.position = bad.position_after
+        self._tell(f"WARNING: going on after step {self.state.step} with the batches that follow the bad one")
+
+    def _dumped(self, bad: NonFiniteStepError) -> str:
+        """Write the bad step into the run's folder and return where, or why it could not be written."""
+        try:
+            return str(
+                write_dump(
+                    self.log.path.parent / "dumps" / self.name,
+                    self.state,
+                    self.objective,
+                    bad,
+                    seed=self.seed,
+                    micro_batch_size=self.settings.micro_batch_size,
+                    ranks=self.ranks,
+                )
+            )
+        except OSError as error:
+            return f"not written, {error}"
+
+    def _rewind(self, saves: Saves) -> None:
+        """Bring weights and moments back to the last whole checkpoint; what the caller remembers stays."""
+        saves.wait()
+        self.ranks.barrier()
+        self.state.optimizer.state.clear()
+        restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
+        if restored is None:
+            raise NumericalError(f"{self.checkpoints} holds no checkpoint to go back to")
+        for problem in restored.refused:
+            self._tell(f"warning: checkpoint passed over: {problem}")
+        if self.ranks.is_first:
+            self.log.forget_after(self.name, restored.step)
+
+    def _after_step(self, report: StepReport, stop: StopRequests, saves: Saves) -> None:
         """Log, evaluate and save as the settings say; raises Interrupted, with all on disk, when asked to stop."""
         settings = self.settings
         is_last = report.step == settings.steps
         if report.step % settings.log_every == 0 or is_last or report.step == 1:
             self._log_step(report)
+        self._warn(report)
         if self.on_step is not None:
             self.on_step(report)
         every = settings.evaluate_every
         self._evaluation_is_due = is_last or bool(every and report.step % every == 0)
         self._finish_step(report.step, stop, saves)
 
-    def _finish_step(self, step: int, stop: StopRequests, saves: BackgroundSaves) -> None:
+    def _finish_step(self, step: int, stop: StopRequests, saves: Saves) -> None:
         """Evaluate if that is due, and save; when a signal comes in between, the resumed run evaluates."""
         settings = self.settings
-        is_best = self._evaluate(step, stop) if self._evaluation_is_due and not self._is_asked(stop) else False
-        if self._is_asked(stop):
-            number = stop.received or signal.SIGTERM
+        is_best = self._evaluate(step, stop) if self._evaluation_is_due and not self._asked(stop) else False
+        if number := self._asked(stop):
             self._tell(f"{signal.Signals(number).name} received: saving step {step}")
             self._save(saves)
             raise Interrupted(number)
         if step == settings.steps:
             self._save(saves)
-        elif self.ranks.is_first and (is_best or (settings.save_every and step % settings.save_every == 0)):
-            saves.start(self.state, self._remembered(), self._pinned())
+        elif is_best or (settings.save_every and step % settings.save_every == 0):
+            with self.ranks.patient(True):
+                saves.start(self.state, self._remembered(), self._pinned())
 
     def _evaluate(self, step: int, stop: StopRequests) -> bool:
         """Evaluate, and tell whether the checkpoint of this step is to be kept as the best so far.
@@ -129,17 +201,23 @@ class TrainingSession:
         if self.evaluate is None:
             self._evaluation_is_due = False
             return False
+        problem = None
         try:
-            if self.ranks.world_size > 1:
+            with self.ranks.patient(True), stop.at_once() if self.ranks.world_size == 1 else nullcontext():
                 metrics = self.evaluate()
-            else:
-                with stop.at_once():
-                    metrics = self.evaluate()
         except Interrupted:
             return False
+        except NumericalError as error:  # on the first rank, which evaluates for all
+            metrics, problem = {}, error
+        if self.ranks.any_(problem is not None):
+            raise problem or NumericalError(f"step {step}: the evaluation found numbers that are not finite")
         self._evaluation_is_due = False
+        return self.ranks.any_(self.ranks.is_first and self._note(step, metrics))
+
+    def _note(self, step: int, metrics: dict[str, float]) -> bool:
+        """Log metrics, and tell whether they are the best so far of those that decide what is kept."""
         self._write("evaluation", step=step, metrics=metrics)
-        if self.on_metrics is not None and self.ranks.is_first:
+        if self.on_metrics is not None:
             self.on_metrics(step, metrics)
         score = self.score(metrics) if self.settings.keep_best and self.score is not None else None
         if score is None or not math.isfinite(score):
@@ -149,13 +227,15 @@ class TrainingSession:
             self.memory["kept"] = {"step": step, "score": score}
         return is_best
 
-    def _is_asked(self, stop: StopRequests) -> bool:
-        return self.ranks.any_(stop.received is not None)
+    def _asked(self, stop: StopRequests) -> int:
+        """Return the signal that asks to stop on this or another rank, the same on all, or 0."""
+        asked = self.ranks.sum_({str(number): float(number == stop.received) for number in STOP_SIGNALS})
+        return next((int(number) for number, count in asked.items() if count), 0)
 
-    def _save(self, saves: BackgroundSaves) -> None:
-        if self.ranks.is_first:
+    def _save(self, saves: Saves) -> None:
+        with self.ranks.patient(True):
             saves.save(self.state, self._remembered(), self._pinned())
-        self.ranks.barrier()
+            self.ranks.barrier()
 
     def _remembered(self) -> dict[str, Any]:
         """Return the caller's memory and, where there is any, the session's own."""
@@ -164,23 +244,42 @@ class TrainingSession:
             own["evaluation_is_due"] = True
         if self.state.micro_batch_size is not None:
             own["micro_batch_size"] = self.state.micro_batch_size
+        if self._bad_steps.rewinds:
+            own["rewinds"] = self._bad_steps.rewinds
         return {**self.memory, _OWN: own} if own else self.memory
 
     def _pinned(self) -> list[int]:
         """Return the steps whose checkpoints are kept whatever comes after."""
         return [self.memory["kept"]["step"]] if "kept" in self.memory else []
 
-    def _saves(self) -> BackgroundSaves:
+    def _saves(self) -> Saves:
+        """Return what saves this rank's state: its share, or, by the first rank alone, what all of them have."""
+
         def on_whole(step: int, path: Path) -> None:
             self._write("checkpoint", step=step, folder=path.name)
 
-        return BackgroundSaves(
-            self.checkpoints,
-            keep=self.settings.keep_checkpoints,
-            on_whole=on_whole,
-            say=self._tell,
-            run=self.run_id,
-        )
+        keep, folder = self.settings.keep_checkpoints, self.checkpoints
+        if self.ranks.is_sharded:
+            from maskloom.training.sharded_checkpoints import ShardedSaves  # heavy, and of no use to a process alone
+
+            return ShardedSaves(folder, self.ranks, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
+        if not self.ranks.is_first:
+            return NoSaves()
+        return BackgroundSaves(folder, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
+
+    def _warn(self, report: StepReport) -> None:
+        """Say once what a person should know of a step that was taken all the same."""
+        for kind, text in self._watch.look(report.step, report.loss).items():
+            self._write("warning", step=report.step, kind=kind, text=text)
+            self._tell(f"WARNING: {text}")
+        size = self.state.micro_batch_size
+        if size != self._told_size:
+            self._told_size = size
+            self._write("out_of_memory", step=report.step, micro_batch_size=size)
+            self._tell(
+                f"WARNING: step {report.step}: memory ran out; from here on batches are done in micro-batches of "
+                f"{size}, and stay what they were as a whole"
+            )
 
     def _log_step(self, report: StepReport) -> None:
         self._write(

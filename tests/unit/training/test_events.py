@@ -1,3 +1,8 @@
+import errno
+import json
+import os
+
+from maskloom.training import events
 from maskloom.training.events import EventLog, read_events
 
 
@@ -28,3 +33,58 @@ def test_a_line_cut_short_is_passed_over(tmp_path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "step", "step": 1}\n{"event": "st', encoding="utf-8")
     assert len(read_events(path)) == 1
+
+
+def test_half_a_line_of_a_killed_run_does_not_take_the_next_one_with_it(tmp_path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "step", "stage": "a", "step": 1}\n{"event": "st', encoding="utf-8")
+    with EventLog(path) as log:
+        log.write("data", rows=3)
+        assert [event["event"] for event in read_events(path)] == ["step", "data"]
+        log.forget_after("a", 1)
+        log.write("step", stage="a", step=2)
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["step", "data", "step"]
+
+
+def test_what_went_wrong_is_never_forgotten(tmp_path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        for step in (1, 2):
+            log.write("step", stage="a", step=step)
+        log.write("nonfinite", stage="a", step=3, loss=float("inf"))
+        log.write("evaluation", stage="a", step=2)
+        log.forget_after("a", 1)
+    assert [(e["event"], e["step"]) for e in read_events(path)] == [("step", 1), ("nonfinite", 3)]
+
+
+def test_a_full_disk_ends_no_run_and_what_it_took_is_counted(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "events.jsonl"
+    is_full = True
+
+    def full(name: str) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with EventLog(path) as log:
+        monkeypatch.setattr(events, "fault_point", full)
+        log.write("step", step=1)
+        log.write("step", step=2)
+        is_full = False
+        log.write("step", step=3)
+    assert read_events(path) == [{"event": "lost_events", "number": 2}, {"event": "step", "step": 3}]
+
+
+def test_a_line_that_was_written_in_part_is_ended(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        file = log._file
+
+        class Half:
+            def write(self, line: bytes) -> int:
+                return file.write(line[: len(line) // 2]) or 0
+
+        monkeypatch.setattr(log, "_file", Half())
+        log.write("step", step=1)
+        monkeypatch.setattr(log, "_file", file)
+        log.write("step", step=2)
+    assert read_events(path) == [{"event": "lost_events", "number": 1}, {"event": "step", "step": 2}]

@@ -1,0 +1,274 @@
+"""What is written down of a step whose loss or gradient is not finite, and doing that step again from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.torch import load_file as load_tensors
+from torch import Tensor, nn
+
+import maskloom.data.batch as batches
+from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
+from maskloom.errors import DataError
+from maskloom.files import rename, sync, write_hashed, write_json
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.objective import Objective
+from maskloom.training.loop import NonFiniteStepError, TrainState, accumulate_gradients, dropout_seed
+from maskloom.training.memory import is_out_of_memory
+from maskloom.training.ranks import ONE_RANK, OneRank, Ranks
+
+FORMAT_VERSION = 1
+REPORT, BATCH, WEIGHTS = "report.json", "batch.safetensors", "model.safetensors"
+_SHOWN = 20
+# Weights are the large part of a dump; those of older ones go.
+_DUMPS_WITH_WEIGHTS = 3
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a dumped step gave when it was done again."""
+
+    losses: dict[str, float]
+    gradient_norm: float
+
+
+def write_dump(
+    folder: Path,
+    state: TrainState,
+    objective: Objective,
+    bad: NonFiniteStepError,
+    *,
+    seed: int,
+    micro_batch_size: int | None,
+    ranks: Ranks = ONE_RANK,
+) -> Path:
+    """Write a step that was not taken under `folder/step-N`, and return that folder; the state stays as it is.
+
+    `batch.safetensors` and `report.json` hold the batch with its place in the data; the report also names the
+    parameters whose gradients are not finite and the largest activations, found by a second forward pass, by module.
+    `model.safetensors` are the weights, in the newest three dumps. The same batch met again at the same step is not
+    written twice. Raises OSError when the disk does not take it.
+    """
+    size = state.micro_batch_size or micro_batch_size
+    report: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "step": bad.report.step,
+        "seed": seed,
+        "position": state.position,
+        "position_after": bad.position_after,
+        "micro_batch_size": size,
+        "rank": ranks.rank,
+        "world_size": ranks.world_size,
+        "objective": repr(objective),
+        "target_counts": ranks.sum_(objective.target_counts(bad.batch)),
+        "loss": _plain(bad.report.loss),
+        "losses": {name: _plain(loss) for name, loss in bad.report.losses.items()},
+        "gradient_norm": _plain(bad.report.gradient_norm),
+        "learning_rate": bad.report.learning_rate,
+        **_parameter_report(state.model),
+    }
+    final = _place(folder, report)
+    if final.exists():
+        return final
+    report |= _activation_report(state, objective, bad.batch, size, seed, ranks)
+    arrays, report["batch"] = _batch_as_data(bad.batch)
+    temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        write_hashed(temporary / BATCH, safetensors_pieces(tensors))
+        if not ranks.is_sharded and ranks.is_first:
+            weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
+            write_hashed(temporary / WEIGHTS, safetensors_pieces(weights))
+        write_json(temporary / REPORT, report)
+        sync(temporary)
+        rename(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _drop_weights(folder)
+    return final
+
+
+def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> Replay:
+    """Do a dumped step again, with its weights, batch and dropout draws, and return what it gives.
+
+    `model` is of the dumped architecture and takes on the dumped weights; its gradients are left in place to be looked
+    at. Equal to the bit on the same machine with the same torch and thread count. Raises DataError for a folder that is
+    no dump, or that holds no weights.
+    """
+    try:
+        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        batch = _batch_of_data(report["batch"], load_arrays(folder / BATCH))
+        first = folder.with_name(folder.name.replace(f"-rank-{report['rank']}", "-rank-0"))
+        weights = load_tensors(first / WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: cannot be replayed: {error}") from None
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    model.zero_grad(set_to_none=True)
+    model.train()
+    seed, step = report["seed"], report["step"] - 1
+    losses = accumulate_gradients(
+        model,
+        objective,
+        batch,
+        report["micro_batch_size"],
+        seed_of=lambda number: dropout_seed(seed, step, number),
+        ranks=_RankOfDump(report["rank"], report["target_counts"]),
+    )
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return Replay(losses, float(torch.nn.utils.get_total_norm(gradients, foreach=True)))
+
+
+class _RankOfDump(OneRank):
+    """One rank that does its part of a batch again, alone, as it did it among the others."""
+
+    def __init__(self, rank: int, counts: dict[str, float]) -> None:
+        self.rank, self._counts = rank, counts
+
+    def sum_(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the counts of the whole batch."""
+        return self._counts
+
+
+def _place(folder: Path, report: dict[str, Any]) -> Path:
+    """Return the folder for a dump: that of the same step with the same batch, or one that is free."""
+    rank = f"-rank-{report['rank']}" if report["world_size"] > 1 else ""
+    for number in itertools.count(1):
+        path = folder / f"step-{report['step']:08d}{f'-{number}' if number > 1 else ''}{rank}"
+        try:
+            known = json.loads((path / REPORT).read_text(encoding="utf-8"))["position"]
+        except (OSError, ValueError, KeyError, TypeError):
+            known = None
+        if not path.exists() or known == report["position"]:
+            return path
+    raise AssertionError("numbers do not end")
+
+
+def _drop_weights(folder: Path) -> None:
+    """Remove the weights of all dumps but the newest few."""
+    found = sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-_DUMPS_WITH_WEIGHTS]:
+        path.unlink(missing_ok=True)
+
+
+def _parameter_report(model: nn.Module) -> dict[str, Any]:
+    """Name what is not finite among parameters and gradients, and the largest gradients."""
+    largest, gradients, weights = [], [], []
+    for name, parameter in model.named_parameters():
+        if not _is_finite(parameter):
+            weights.append(name)
+        if parameter.grad is not None:
+            if not _is_finite(parameter.grad):
+                gradients.append(name)
+            largest.append((_largest(parameter.grad), name))
+    largest.sort(reverse=True)
+    return {
+        "weights_not_finite": weights,
+        "gradients_not_finite": gradients,
+        "largest_gradients": [{"parameter": name, "largest": value} for value, name in largest[:_SHOWN]],
+    }
+
+
+def _activation_report(
+    state: TrainState, objective: Objective, batch: Any, size: int | None, seed: int, ranks: Ranks
+) -> dict[str, Any]:
+    """Run the batch forward once more, with the same dropout draws, and look at what each module gives."""
+    seen: dict[str, dict[str, Any]] = {}
+    parts = batch.split(size) if size else [batch]
+    try:
+        with _watching(state.model, seen), torch.no_grad():
+            for number, part in enumerate(parts, start=ranks.rank * len(parts)):
+                torch.manual_seed(dropout_seed(seed, state.step, number))
+                objective.loss_sums(state.model, part)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"activations": "memory ran out in the second pass", "first_module_not_finite": None}
+    order = sorted(seen.items(), key=lambda item: -item[1]["largest"])
+    return {
+        "first_module_not_finite": next((name for name, values in seen.items() if values["num_not_finite"]), None),
+        "largest_activations": [{"module": name, **values} for name, values in order[:_SHOWN]],
+    }
+
+
+@contextmanager
+def _watching(model: nn.Module, seen: dict[str, dict[str, Any]]) -> Iterator[None]:
+    """Note what each module gives, in the order in which modules end: the first one that is bad has good inputs."""
+
+    def watch(name: str):
+        def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            for tensor in _tensors(output):
+                entry = seen.setdefault(name, {"largest": 0.0, "num_not_finite": 0, "num_values": 0})
+                entry["largest"] = max(entry["largest"], _largest(tensor))
+                entry["num_not_finite"] += int((~torch.isfinite(tensor)).sum())
+                entry["num_values"] += tensor.numel()
+
+        return note
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """Return the tensors of floating point in what a module gives."""
+    if isinstance(output, Tensor):
+        return [output.detach()] if output.is_floating_point() else []
+    if dataclasses.is_dataclass(output):
+        output = list(vars(output).values())
+    return [tensor for item in output for tensor in _tensors(item)] if isinstance(output, (tuple, list)) else []
+
+
+def _share(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    return getattr(tensor.detach(), "_local_tensor", tensor.detach())
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(_share(tensor)).all())
+
+
+def _largest(tensor: Tensor) -> float:
+    """Return the largest finite magnitude in a tensor; 0 where there is none."""
+    tensor = _share(tensor)
+    finite = torch.where(torch.isfinite(tensor), tensor, torch.zeros_like(tensor)).abs()
+    return float(finite.max()) if tensor.numel() else 0.0
+
+
+def _batch_as_data(batch: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return a batch as arrays by field, and as the plain values that are left with the name of its class."""
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    plain = {name: value for name, value in values.items() if name not in arrays}
+    return arrays, {"class": type(batch).__name__, "values": plain}
+
+
+def _batch_of_data(described: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
+    kind = getattr(batches, described["class"], None)
+    if not (isinstance(kind, type) and issubclass(kind, batches.PackedBatch)):
+        raise ValueError(f"{described['class']!r} is no kind of batch")
+    return kind(**arrays, **described["values"])
+
+
+def _plain(value: float) -> float | str:
+    """Return a number as JSON can hold it: what is not finite as its name."""
+    return value if math.isfinite(value) else str(value)

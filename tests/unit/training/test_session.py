@@ -1,0 +1,303 @@
+"""What a training session does when numbers, memory or people get in its way."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.training.tiny_sessions import VOCABULARY, are_equal, weights_of
+
+from maskloom.config import TrainingSection
+from maskloom.data.batch import PretrainingBatch
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.training.checkpoints import restore_checkpoint
+from maskloom.training.events import EventLog, read_events
+from maskloom.training.interruption import Interrupted
+from maskloom.training.loop import MemoryExhaustedError, NumericalError, TrainState
+from maskloom.training.session import TrainingSession
+
+NO_MEMORY = (
+    MemoryError("no room"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:124] data. DefaultCPUAllocator: can't allocate memory: you tried"),
+)
+
+
+class Planted(MaskedLanguageModeling):
+    """An objective whose losses are not a number for batches that hold a sequence of six tokens."""
+
+    def loss_sums(self, model, batch):
+        sums = super().loss_sums(model, batch)
+        return {name: value * float("nan") if 6 in batch.lengths else value for name, value in sums.items()}
+
+
+class Hungry(MaskedLanguageModeling):
+    """An objective that fails for want of memory, after some work, on more than so many sequences at once."""
+
+    def __init__(self, most: int, error: Exception) -> None:
+        super().__init__()
+        self.__dict__.update(most=most, error=error, asked=[])
+
+    def loss_sums(self, model, batch):
+        self.__dict__["asked"].append(batch.num_sequences)
+        sums = super().loss_sums(model, batch)
+        if batch.num_sequences > self.__dict__["most"]:
+            torch.stack(list(sums.values())).sum().backward()
+            raise self.__dict__["error"]
+        return sums
+
+
+def _state(seed: int = 0, dropout: float = 0.1, **settings) -> TrainState:
+    config = BertConfig.of_size(
+        "tiny",
+        vocab_size=VOCABULARY,
+        hidden_size=8,
+        num_attention_heads=2,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return TrainState.fresh(build_model(config, seed=seed), TrainingSection(**settings))
+
+
+def _batch(number: int, *, is_bad: bool = False) -> PretrainingBatch:
+    rng = np.random.default_rng(number)
+    lengths = np.array([5, 5, 5, 5, 6 if is_bad else 5])
+    return PretrainingBatch(
+        token_ids=rng.integers(5, VOCABULARY, lengths.sum()),
+        segment_ids=np.zeros(lengths.sum(), dtype=np.int64),
+        lengths=lengths,
+        mlm_positions=np.array([1, 6, 7, 16, 21]),
+        mlm_labels=rng.integers(5, VOCABULARY, 5),
+        nsp_labels=rng.integers(0, 2, 5),
+    )
+
+
+def _stream(bad: set[int] = frozenset(), left_out: set[int] = frozenset()):  # pyright: ignore[reportArgumentType]
+    """Batches 0, 1, 2 ... of which some are bad, and some are passed over without a word."""
+
+    def next_batch(position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
+        number = position.get("number", 0)
+        while number in left_out:
+            number += 1
+        return _batch(number, is_bad=number in bad), {"number": number + 1}
+
+    return next_batch
+
+
+def _session(folder: Path, next_batch=None, *, objective=None, seed: int = 0, dropout: float = 0.1, **settings) -> Any:
+    section = TrainingSection(**{"steps": 8, "save_every": 2, "learning_rate": 1e-2, "log_every": 1, **settings})
+    said: list[str] = []
+    session: Any = TrainingSession(
+        state=_state(seed, dropout),
+        objective=objective or MaskedLanguageModeling(),
+        next_batch=next_batch or _stream(),
+        settings=section,
+        seed=3,
+        checkpoints=folder / "checkpoints",
+        log=EventLog(folder / "events.jsonl"),
+        say=said.append,
+    )
+    session.said = said
+    _LOGS.append(session.log)
+    return session
+
+
+_LOGS: list[EventLog] = []
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_closed():
+    yield
+    while _LOGS:
+        _LOGS.pop().close()
+
+
+def _equal(first: TrainState, second: TrainState) -> bool:
+    same_place = (first.step, first.position) == (second.step, second.position)
+    return same_place and are_equal(weights_of(first), weights_of(second))
+
+
+def _events(folder: Path, kind: str) -> list[dict]:
+    return [event for event in read_events(folder / "events.jsonl") if event["event"] == kind]
+
+
+def _trained(folder: Path, *given, **named) -> Any:
+    session = _session(folder, *given, **named)
+    session.run()
+    return session
+
+
+def test_a_step_that_is_not_finite_stops_the_run_and_changes_nothing(tmp_path: Path) -> None:
+    session = _session(tmp_path, _stream({4}), objective=Planted())
+    with pytest.raises(NumericalError, match=r"step 5: loss nan.*Batch and activations: .*dumps/train/step-00000005"):
+        session.run()
+    reference = _state()
+    restored = restore_checkpoint(reference, tmp_path / "checkpoints")
+    assert restored is not None
+    assert _equal(session.state, reference)
+    assert session.state.step == 4
+    (event,) = _events(tmp_path, "nonfinite")
+    assert (event["step"], event["action"], event["loss"], event["position"]) == (5, "stop", None, {"number": 4})
+    assert (tmp_path / "dumps" / "train" / "step-00000005" / "report.json").exists()
+    assert [event["step"] for event in _events(tmp_path, "step")] == [1, 2, 3, 4]
+
+
+def test_skipped_batches_leave_the_run_that_never_had_them(tmp_path: Path) -> None:
+    bad = {0, 4, 5, 9}
+    session = _trained(tmp_path, _stream(bad), objective=Planted(), on_nonfinite="skip", max_skips=2)
+    assert _equal(session.state, _trained(tmp_path / "clean", _stream(left_out=bad)).state)
+    assert [event["position"]["number"] for event in _events(tmp_path, "nonfinite") if event["position"]] == [4, 5, 9]
+    assert [event["step"] for event in _events(tmp_path, "step")] == list(range(1, 9))
+    assert len([text for text in session.said if "WARNING" in text and "loss nan" in text]) == 4
+
+
+def test_more_bad_batches_in_a_row_than_may_be_skipped_stop_the_run(tmp_path: Path) -> None:
+    session = _session(tmp_path, _stream({2, 4, 5, 6}), objective=Planted(), on_nonfinite="skip", max_skips=2)
+    with pytest.raises(NumericalError, match="step 4: loss nan"):
+        session.run()
+    actions = [(event["position"]["number"], event["action"]) for event in _events(tmp_path, "nonfinite")]
+    assert actions == [(2, "skip"), (4, "skip"), (5, "skip"), (6, "stop")]
+
+
+def test_a_rewind_goes_back_to_the_checkpoint_and_on_behind_the_bad_batch(tmp_path: Path) -> None:
+    session = _trained(tmp_path, _stream({5}), objective=Planted(), on_nonfinite="rewind")
+    expected = _trained(tmp_path / "clean", _stream(left_out={4, 5}))
+    assert _equal(session.state, expected.state)
+    assert [event["step"] for event in _events(tmp_path, "step")] == list(range(1, 9))
+    (event,) = _events(tmp_path, "nonfinite")
+    assert (event["step"], event["action"]) == (6, "rewind")
+    losses = [[event["loss"] for event in _events(folder, "step")] for folder in (tmp_path, tmp_path / "clean")]
+    assert losses[0] == losses[1]
+
+
+def test_a_rewind_before_the_first_save_goes_back_to_the_start(tmp_path: Path) -> None:
+    session = _trained(tmp_path, _stream({1}), objective=Planted(), on_nonfinite="rewind", save_every=4)
+    assert _equal(session.state, _trained(tmp_path / "clean", _stream(left_out={0, 1}), save_every=4).state)
+
+
+def test_rewinds_are_counted_over_a_resume(tmp_path: Path) -> None:
+    stream, rules = _stream({1, 5, 9}), {"on_nonfinite": "rewind", "max_skips": 2, "save_every": 1}
+
+    def stopping(position: dict[str, int]):
+        if position.get("number") == 7:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return stream(position)
+
+    with pytest.raises(Interrupted):
+        _session(tmp_path, stopping, objective=Planted(), **rules).run()
+    resumed = _session(tmp_path, stream, objective=Planted(), seed=1, **rules)
+    resumed.resume()
+    with pytest.raises(NumericalError, match="loss nan"):
+        resumed.run()
+    assert [event["action"] for event in _events(tmp_path, "nonfinite")] == ["rewind", "rewind", "stop"]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=["processor", "accelerator", "torch"])
+def test_micro_batches_are_halved_until_they_fit_and_the_losses_stay(tmp_path: Path, error: Exception) -> None:
+    objective = Hungry(1, error)
+    session = _trained(tmp_path, objective=objective, dropout=0.0)
+    _trained(tmp_path / "alone", dropout=0.0)
+    found, expected = ([e["loss"] for e in _events(f, "step")] for f in (tmp_path, tmp_path / "alone"))
+    assert found == pytest.approx(expected, rel=1e-6)
+    norms = [[e["gradient_norm"] for e in _events(f, "step")] for f in (tmp_path, tmp_path / "alone")]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert objective.__dict__["asked"][:4] == [5, 3, 2, 1]
+    assert [(e["step"], e["micro_batch_size"]) for e in _events(tmp_path, "out_of_memory")] == [(1, 1)]
+    assert len([text for text in session.said if "memory ran out" in text]) == 1
+
+
+def test_the_size_that_fits_is_remembered_by_checkpoints(tmp_path: Path) -> None:
+    def stopping(position: dict[str, int]):
+        if position.get("number") == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return _stream()(position)
+
+    with pytest.raises(Interrupted):
+        _session(tmp_path, stopping, objective=Hungry(2, MemoryError())).run()
+    objective = Hungry(2, MemoryError())
+    resumed = _session(tmp_path, objective=objective, seed=1)
+    assert resumed.resume() == 4
+    resumed.run()
+    assert set(objective.__dict__["asked"]) == {1, 2}
+    assert not [text for text in resumed.said if "memory ran out" in text]
+    assert _equal(resumed.state, _trained(tmp_path / "alone", objective=Hungry(2, MemoryError())).state)
+
+
+def test_memory_that_does_not_suffice_for_one_sequence_is_a_clear_stop(tmp_path: Path) -> None:
+    session = _session(tmp_path, objective=Hungry(0, MemoryError()), micro_batch_size=2)
+    with pytest.raises(MemoryExhaustedError, match=r"step 1: .* one sequence .*data\.max_length"):
+        session.run()
+    assert session.state.step == 0
+    assert _equal(session.state, _state())
+
+
+def test_other_errors_of_a_step_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        _session(tmp_path, objective=Hungry(1, RuntimeError("shapes do not match"))).run()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
+def test_a_signal_is_answered_after_the_step_with_a_save(tmp_path: Path, name: str) -> None:
+    number = getattr(signal, name)
+
+    def stopping(position: dict[str, int]):
+        if position.get("number") == 2:
+            os.kill(os.getpid(), number)
+        return _stream()(position)
+
+    session = _session(tmp_path, stopping)
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as caught:
+        session.run()
+    assert caught.value.exit_code == (130 if name == "SIGINT" else 75)
+    assert signal.getsignal(number) == before
+    assert any(f"{name} received: saving step 3" in text for text in session.said)
+    resumed = _session(tmp_path, seed=1)
+    assert resumed.resume() == 3
+    resumed.run()
+    assert _equal(resumed.state, _trained(tmp_path / "alone").state)
+
+
+@pytest.mark.parametrize("stop_at", [4, 8])
+def test_a_signal_ends_an_evaluation_which_the_resumed_run_makes_up_for(tmp_path: Path, stop_at: int) -> None:
+    def evaluating(session: Any, stops: bool = False) -> Any:
+        def evaluate() -> dict[str, float]:
+            if stops and session.state.step == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise AssertionError("the signal came too late")
+            session.memory.setdefault("evaluated", []).append(session.state.step)
+            return {"score": 1.0}
+
+        session.evaluate = evaluate
+        return session
+
+    with pytest.raises(Interrupted):
+        evaluating(_session(tmp_path, evaluate_every=2), stops=True).run()
+    resumed = evaluating(_session(tmp_path, seed=1, evaluate_every=2))
+    assert resumed.resume() == stop_at
+    resumed.run()
+    assert resumed.memory["evaluated"] == [2, 4, 6, 8]
+    assert [event["step"] for event in _events(tmp_path, "evaluation")] == [2, 4, 6, 8]
+    again = _session(tmp_path, seed=2, evaluate_every=2)
+    assert again.resume() == 8
+    again.run()
+    assert again.memory["evaluated"] == [2, 4, 6, 8]
+
+
+def test_a_spike_is_said_and_logged_and_does_not_stop(tmp_path: Path) -> None:
+    class Spiking(MaskedLanguageModeling):
+        def loss_sums(self, model, batch):
+            sums = super().loss_sums(model, batch)
+            return {name: value * 100.0 if 6 in batch.lengths else value for name, value in sums.items()}
+
+    session = _trained(tmp_path, _stream({30}), objective=Spiking(), steps=35, learning_rate=1e-4, save_every=None)
+    (event,) = _events(tmp_path, "warning")
+    assert (event["step"], event["kind"]) == (31, "spike")
+    assert len([text for text in session.said if "standard deviations" in text]) == 1
