@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -24,10 +25,13 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
     """Open a temporary file in the same folder; at the end it is synced to disk and renamed into place.
 
     Text is UTF-8 and its line ends stay as they are written. On an error nothing is left, and an older file stands.
+    What a killed process left of its temporary file is removed when the same file is written again.
     """
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
     path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    _remove_abandoned(path)
+    prefix = f".{path.name}.{os.getpid()}."
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     try:
         with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as file:
             yield file
@@ -47,6 +51,25 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
             os.unlink(temporary)
         raise
     sync(path.parent)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files of a file whose writing processes are gone."""
+    with suppress(OSError):
+        for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+            process = left.name.removeprefix(f".{path.name}.").partition(".")[0]
+            if process.isdigit() and not _is_running(int(process)):
+                left.unlink()
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # of another person
+    return True
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:

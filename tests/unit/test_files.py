@@ -1,5 +1,7 @@
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -26,6 +28,24 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch: 
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_what_a_killed_write_left_goes_with_the_next_write(tmp_path) -> None:
+    path, other = tmp_path / "a[1].txt", tmp_path / "other.txt"
+    code = (
+        f"from maskloom.files import write_text; write_text({str(path)!r}, 'half'); write_text({str(other)!r}, 'half')"
+    )
+    for faults in ("kill@files.sync#1", "kill@files.sync#3"):  # before the one file is whole, and the other
+        killed = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "MASKLOOM_FAULTS": faults}, check=False
+        )
+        assert killed.returncode == -9
+    living = tmp_path / f".a[1].txt.{os.getpid()}.x.tmp"
+    living.touch()
+    assert len(list(tmp_path.glob(".*.tmp"))) == 2
+    write_text(path, "whole")
+    write_text(other, "whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [living.name, path.name, other.name]
 
 
 def test_permissions_follow_the_umask(tmp_path) -> None:
