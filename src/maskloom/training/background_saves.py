@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from maskloom.files import DISK_ERRORS
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.loop import TrainState
 from maskloom.training.memory import available_memory
@@ -28,9 +30,11 @@ class BackgroundSaves:
 
     `start` copies weights and moments into buffers that are kept (12 bytes a parameter with Adam in fp32) and lets a
     thread write them, exactly as `write_checkpoint` does; writing, hashing and syncing hold no lock of Python's.
-    `save` writes straight from the state while training waits, and needs no copy. A write that failed is raised by the
-    next `check`, `start`, `save` or `wait`. `on_whole(step, path)` is called, in whichever thread wrote, once a
-    checkpoint is on disk; `say` tells what a person should know.
+    `save` writes straight from the state while training waits, and needs no copy. The next `check`, `start` or `save`
+    after a failed write says so, and training goes on with the checkpoints that stand; the second failure in a row is
+    raised, and every failure of `save`, whose caller needs what it asked for. `on_whole(step, path)` is called, in
+    whichever thread wrote, once a checkpoint is on disk; `say` tells what a person should know. `run` is written into
+    the checkpoints, those of the steps `pinned` are kept beside the newest `keep`.
     """
 
     def __init__(
@@ -40,34 +44,36 @@ class BackgroundSaves:
         keep: int,
         on_whole: Callable[[int, Path], None],
         say: Callable[[str], None] = print,
+        run: str | None = None,
     ) -> None:
-        self._folder, self._keep, self._on_whole, self._say = folder, keep, on_whole, say
+        self._folder, self._keep, self._on_whole, self._say, self._run = folder, keep, on_whole, say, run
+        self._failures = 0
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
         self._abandoned = threading.Event()
         self._buffers: dict[str, torch.Tensor] = {}
         self._copies = True
 
-    def start(self, state: TrainState, extra: dict[str, Any]) -> None:
+    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
         """Take the state as it stands and write it while the caller goes on; waits for a write that is under way."""
-        self.wait()
+        self._outlive(self.wait)
         snapshot = Snapshot.of(state, extra)
         if not self._buffers and self._copies:
             self._copies = self._has_room(snapshot)
         if self._copies:
-            self._pending = self._pool.submit(self._write, self._copied(snapshot))
+            self._pending = self._pool.submit(self._write, self._copied(snapshot), pinned)
         else:
-            self._write(snapshot)
+            self._outlive(lambda: self._write(snapshot, pinned))
 
-    def save(self, state: TrainState, extra: dict[str, Any]) -> Path:
+    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
         """Write the state and return its folder when it is on disk."""
-        self.wait()
-        return self._write(Snapshot.of(state, extra))
+        self._outlive(self.wait)
+        return self._write(Snapshot.of(state, extra), pinned)
 
     def check(self) -> None:
-        """Raise what a finished write failed with; costs nothing while none has finished."""
+        """Tell what a finished write failed with; costs nothing while none has finished."""
         if self._pending is not None and self._pending.done():
-            self.wait()
+            self._outlive(self.wait)
 
     def wait(self) -> None:
         """Return when no write is under way; raises what it failed with."""
@@ -77,8 +83,20 @@ class BackgroundSaves:
             self._pending = None
             pending.result()
 
+    def _outlive(self, work: Callable[[], object]) -> None:
+        """Do what may fail for the disk's sake; one such failure is said and forgiven until a save succeeds."""
+        try:
+            work()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS or self._failures:
+                raise
+            self._failures += 1
+            self._say(f"WARNING: {error}. Training goes on; if the next save fails too, it stops")
+
     def __enter__(self) -> BackgroundSaves:
-        """Return the object itself."""
+        """Make the folder, which later saves do not make again around a run that was removed."""
+        with suppress(OSError):  # the first save tells it
+            self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -100,8 +118,16 @@ class BackgroundSaves:
             self._pool.shutdown()
             self._buffers.clear()
 
-    def _write(self, snapshot: Snapshot) -> Path:
-        path = write_checkpoint(snapshot, self._folder, keep=self._keep, before_chunk=self._raise_if_abandoned)
+    def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
+        path = write_checkpoint(
+            snapshot,
+            self._folder,
+            keep=self._keep,
+            pinned=pinned,
+            run=self._run,
+            before_chunk=self._raise_if_abandoned,
+        )
+        self._failures = 0
         self._on_whole(snapshot.step, path)
         return path
 

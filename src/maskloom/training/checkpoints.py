@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
-from maskloom.config import ConfigError, DataError
-from maskloom.files import sync, write_hashed
+from maskloom.config import DataError
+from maskloom.files import DISK_ERRORS, remove_tree, rename, sync, write_hashed
 from maskloom.training.loop import TrainState
+from maskloom.training.manifests import whole_manifest, write_manifest
+from maskloom.training.ranks import ONE_RANK, Ranks
 
-FORMAT_VERSION = 1
-_MANIFEST = "manifest.json"
+MODEL, OPTIMIZER, REST = "model.safetensors", "optimizer.safetensors", "state.json"
+SHARDED = "sharded"
+"""The `layout` in the manifest of a checkpoint that several processes wrote, each its share; others have none."""
+# A save is begun only when the disk has room for so many times its size.
+_ROOM = 1.2
 
 
 @dataclass(frozen=True)
@@ -49,100 +55,217 @@ class Snapshot:
         rest = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
         return cls(state.step, _model_tensors(state), moments, json.dumps(rest, indent=1))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the tensors and the rest take on disk, headers aside."""
+        tensors = [*self.model.values(), *self.optimizer.values()]
+        return sum(tensor.nbytes for tensor in tensors) + len(self.rest)
+
 
 def write_checkpoint(
-    snapshot: Snapshot, folder: Path, *, keep: int = 2, before_chunk: Callable[[], None] | None = None
+    snapshot: Snapshot,
+    folder: Path,
+    *,
+    keep: int = 2,
+    pinned: Collection[int] = (),
+    run: str | None = None,
+    before_chunk: Callable[[], None] | None = None,
 ) -> Path:
-    """Write a snapshot under `folder/step-N`, and drop all checkpoints but the newest `keep`.
+    """Write a snapshot under `folder/step-N`, and drop all checkpoints before it but the newest `keep` and `pinned`.
 
     Everything goes to a temporary name, is hashed as it is written and synced to disk, and is renamed once the manifest
     with every file's size and SHA-256 is in place: a killed save leaves the older checkpoints and nothing that passes
-    for a new one. Raises OSError that names the step and the path; the temporary folder is gone then.
+    for a new one. `run` tells the checkpoints of one run from those of another. The folder around `folder` must be
+    there. Raises OSError of a number in `files.DISK_ERRORS` that names the step, the path and the cause, also when the
+    disk has not 1.2 times the room; the temporary folder is gone then.
     """
-    final = folder / f"step-{snapshot.step:08d}"
-    temporary = folder / f"{final.name}.tmp-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_orphans(folder)
-        temporary.mkdir()
+    size = snapshot.num_bytes
+    with new_step_folder(folder, snapshot.step, num_bytes=size, keep=keep, pinned=pinned) as temporary:
         files = {
             name: write_hashed(temporary / name, pieces, before_chunk=before_chunk)
             for name, pieces in _contents(snapshot).items()
         }
-        manifest = {"format_version": FORMAT_VERSION, "step": snapshot.step, "files": files}
-        write_hashed(temporary / _MANIFEST, [json.dumps(manifest, indent=1).encode()])
+        facts = {"world_size": 1, "run": run, "torch": torch.__version__}
+        write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
+    return _step_folder(folder, snapshot.step)
+
+
+@contextmanager
+def new_step_folder(
+    folder: Path, step: int, *, num_bytes: int, keep: int, pinned: Collection[int] = ()
+) -> Iterator[Path]:
+    """Yield a temporary folder that becomes the checkpoint of a step at the end, when older ones are dropped.
+
+    Within, every file is written and synced, the manifest last. `num_bytes` is about what they will take. Raises
+    OSError as `write_checkpoint` does; after any error the temporary folder is gone.
+    """
+    final = _step_folder(folder, step)
+    temporary, former = (folder / f"{final.name}.{what}-{os.getpid()}" for what in ("tmp", "old"))
+    try:
+        folder.mkdir(exist_ok=True)
+        _tidy(folder)
+        _require_room(folder, num_bytes)
+        temporary.mkdir()
+        yield temporary
         sync(temporary)
         if final.exists():
-            shutil.rmtree(final)
-        temporary.rename(final)
+            rename(final, former)  # until the next line it counts under this name
+        rename(temporary, final)
         sync(folder)
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            _put_back(folder)
+        _discard(temporary)
         if not isinstance(error, OSError):
             raise
-        message = f"{error.strerror}; the checkpoint of step {snapshot.step} was not saved, those before it stand"
-        raise OSError(error.errno, message, str(error.filename or temporary)) from error
-    for old in _step_folders(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-    return final
+        raise _failure(error, step, folder, temporary) from error
+    _drop_old(folder, step, keep, pinned)
 
 
-def restore_checkpoint(state: TrainState, folder: Path) -> Restored | None:
+def restore_checkpoint(
+    state: TrainState, folder: Path, *, run: str | None = None, ranks: Ranks = ONE_RANK
+) -> Restored | None:
     """Load the newest whole checkpoint of `folder` into `state`; None when there is none at all.
 
-    Checkpoints that fail their check are passed over and named in `refused`. Raises DataError when every checkpoint
-    fails, and ConfigError when a whole one belongs to another model.
+    Checkpoints that fail their check, or are of another model or another `run`, are passed over and named in `refused`;
+    what killed saves left half done goes. With several `ranks` the first one finds it, and the others load the same.
+    Raises DataError that names them all when none is left.
     """
+    restored = _restored(state, folder, run) if ranks.is_first else None
+    step = int(ranks.sum_({"step": 0 if restored is None else restored.step + 1})["step"]) - 1
+    if restored is None and step >= 0:
+        found = next((path for path in step_folders(folder) if _step_of(path.name.partition(".")[0]) == step), None)
+        if found is None:
+            raise DataError(f"{folder}: rank {ranks.rank} does not see step {step}; all ranks need one file system")
+        restored = Restored(step=step, extra=_load_into(state, found), refused=[])
+    return restored
+
+
+def _restored(state: TrainState, folder: Path, run: str | None) -> Restored | None:
     refused: list[str] = []
-    for candidate in _step_folders(folder):
-        problem = verify_checkpoint(candidate)
-        if problem is None:
+    with suppress(OSError):  # a folder that may only be read can be read
+        _tidy(folder)
+    for candidate in step_folders(folder):
+        try:
+            check_checkpoint(candidate, run=run)
             extra = _load_into(state, candidate)
+        except DataError as problem:
+            refused.append(str(problem))
+        else:
             return Restored(step=state.step, extra=extra, refused=refused)
-        refused.append(problem)
     if refused:
-        raise DataError("no checkpoint is whole:\n" + "\n".join(refused))
+        raise DataError(f"no checkpoint in {folder} can be used: {'; '.join(refused)}")
     return None
+
+
+def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
+    """Raise DataError that names what is wrong with a checkpoint folder, or that it is not of this run."""
+    manifest = whole_manifest(folder, (REST,))
+    missing = {MODEL, OPTIMIZER, ".metadata"} - manifest["files"].keys()
+    if missing != ({MODEL, OPTIMIZER} if manifest.get("layout") == SHARDED else {".metadata"}):
+        raise DataError(f"{folder}: not a checkpoint: the manifest does not name {', '.join(sorted(missing))}")
+    owner = manifest.get("run")
+    if run is not None and owner is not None and owner != run:
+        raise DataError(f"{folder}: the checkpoint is of another run ({owner:.12}, this one is {run:.12})")
 
 
 def verify_checkpoint(folder: Path) -> str | None:
     """Return what is wrong with a checkpoint folder, or None when every file is as its manifest says."""
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        version, files = manifest["format_version"], manifest["files"]
-        if version != FORMAT_VERSION:
-            return f"{folder}: format version {version}; this program reads version {FORMAT_VERSION}"
-        for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
-            if files[name] != _describe(folder / name):
-                return f"{folder / name}: size or SHA-256 differs from the manifest"
-    except OSError as error:
-        return f"{folder}: {error.strerror}: {error.filename}"
-    except (ValueError, KeyError, TypeError):
-        return f"{folder / _MANIFEST}: not a checkpoint manifest"
+        check_checkpoint(folder)
+    except DataError as problem:
+        return str(problem)
     return None
 
 
-def _step_folders(folder: Path) -> list[Path]:
-    """Return checkpoint folders, newest first."""
+def step_folders(folder: Path) -> list[Path]:
+    """Return checkpoint folders, newest first; one that a killed save had set aside stands for its step."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if path.name.startswith("step-") and path.name[5:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    names = {path.name for path in folder.iterdir()}
+    found = {name: name for name in names if _step_of(name) is not None}
+    for name in sorted(names):
+        plain, _, process = name.partition(".old-")
+        if process.isdigit() and _step_of(plain) is not None:
+            found.setdefault(plain, name)
+    return [folder / found[name] for name in sorted(found, key=lambda name: int(name[5:]), reverse=True)]
 
 
-def _remove_orphans(folder: Path) -> None:
-    """Remove temporary folders whose writing process is gone."""
+def _step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def _step_of(name: str) -> int | None:
+    number = name.removeprefix("step-")
+    return int(number) if name.startswith("step-") and number.isascii() and number.isdigit() else None
+
+
+def _tidy(folder: Path) -> None:
+    """Remove temporary folders whose writing process is gone, and give what a killed save set aside its name again."""
     for path in folder.glob("step-*.tmp-*"):
         process = path.name.rpartition("-")[2]
         if not process.isdigit() or int(process) == os.getpid() or not Path(f"/proc/{process}").exists():
-            shutil.rmtree(path, ignore_errors=True)
+            _discard(path)
+    _put_back(folder)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder that counts for nothing; what stays of it is removed before the next save."""
+    with suppress(OSError):
+        remove_tree(folder)
+
+
+def _put_back(folder: Path) -> None:
+    for path in folder.glob("step-*.old-*"):
+        final = path.with_name(path.name.partition(".old-")[0])
+        if final.exists():
+            _discard(path)
+        else:
+            rename(path, final)
+
+
+def _drop_old(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
+    """Remove checkpoints before the newest `keep` up to a step, which was just written and is whole.
+
+    Later ones were passed over on resume: they count for nothing, and are replaced when their step comes. What cannot
+    be removed stays and does no harm.
+    """
+    for path in folder.glob(f"step-{step:08d}.old-*"):
+        _discard(path)
+    upto = [path for path in step_folders(folder) if (_step_of(path.name) or 0) <= step]
+    for path in upto[keep:]:
+        if _step_of(path.name) in pinned:
+            continue
+        doomed = path.with_name(f"{path.name.partition('.')[0]}.tmp-{os.getpid()}")
+        with suppress(OSError):
+            rename(path, doomed)  # so that a kill leaves no half of a checkpoint under its name
+            remove_tree(doomed)
+
+
+def _require_room(folder: Path, num_bytes: int) -> None:
+    total, _used, free = shutil.disk_usage(folder)
+    if total and free < _ROOM * num_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: {free / 2**20:,.1f} MiB are free, "
+            f"{_ROOM} times the checkpoint are {_ROOM * num_bytes / 2**20:,.1f} MiB",
+            str(folder),
+        )
+
+
+def _failure(error: OSError, step: int, folder: Path, temporary: Path) -> OSError:
+    """Return the error of a save as a person should read it: whatever the cause, this place holds no file now."""
+    stand = "those before it stand" if folder.exists() else "the folder has vanished"
+    number = error.errno if error.errno in DISK_ERRORS else errno.EIO
+    message = f"{error.strerror}; the checkpoint of step {step} was not saved, {stand}"
+    return OSError(number, message, str(error.filename or temporary))
 
 
 def _contents(snapshot: Snapshot) -> dict[str, Iterable[bytes | memoryview]]:
     return {
-        "model.safetensors": safetensors_pieces(snapshot.model),
-        "optimizer.safetensors": safetensors_pieces(snapshot.optimizer),
-        "state.json": [snapshot.rest.encode()],
+        MODEL: safetensors_pieces(snapshot.model),
+        OPTIMIZER: safetensors_pieces(snapshot.optimizer),
+        REST: [snapshot.rest.encode()],
     }
 
 
@@ -164,34 +287,56 @@ def _optimizer_tensors(state: TrainState) -> tuple[dict[str, torch.Tensor], dict
 
 
 def _load_into(state: TrainState, folder: Path) -> dict[str, Any]:
-    try:
-        weights = load_file(folder / "model.safetensors")
-        moments = load_file(folder / "optimizer.safetensors")
-    except SafetensorError as error:
-        raise DataError(f"{folder}: {error}") from None
-    content = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    parameters = dict(state.model.named_parameters())
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    if found != expected:
-        differing = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-        raise ConfigError(
-            f"{folder}: the checkpoint is of another model; {len(differing)} parameters differ: {differing[:4]}"
-        )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
-    for name, count in content["optimizer_steps"].items():
-        keys = [key for key in ("exp_avg", "exp_avg_sq") if f"{key}.{name}" in moments]
-        entry = {key: moments[f"{key}.{name}"].to(parameters[name].device) for key in keys}
-        step = torch.tensor(count, dtype=torch.float32, device=parameters[name].device)
-        state.optimizer.state[parameters[name]] = {"step": step, **entry}
+    content = json.loads((folder / REST).read_text(encoding="utf-8"))
+    if (folder / ".metadata").exists():
+        from maskloom.training.sharded_checkpoints import read_sharded  # heavy, and rarely needed
+
+        read_sharded(state, folder, content["optimizer_steps"])
+    else:
+        _read_whole(state, folder, content["optimizer_steps"])
+    for name, parameter in state.model.named_parameters():
+        if name in content["optimizer_steps"]:
+            step = torch.tensor(content["optimizer_steps"][name], dtype=torch.float32, device=parameter.device)
+            state.optimizer.state[parameter] = {"step": step, **state.optimizer.state[parameter]}
     state.step = content["step"]
     state.position = content["position"]
     return content["extra"]
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+def _read_whole(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
+    """Fill weights and moments of a state, or this rank's share of them."""
+    try:
+        weights = load_file(folder / MODEL)
+        moments = load_file(folder / OPTIMIZER)
+    except SafetensorError as error:
+        raise DataError(f"{folder}: {error}") from None
+    parameters = dict(state.model.named_parameters())
+    check_shapes(folder, {name: tuple(tensor.shape) for name, tensor in weights.items()}, parameters)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(_shared_like(weights[name], parameter))
+    for name in optimizer_steps:
+        parameter = parameters[name]
+        keys = [key for key in ("exp_avg", "exp_avg_sq") if f"{key}.{name}" in moments]
+        entry = {key: _shared_like(moments[f"{key}.{name}"], parameter).to(parameter.device) for key in keys}
+        state.optimizer.state[parameter] = entry
+
+
+def check_shapes(folder: Path, found: dict[str, tuple[int, ...]], expected: Mapping[str, torch.Tensor]) -> None:
+    """Raise DataError that names the folder when the tensors that it holds are not those expected."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    if found != shapes:
+        differing = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
+        raise DataError(
+            f"{folder}: the checkpoint is of another model; {len(differing)} parameters differ: {differing[:4]}"
+        )
+
+
+def _shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return of a whole tensor what this rank holds of a parameter: all of it, or its share."""
+    if not hasattr(parameter, "device_mesh"):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # pyright: ignore[reportAttributeAccessIssue]
+    return distribute_tensor(full.to(parameter.device), mesh, placements, src_data_rank=None)
