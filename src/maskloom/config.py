@@ -270,7 +270,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     key = key.strip()
     if not separator or not key:
-        raise ConfigError(f"--set {override!r}: expected key=value, such as training.steps=1000")
+        raise ConfigError(f"--set {override!r:.200}: expected key=value, such as training.steps=1000")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -280,7 +280,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     for parent in parents:
         target = target.setdefault(parent, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"--set {override!r}: {parent!r} is a value, not a section")
+            raise ConfigError(f"--set {override!r:.200}: {parent!r:.60} is a value, not a section")
     target[last] = value
 
 

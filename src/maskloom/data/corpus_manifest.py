@@ -127,9 +127,17 @@ def _is_sound(content: dict[str, Any]) -> bool:
     names = [PurePosixPath(name) for name in files]
     counts = [content[name] for name in ("num_documents", "num_sentences", "num_tokens")]
     counts += [shard["num_tokens"] for shard in shards] + [entry["num_bytes"] for entry in files.values()]
+    left_out = {"num_skipped_documents": "skipped_documents", "num_ignored_files": "ignored_files"}
+    others = [content[name] for name in (*left_out, "num_duplicate_documents", "num_empty_documents")]
     width = _TOKEN_BYTES[content["token_type"]]
     return (
-        all(type(count) is int and count >= 0 for count in counts)
+        all(type(count) is int and count >= 0 for count in (*counts, *others))
+        and min(counts[:3]) > 0
+        and all(
+            isinstance(content[named], list) and bool(content[named]) >= bool(content[count])
+            for count, named in left_out.items()
+        )
+        and all(isinstance(source["name"], str) for source in content["sources"])
         and all(isinstance(entry["sha256"], str) for entry in files.values())
         and isinstance(content["settings"]["lowercase"], bool)
         and isinstance(content["sources"], list)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from maskloom.errors import ConfigError, DataError
+from maskloom.foreign_files import check_regular
 
 _ROWS_AT_ONCE = 256
 
@@ -23,16 +24,19 @@ def parquet_texts(path: Path, column: str) -> Iterator[tuple[int, bytes]]:
         raise ConfigError(
             f"{path}: reading .parquet needs pyarrow; install it with: pip install 'maskloom[parquet]'"
         ) from None
+    check_regular(path)
+    # names and numbers of a damaged file can also fail on their way to Python
+    damage = (pa.ArrowException, OSError, ValueError, OverflowError)
     try:
         file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
+        schema = {name: file.schema_arrow.field(name).type for name in set(file.schema_arrow.names)}
+    except (*damage, KeyError) as error:
         raise DataError(f"{path}: not a whole Parquet file: {error}") from None
     with file:
-        if column not in file.schema_arrow.names:
-            raise DataError(
-                f"{path}: no column {column!r}; the file has {', '.join(file.schema_arrow.names) or 'none'}"
-            )
-        kind = file.schema_arrow.field(column).type
+        if column not in schema:
+            held = ", ".join(sorted(name[:40] for name in schema)[:12])
+            raise DataError(f"{path}: no column {column!r}; the file has {held or 'none'}")
+        kind = schema[column]
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
@@ -42,7 +46,7 @@ def parquet_texts(path: Path, column: str) -> Iterator[tuple[int, bytes]]:
         while True:
             try:
                 batch = next(batches, None)
-            except (pa.ArrowException, OSError) as error:
+            except damage as error:
                 raise DataError(f"{path}, after row {row}: the Parquet file is damaged: {error}") from None
             if batch is None:
                 return

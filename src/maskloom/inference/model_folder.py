@@ -90,10 +90,12 @@ def _check_reading(reading: dict[str, Any], source: str) -> None:
     names = {field.name for field in fields(ReadingOptions)}
     unknown = sorted(set(reading) - names)
     try:
-        _READING.validate_python({key: value for key, value in reading.items() if value is not None}, strict=True)
+        _READING.validate_python({key: value for key, value in reading.items() if value is not None})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise DataError(f"{source}: {problem['loc'][-1]} = {problem['input']!r:.80}: {problem['msg']}") from None
+        raise DataError(
+            f"{source}: {'.'.join(map(str, problem['loc']))} = {problem['input']!r:.80}: {problem['msg']}"
+        ) from None
     if unknown:
         raise DataError(f"{source}: unknown key {unknown[0]!r:.80}; known: {', '.join(sorted(names))}")
 

@@ -65,15 +65,15 @@ def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRa
         if not separator:
             if key not in GRIDS:
                 raise ConfigError(
-                    f"--grid {argument!r}: expected key=value,value such as training.batch_size=16,32, "
+                    f"--grid {argument!r:.200}: expected key=value,value such as training.batch_size=16,32, "
                     f"or a name: {', '.join(GRIDS)}"
                 )
             space = {**GRIDS[key], **space}
             continue
         if not key or not text.strip():
-            raise ConfigError(f"--grid {argument!r}: expected key=value,value such as training.batch_size=16,32")
+            raise ConfigError(f"--grid {argument!r:.200}: expected key=value,value such as training.batch_size=16,32")
         if key in given:
-            raise ConfigError(f"--grid {argument!r}: {key} was given before; list all of its values at once")
+            raise ConfigError(f"--grid {argument!r:.200}: {key} was given before; list all of its values at once")
         given.add(key)
         space[key] = _parse_values(argument, text)
     return space
@@ -119,7 +119,7 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"{source}: {key}: {parent!r} is a value, not a section")
+                raise ConfigError(f"{source}: {key:.200}: {parent!r:.60} is a value, not a section")
         target[last] = value
     return validate_recipe(FinetuneRecipe, values, source=source)
 
@@ -148,10 +148,10 @@ def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
     except (ValueError, RecursionError):
         values = [part.strip() for part in text.split(",")]
     if not values or "" in values:
-        raise ConfigError(f"--grid {argument!r}: a value is empty")
+        raise ConfigError(f"--grid {argument!r:.200}: a value is empty")
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise ConfigError(f"--grid {argument!r}: {value!r} stands twice")
+            raise ConfigError(f"--grid {argument!r:.200}: {value!r:.60} stands twice")
     return tuple(values)
 
 
@@ -164,8 +164,8 @@ def _parse_range(argument: str, low: str, high: str) -> ValueRange:
         isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end) for end in ends
     )
     if not are_numbers or ends[0] >= ends[1]:
-        raise ConfigError(f"--grid {argument!r}: a range is two numbers, the lower one first: 1e-5..1e-4")
+        raise ConfigError(f"--grid {argument!r:.200}: a range is two numbers, the lower one first: 1e-5..1e-4")
     found = ValueRange(*ends)
     if found.kind == "float" and found.low <= 0:
-        raise ConfigError(f"--grid {argument!r}: a range of fractions begins above 0; its scale is logarithmic")
+        raise ConfigError(f"--grid {argument!r:.200}: a range of fractions begins above 0; its scale is logarithmic")
     return found

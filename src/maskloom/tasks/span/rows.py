@@ -93,7 +93,7 @@ def _delimited_record(fields: dict[str, str], line: int, options: ReadingOptions
     """Return the record of a row of text fields: empty means absent, numbers and lists are written as in JSON."""
     place, truth = f"line {line}", fields.get("is_impossible", "").strip().lower()
     if truth not in _TRUTHS:
-        return Record(place, line, problem=f"is_impossible is not true or false: {fields['is_impossible']!r}")
+        return Record(place, line, problem=f"is_impossible is not true or false: {fields['is_impossible']!r:.60}")
     values: dict[str, Any] = {name: value for name, value in fields.items() if value != ""}
     values["is_impossible"] = _TRUTHS[truth]
     answers, starts = _first(values, options.label_column, _ANSWERS), _first(values, None, _STARTS)
@@ -138,6 +138,10 @@ def _first(fields: dict[str, Any], given: str | None, names: tuple[str, ...]) ->
     return next((fields[name] for name in chain([given] if given else [], names) if name in fields), None)
 
 
+def _listed_names(names: list[str]) -> str:
+    return ", ".join(name[:40] for name in names[:12])
+
+
 def _check_options(options: ReadingOptions) -> None:
     for column in (options.text_column, options.pair_column, options.label_column):
         if column is not None and is_column_number(column):
@@ -149,12 +153,10 @@ def _check_columns(path: Path, line: int, names: list[str], options: ReadingOpti
     wanted += [options.label_column] if options.label_column and needs_label else []
     for name in wanted:
         if name not in names:
-            raise DataError(
-                f"{path}: line {line}: there is no column {name!r}; the columns are {', '.join(names[:12])}"
-            )
+            raise DataError(f"{path}: line {line}: there is no column {name!r}; the columns are {_listed_names(names)}")
     if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
         raise DataError(
-            f"{path}: line {line}: no column of answers ({', '.join(_ANSWERS)}) among {', '.join(names[:12])}; name it "
+            f"{path}: line {line}: no column of answers ({', '.join(_ANSWERS)}) among {_listed_names(names)}; name it "
             "with --label-column"
         )
     for name in set(wanted):

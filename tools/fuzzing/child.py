@@ -1,0 +1,96 @@
+"""The process that reads wrong files, one after the other, and says of each what came of it.
+
+`python -m tools.fuzzing.child FOLDER SEED` reads lines `TARGET FIRST LAST` and answers each case with two lines of
+JSON: one before it reads the file, one after. What hangs, crashes or is killed has the first line only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import resource
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tools.fuzzing.targets import Surroundings, Target, all_targets, prepared
+
+# What one case may add to the size that the process has after its imports.
+_ADDRESS_SPACE = 3 << 30
+
+
+def case_draw(seed: int, target: Target, number: int, index: int) -> random.Random:
+    """Return the random numbers of a case: the same for the same seed."""
+    return random.Random(repr((seed, number, target.name, index)))
+
+
+def outcome_of(target: Target, path: Path) -> dict[str, Any]:
+    """Read the file; return whether it was accepted or refused, or the finding that it is."""
+    from maskloom.errors import ConfigError, DataError
+
+    try:
+        target.read(path)
+    except (ConfigError, DataError) as error:
+        message = str(error)
+        named = any(
+            part in message for part in (path.name, str(path.parent), "line ", "input", "--set", "--grid", "key", " = ")
+        )
+        if not named:
+            return {"outcome": "finding", "what": f"message without a place: {message[:200]}"}
+        if len(message) > 20_000:
+            return {"outcome": "finding", "what": f"message of {len(message)} characters: {message[:100]}"}
+        return {"outcome": "refused", "what": message[:200]}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        places = traceback.extract_tb(error.__traceback__)
+        ours = next((place for place in reversed(places) if "maskloom" in place.filename), places[-1])
+        where = f"{Path(ours.filename).name}:{ours.lineno} {ours.name}"
+        return {"outcome": "finding", "what": f"{type(error).__name__} at {where}: {str(error)[:160]}"}
+    return {"outcome": "accepted"}
+
+
+def _status(name: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def _forget_peak() -> None:
+    """Let the peak of resident memory begin anew, where the system allows it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def main() -> None:
+    """Answer requests until there are none."""
+    folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+    import torch
+
+    import maskloom.inference  # noqa: F401  what readers import counts before limits are set
+
+    torch.set_num_threads(1)
+    surroundings = Surroundings(folder / "good")
+    targets = all_targets(surroundings)
+    for target in targets:
+        target.make(random.Random(0))  # makes the good folders
+    limit = _status("VmSize") + _ADDRESS_SPACE
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    print("{}", flush=True)
+    for line in sys.stdin:
+        number, first, last = map(int, line.split())
+        target = targets[number]
+        for index in range(first, last):
+            content = target.make(case_draw(seed, target, number, index))
+            path = prepared(target, surroundings, folder / "case", content)
+            print(json.dumps({"index": index, "bytes": len(content)}), flush=True)
+            _forget_peak()
+            before = _status("VmRSS")
+            found = outcome_of(target, path)
+            print(json.dumps({**found, "index": index, "grown": _status("VmHWM") - before}), flush=True)
+        print("{}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
