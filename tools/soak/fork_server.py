@@ -6,6 +6,8 @@ only saves the seconds that importing torch takes. Requests and answers are JSON
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import select
@@ -18,21 +20,25 @@ from typing import Any
 def main() -> None:
     """Import, say that it is ready, and serve one command line after the other until standard input ends."""
     _import_everything()
+    gc.collect()
+    gc.freeze()  # a child's collector would copy every page that it looks at
     _answer(ready=True, threads=len(os.listdir("/proc/self/task")))
-    for line in sys.stdin.buffer.raw:  # unbuffered, so that select sees what is not read yet
-        _serve(json.loads(line))
+    with open(0, "rb", buffering=0) as requests:  # unbuffered, so that select sees what is not read yet
+        for line in requests:
+            _serve(json.loads(line))
 
 
 def _import_everything() -> None:
-    import maskloom.cli
-    import maskloom.runs.corpus
-    import maskloom.runs.finetune
-    import maskloom.runs.pretrain
-    import maskloom.runs.progress
-    import maskloom.runs.search
-    import maskloom.runs.vocabulary
+    """Import what the commands import, and the heaviest of what they import when they come to it.
 
-    assert maskloom.cli.main
+    Optional packages that would start a thread with their import are left to the children.
+    """
+    for name in ("corpus", "finetune", "pretrain", "progress", "search", "vocabulary"):
+        importlib.import_module(f"maskloom.runs.{name}")
+    sys.modules["pyarrow"] = None  # type: ignore[assignment]
+    for name in ("maskloom.cli", "torch._dynamo", "scipy.optimize", "sklearn.metrics", "jinja2", "rich.progress"):
+        importlib.import_module(name)
+    del sys.modules["pyarrow"]
 
 
 def _serve(request: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ def kill(pid: int, running: CommandLine) -> None:
 
 
 def slow_down(pid: int, running: CommandLine) -> None:
-    """Let a process work for a moment every second, until it was named; then let it go."""
+    """Let a process work for a moment every two seconds, until it was named; then let it go."""
 
     def hinder() -> None:
         end = time.monotonic() + 120
