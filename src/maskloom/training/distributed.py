@@ -12,13 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
-from maskloom.training.rank_watch import RankWatch
+from maskloom.training.rank_watch import RankWatch, Work
 from maskloom.training.ranks import RankLostError, mean_losses
 
 # Who is late is found out by the watch, which knows who evaluates or saves meanwhile.
@@ -79,18 +81,18 @@ class DistributedRanks:
         """Return when every rank has come here."""
         self.any_(False)
 
-    def patient(self, is_patient: bool) -> AbstractContextManager[None]:
-        """Work for which other ranks may have to wait for long, or, for False, steps, where they may not."""
-        return self._watch.patient(is_patient)
+    def at(self, work: Work) -> AbstractContextManager[None]:
+        """Say what this rank is at within, as that decides for how long the others wait for it."""
+        return self._watch.at(work)
 
     def spread(self, model: EncoderWithHeads) -> None:
         """Bring a model to this rank's device and, with "fsdp", keep a share of it; before its optimiser is made."""
         model.to(self.device)
         self._model, self._losses, self._wrapped = model, LossesOf(model), None
-        self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
         blocks = next(a for a in ARCHITECTURES.values() if isinstance(model.config, a.config_type)).blocks
         for block in blocks(model.encoder):
-            block.register_forward_pre_hook(lambda *_: self._watch.beat())
+            block.register_forward_pre_hook(_Beat(self._watch))
+        self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
         if self.is_sharded:
             _shard([*blocks(model.encoder), self._losses], self.device, self.world_size)
             self._wrapped = self._losses
@@ -108,6 +110,15 @@ class DistributedRanks:
         self._watch.call()
         return model if self._whole is None else self._whole
 
+    @torch.no_grad()
+    def loss_sums(self, model: EncoderWithHeads, objective: Objective, batch: Any) -> dict[str, Tensor]:
+        """Return the objective's sums for a batch without gradients; with shared weights all ranks must ask."""
+        if not self.is_sharded or self._losses is None:
+            return objective.loss_sums(model, batch)
+        _total, sums = self._losses(objective, batch, dict.fromkeys(objective.target_counts(batch), 1.0))
+        self._reshard()
+        return sums
+
     def add_gradients(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
     ) -> dict[str, float]:
@@ -122,7 +133,14 @@ class DistributedRanks:
             self._watch.call()
             if total is not None:
                 total.backward()
+            elif self.is_sharded:
+                self._reshard()
         return {name: float(mean) for name, mean in means.items()}
+
+    def _reshard(self) -> None:
+        """Give up what a forward pass without a backward pass has gathered of the weights."""
+        if isinstance(self._losses, FSDPModule):
+            self._losses.reshard()
 
     def _replicated(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
@@ -141,6 +159,19 @@ class DistributedRanks:
         )
         wrapped.register_comm_hook(None, _summed)
         return wrapped
+
+
+class _Beat:
+    """Says with every block of a forward pass that this rank is at work."""
+
+    def __init__(self, watch: RankWatch) -> None:
+        self._watch = watch
+
+    def __call__(self, *_: object) -> None:
+        self._watch.beat()
+
+    def __deepcopy__(self, _memory: object) -> _Beat:
+        return self
 
 
 @contextmanager
@@ -196,9 +227,6 @@ def _blame(error: Exception, watch: RankWatch) -> None:
 
 def _shard(modules: list[nn.Module], device: torch.device, world_size: int) -> None:
     """Share the parameters of each module, those of modules before it left out, between all ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh(device.type, (world_size,))
     for module in modules:
         sharded = fully_shard(module, mesh=mesh)

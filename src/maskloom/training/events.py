@@ -83,8 +83,9 @@ class EventLog:
 class NoLog(EventLog):
     """A log that keeps nothing: that of a process beside which another one logs."""
 
-    def __init__(self) -> None:
-        """Open nothing."""
+    def __init__(self, path: Path) -> None:
+        """Open nothing; `path` is where the other one logs."""
+        self.path = path
 
     def forget_after(self, stage: str, step: int) -> None:
         """Do nothing."""

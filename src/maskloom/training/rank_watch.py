@@ -13,18 +13,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 _SECONDS_BETWEEN_SIGNS = 1.0
 # A rank that ends tells it to the others at once; their main threads have so long to end on their own.
 _SECONDS_TO_END = 20.0
 # After a failed call: how long a rank looks for the culprit, and how old a sign of life makes one.
 _SECONDS_TO_EXPLAIN, _SECONDS_TO_MISS = 12.0, 4.0
-# Start-up, evaluating and saving may take so many times the limit, and so may what no rank alone is to blame for.
-_LONGER = 20
+# A disk may take so many times the limit, and so may what no rank alone is to blame for.
+_LONGER = 10
+# A process that takes more of a processor than this is at work, whatever its main thread has called.
+_BUSY_SHARE = 0.05
+
+Work = Literal["step", "own", "save"]
+"""What a rank is at: a step, which takes its course on all; work of its own, such as evaluating; or a save."""
 
 
 class Store(Protocol):
@@ -48,14 +53,16 @@ class RankView:
     """What a rank knows of another one: its last sign of life, and when signs and activity last changed (seconds).
 
     `calls` counts the calls that all ranks make in the same order, so the rank with the fewest is the one that the
-    others wait for; `activity` counts anything. `place` is the innermost line of its main thread.
+    others wait for; `activity` counts anything, `processor` the seconds of a processor that the process has taken.
+    `place` is the innermost line of its main thread.
     """
 
     sign: int = -1
     calls: int = 0
     activity: int = 0
+    processor: float = 0.0
     place: str = "start"
-    is_patient: bool = False
+    work: Work = "own"
     heard_at: float = 0.0
     active_at: float = 0.0
     ended: str | None = None
@@ -63,19 +70,20 @@ class RankView:
 
     def update(self, values: dict[str, Any], now: float) -> None:
         """Take in a sign of life that was read at a time."""
-        if values["sign"] != self.sign:
-            self.heard_at = now
-        if values["activity"] != self.activity:
+        is_busy = values["processor"] - self.processor > _BUSY_SHARE * (now - self.heard_at)
+        if values["activity"] != self.activity or (is_busy and values["work"] != "step"):
             self.active_at = now
+        if values["sign"] != self.sign:
+            self.heard_at, self.processor = now, values["processor"]
         self.sign, self.calls, self.activity = values["sign"], values["calls"], values["activity"]
-        self.place, self.is_patient = values["place"], values["is_patient"]
+        self.place, self.work = values["place"], values["work"]
 
 
 def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     """Return what is wrong with which rank, or None: no sign of life for a third of the limit, or no step forward.
 
-    A rank hangs when others have made more calls and it has done nothing for the whole limit, or for 20 times that in
-    work that one rank may do for all.
+    A rank hangs when others have made more calls and it has done nothing for the whole limit, or for ten times that
+    in a save. What counts as doing nothing depends on its work: in a step no call, in any other no processor time.
     """
     present = {rank: view for rank, view in views.items() if not view.has_left}
     for rank, view in present.items():
@@ -86,8 +94,7 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     rank, slowest = min(present.items(), key=lambda item: item[1].calls)
     idle = now - slowest.active_at
     is_behind = any(view.calls > slowest.calls for view in present.values())
-    is_busy = any(view.is_patient for view in present.values())
-    if idle > limit * (_LONGER if is_busy or not is_behind else 1):
+    if idle > limit * (1 if is_behind and slowest.work != "save" else _LONGER):
         if is_behind:
             return f"rank {rank} hangs: nothing done for {idle:.0f} s at {slowest.place}, the others wait for it"
         places = "; ".join(f"rank {rank} at {view.place}" for rank, view in present.items())
@@ -110,7 +117,7 @@ class RankWatch:
     end: Callable[[str], None] | None = None
     calls: int = 0
     activity: int = 0
-    _is_patient: bool = True
+    _work: Work = "own"
     _views: dict[int, RankView] = field(default_factory=dict)
     _is_over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -142,14 +149,14 @@ class RankWatch:
         self.activity += 1
 
     @contextmanager
-    def patient(self, is_patient: bool) -> Iterator[None]:
-        """Work for which others may have to wait for long, as it is from the start; or steps, where they may not."""
-        before, self._is_patient = self._is_patient, is_patient
+    def at(self, work: Work) -> Iterator[None]:
+        """Say what this rank is at within; before, it is at work of its own."""
+        before, self._work = self._work, work
         self.activity += 1
         try:
             yield
         finally:
-            self._is_patient = before
+            self._work = before
             self.activity += 1
 
     def leave(self, reason: str | None) -> None:
@@ -212,7 +219,8 @@ class RankWatch:
                 "calls": self.calls,
                 "activity": self.activity,
                 "place": self._place(),
-                "is_patient": self._is_patient,
+                "processor": time.process_time(),
+                "work": self._work,
             }
         )
 
@@ -227,6 +235,8 @@ class RankWatch:
         if self.end is not None:
             self.end(problem)
             return
+        with suppress(Exception):  # the store may be gone
+            self.leave(problem)
         sys.stderr.write(f"error: rank {self.rank} ends: {problem}\n")
         sys.stderr.flush()
         if problem.startswith(f"rank {self.rank} hangs"):

@@ -14,6 +14,7 @@ from maskloom.errors import ConfigError
 from maskloom.launch import is_one_of_several
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
+from maskloom.training.rank_watch import Work
 
 
 class RankLostError(RuntimeError):
@@ -55,8 +56,8 @@ class Ranks(Protocol):
         """Return when every rank has come here."""
         ...
 
-    def patient(self, is_patient: bool) -> AbstractContextManager[None]:
-        """Work for which other ranks may have to wait for long, or, for False, steps, where they may not."""
+    def at(self, work: Work) -> AbstractContextManager[None]:
+        """Say what this rank is at within, as that decides for how long the others wait for it."""
         ...
 
     def spread(self, model: EncoderWithHeads) -> None:
@@ -65,6 +66,10 @@ class Ranks(Protocol):
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
         """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
+        ...
+
+    def loss_sums(self, model: EncoderWithHeads, objective: Objective, batch: Any) -> dict[str, Tensor]:
+        """Return the objective's sums for a batch without gradients; with shared weights all ranks must ask."""
         ...
 
     def add_gradients(
@@ -96,7 +101,7 @@ class OneRank:
     def barrier(self) -> None:
         """Wait for nobody."""
 
-    def patient(self, is_patient: bool) -> AbstractContextManager[None]:
+    def at(self, work: Work) -> AbstractContextManager[None]:
         """Do nothing: nobody waits."""
         return nullcontext()
 
@@ -106,6 +111,11 @@ class OneRank:
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
         """Return the model."""
         return model
+
+    @torch.no_grad()
+    def loss_sums(self, model: EncoderWithHeads, objective: Objective, batch: Any) -> dict[str, Tensor]:
+        """Return the objective's sums for a batch without gradients."""
+        return objective.loss_sums(model, batch)
 
     def add_gradients(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool

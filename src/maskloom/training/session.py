@@ -93,7 +93,7 @@ class TrainingSession:
         settings = self.settings
         if self.state.step >= settings.steps and not self._evaluation_is_due:
             return
-        with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.patient(False):
+        with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"):
             if self._evaluation_is_due:
                 self._finish_step(self.state.step, stop, saves)
             elif settings.on_nonfinite == "rewind" and self.state.step == 0:
@@ -190,7 +190,7 @@ class TrainingSession:
         if step == settings.steps:
             self._save(saves)
         elif is_best or (settings.save_every and step % settings.save_every == 0):
-            with self.ranks.patient(True):
+            with self.ranks.at("save"):
                 saves.start(self.state, self._remembered(), self._pinned())
 
     def _evaluate(self, step: int, stop: StopRequests) -> bool:
@@ -203,7 +203,7 @@ class TrainingSession:
             return False
         problem = None
         try:
-            with self.ranks.patient(True), stop.at_once() if self.ranks.world_size == 1 else nullcontext():
+            with self.ranks.at("own"), stop.at_once() if self.ranks.world_size == 1 else nullcontext():
                 metrics = self.evaluate()
         except Interrupted:
             return False
@@ -233,7 +233,7 @@ class TrainingSession:
         return next((int(number) for number, count in asked.items() if count), 0)
 
     def _save(self, saves: Saves) -> None:
-        with self.ranks.patient(True):
+        with self.ranks.at("save"):
             saves.save(self.state, self._remembered(), self._pinned())
             self.ranks.barrier()
 

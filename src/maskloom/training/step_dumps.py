@@ -195,7 +195,7 @@ def _activation_report(
         with _watching(state.model, seen), torch.no_grad():
             for number, part in enumerate(parts, start=ranks.rank * len(parts)):
                 torch.manual_seed(dropout_seed(seed, state.step, number))
-                objective.loss_sums(state.model, part)
+                ranks.loss_sums(state.model, objective, part)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

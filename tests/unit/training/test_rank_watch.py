@@ -2,7 +2,9 @@
 
 import threading
 
-from maskloom.training.rank_watch import RankView, RankWatch, culprit
+import pytest
+
+from maskloom.training.rank_watch import RankView, RankWatch, Work, culprit
 
 LIMIT = 45.0
 
@@ -18,31 +20,35 @@ def test_ranks_that_wait_for_each_other_a_while_are_well() -> None:
     assert culprit(_views(7, 6, 7), 100.0 + LIMIT / 3 - 1, LIMIT) is None
 
 
-def test_a_rank_without_signs_of_life_is_lost_also_while_it_evaluates() -> None:
+def test_a_rank_without_signs_of_life_is_lost_whatever_it_is_at() -> None:
     views = _views(7, 7)
-    views[1].is_patient = True
-    views[1].heard_at = 80.0
+    views[1].work, views[1].heard_at = "save", 80.0
     assert "rank 1 was lost" in str(culprit(views, 100.0, LIMIT))
 
 
-def test_a_rank_behind_the_others_that_does_nothing_hangs() -> None:
-    views = _views(7, 6, 7)
+@pytest.mark.parametrize(("work", "seconds"), [("step", LIMIT), ("own", LIMIT), ("save", 10 * LIMIT)])
+def test_a_rank_behind_the_others_that_does_nothing_hangs(work: Work, seconds: float) -> None:
+    views = _views(7, 6, 7, now=1000.0)
+    views[1].work = work
     for view in views.values():
-        view.active_at = 50.0
-    for view in views.values():
-        view.heard_at = 100.0
-    assert culprit(views, 100.0, LIMIT) == "rank 1 hangs: nothing done for 50 s at line-1, the others wait for it"
+        view.active_at = 1000.0 - seconds + 1
+    assert culprit(views, 1000.0, LIMIT) is None
+    views[1].active_at -= 2
+    expected = f"rank 1 hangs: nothing done for {seconds + 1:.0f} s at line-1, the others wait for it"
+    assert culprit(views, 1000.0, LIMIT) == expected
 
 
-def test_one_that_evaluates_for_all_may_take_longer() -> None:
-    views = _views(6, 7)
-    views[0].is_patient = True
-    for view in views.values():
-        view.active_at = 0.0
-    assert culprit(views, 100.0, LIMIT) is None
-    for view in views.values():
-        view.heard_at = 1000.0
-    assert "rank 0 hangs" in str(culprit(views, 1000.0, LIMIT))
+def _sign(number: int, processor: float, work: Work) -> dict:
+    return {"sign": number, "calls": 3, "activity": 8, "processor": processor, "place": "line", "work": work}
+
+
+def test_a_rank_that_computes_on_its_own_is_at_work_and_one_that_computes_in_a_step_is_not() -> None:
+    for work, is_active in (("own", True), ("step", False)):
+        view = RankView(activity=8, heard_at=1.0)
+        view.update(_sign(1, 0.5, work), 2.0)
+        assert (view.active_at == 2.0) is is_active
+        view.update(_sign(2, 0.51, work), 3.0)
+        assert view.active_at < 3.0
 
 
 def test_all_at_the_same_call_are_named_with_their_places_after_long() -> None:

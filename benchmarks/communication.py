@@ -1,0 +1,156 @@
+"""What ranks send each other beside what they compute: the table for every size, and a check of it with two processes.
+
+`python benchmarks/communication.py` writes communication.md and .json. The check starts two processes that train by
+gloo over the loopback device, and compares the bytes that went over it, and the seconds, with what the table predicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from communication_report import SIZES, bytes_per_step, page, size_facts
+
+LENGTH, PREDICTED = 128, 0.15
+_MODES = ("ddp", "fsdp")
+_STEPS, _ROUNDS = 4, 5
+
+
+def main() -> None:
+    """Measure, and write the page; `--report` writes it again from the figures that are there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--report", action="store_true", help="only write the page from communication.json")
+    parser.add_argument("--rank", choices=_MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "mini", "small"], choices=SIZES)
+    options = parser.parse_args()
+    if options.rank:
+        print(json.dumps(_rank(options.rank, options.sizes)))
+        return
+    place = Path(__file__).with_suffix(".json")
+    if not options.report:
+        from surroundings import processor
+
+        checks = {mode: _two_processes(mode, options.sizes) for mode in _MODES}
+        facts = {size: size_facts(size, length=LENGTH, predicted=PREDICTED) for size in SIZES}
+        figures = {"processor": processor(), "load_before": os.getloadavg()[0], "sizes": facts, "checks": checks}
+        place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    place.with_suffix(".md").write_text(page(json.loads(place.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+def _two_processes(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
+    """Return the first rank's figures of both ranks' steps."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--rank", mode, "--sizes", *sizes]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"the check with {mode} failed")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def _rank(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
+    """Train as one of two ranks, and return what the steps of each size sent and took."""
+    from maskloom.training.ranks import joined_ranks
+
+    with joined_ranks(mode, limit=600.0) as ranks:
+        return [_measured(size, mode, ranks) for size in sizes]
+
+
+def _measured(size: str, mode: str, ranks: Any) -> dict[str, Any]:
+    import torch
+
+    from maskloom.config import TrainingSection
+    from maskloom.models.assembled import build_model
+    from maskloom.models.bert import BertConfig
+    from maskloom.objectives.masked_lm import MaskedLanguageModeling
+    from maskloom.training.loop import TrainState, accumulate_gradients
+
+    model = build_model(BertConfig.of_size(size, vocab_size=30_522), seed=0)
+    ranks.spread(model)
+    state = TrainState.fresh(model, TrainingSection())
+    objective, batch = MaskedLanguageModeling(), _batch(ranks.rank)
+
+    def step(**options: Any) -> None:
+        state.optimizer.zero_grad(set_to_none=True)
+        accumulate_gradients(model, objective, batch, None, **options)
+
+    if mode == "ddp":
+        step()  # the same work on one process, which sends nothing
+        alone = [_seconds(step) for _ in range(_ROUNDS)]
+    else:
+        alone = []
+    step(ranks=ranks)
+    ranks.barrier()
+    before = _loopback_bytes()
+    together = []
+    for _ in range(_ROUNDS):
+        ranks.barrier()
+        together.append(_seconds(lambda: [step(ranks=ranks) for _ in range(_STEPS)]) / _STEPS)
+    ranks.barrier()
+    sent = (_loopback_bytes() - before) / (_ROUNDS * _STEPS) / 2
+    num_bytes = bytes_per_step(size_facts(size, length=LENGTH, predicted=PREDICTED), mode, 2)
+    buffer = torch.zeros(num_bytes // 4)
+    plain = []
+    for _ in range(_ROUNDS):
+        ranks.barrier()
+        plain.append(_seconds(lambda: torch.distributed.all_reduce(buffer)))
+    return {
+        "size": size,
+        "tokens": len(batch.token_ids),
+        "predicted_bytes": num_bytes,
+        "measured_bytes": sent,
+        "alone": median(alone) if alone else None,
+        "together": median(together),
+        "plain": median(plain),
+    }
+
+
+def _seconds(work: Any) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _batch(rank: int) -> Any:
+    import numpy as np
+
+    from maskloom.data.batch import PretrainingBatch
+
+    draw, num_sequences = np.random.default_rng(rank), 8
+    num_predictions = round(PREDICTED * LENGTH)
+    positions = [np.sort(draw.choice(LENGTH, num_predictions, replace=False)) for _ in range(num_sequences)]
+    return PretrainingBatch(
+        token_ids=draw.integers(5, 30_000, num_sequences * LENGTH),
+        segment_ids=np.zeros(num_sequences * LENGTH, dtype=np.int64),
+        lengths=np.full(num_sequences, LENGTH),
+        mlm_positions=np.concatenate([number * LENGTH + each for number, each in enumerate(positions)]),
+        mlm_labels=draw.integers(5, 30_000, num_sequences * num_predictions),
+        nsp_labels=draw.integers(0, 2, num_sequences),
+    )
+
+
+def _loopback_bytes() -> int:
+    """Return the bytes that the loopback device has sent so far, by any process."""
+    for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
+        name, _, values = line.partition(":")
+        if name.strip() == "lo":
+            return int(values.split()[8])
+    raise SystemExit("this machine counts no bytes of its loopback device")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""One run by several processes: the same losses, checkpoints that any number of them can continue, and clear ends."""
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from maskloom.training.checkpoints import verify_checkpoint
+from tools.soak.fleets import Ended, Fleet, wait_all
+from tools.soak.subjects import prepare, pretraining
+
+STEPS = 50
+FSDP = ("--set", "training.parallel=fsdp")
+# what a batch of 8 is cut into; with it, dropout draws the same for every number of ranks
+MICRO = ("--set", "training.micro_batch_size=2")
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with Fleet(2) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def data(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(fleet.first, tmp_path_factory.mktemp("data"), num_topics=25)
+
+
+@pytest.fixture(scope="module")
+def command(data: Path) -> list[str]:
+    return [*pretraining(data, steps=STEPS, save_every=10, evaluate_every=25).arguments, *MICRO]
+
+
+@pytest.fixture(scope="module")
+def alone(fleet: Fleet, command: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _run(fleet, 1, command, tmp_path_factory.mktemp("alone"))
+
+
+def _run(fleet: Fleet, size: int, command: list[str], folder: Path, code: int = 0, **first: str) -> Path:
+    """Run a job to its end and return its run folder; one process is started without any word of others."""
+    folder.mkdir(exist_ok=True)
+    if size == 1:
+        running = fleet.first.start(command, folder, folder / "output-0.txt", **first)
+        ended = wait_all([running])
+    else:
+        ended = fleet.run(size, command, folder, own=dict.fromkeys(range(size), first))
+    assert {each.code for each in ended} == {code}, "\n".join(each.said for each in ended)
+    return folder / "run"
+
+
+def _losses(run: Path) -> list[float]:
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    steps = [event for event in events if event["event"] == "step"]
+    assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+    return [event["loss"] for event in steps]
+
+
+def _assert_same(run: Path, alone: Path, *, to_the_bit: bool = False) -> None:
+    weights, expected = (load_file(folder / "model" / "model.safetensors") for folder in (run, alone))
+    assert weights.keys() == expected.keys()
+    if to_the_bit:
+        assert all(weights[name].equal(expected[name]) for name in weights)
+        assert _losses(run) == _losses(alone)
+    assert max(float((weights[name] - expected[name]).abs().max()) for name in weights) < 1e-5
+    assert _losses(run) == pytest.approx(_losses(alone), rel=1e-6)
+
+
+def test_two_processes_train_as_one_does(fleet: Fleet, command: list[str], alone: Path, tmp_path: Path) -> None:
+    """Dropout is on: its draws belong to micro-batches, not to processes."""
+    _assert_same(_run(fleet, 2, command, tmp_path), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), FSDP], ids=["ddp", "fsdp"])
+def test_two_processes_repeat_to_the_bit(fleet: Fleet, command: list[str], tmp_path: Path, more: tuple) -> None:
+    runs = [_run(fleet, 2, [*command, *more], tmp_path / name) for name in ("first", "second")]
+    _assert_same(runs[1], runs[0], to_the_bit=True)
+
+
+@pytest.mark.slow
+def test_two_processes_with_a_share_of_the_weights_each_train_as_one_does(
+    fleet: Fleet, command: list[str], alone: Path, tmp_path: Path
+) -> None:
+    run = _run(fleet, 2, [*command, *FSDP], tmp_path)
+    _assert_same(run, alone)
+    newest = max((run / "checkpoints" / "phase-1").iterdir())
+    names = {path.name for path in newest.iterdir()}
+    assert names == {"manifest.json", "state.json", ".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
+@pytest.mark.slow
+def test_parameters_without_a_loss_are_left_alone_by_several_as_by_one(
+    fleet: Fleet, command: list[str], tmp_path: Path
+) -> None:
+    """Without next-sentence prediction no loss depends on the pooler."""
+    single = [*command, "--set", "data.next_sentence=false", "--set", "training.evaluate_every=50"]
+    _assert_same(_run(fleet, 2, single, tmp_path / "two"), _run(fleet, 1, single, tmp_path / "one"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param((2, FSDP), (1, ()), id="fsdp-2-to-1"),
+        pytest.param((2, ()), (1, ()), id="ddp-2-to-1", marks=pytest.mark.slow),
+        pytest.param((1, ()), (2, FSDP), id="1-to-fsdp-2", marks=pytest.mark.slow),
+        pytest.param((2, FSDP), (2, ()), id="fsdp-2-to-ddp-2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_goes_on_with_another_number_of_processes(
+    fleet: Fleet, command: list[str], alone: Path, tmp_path: Path, before: tuple, after: tuple
+) -> None:
+    size, more = before
+    killed = [*command, *more]
+    _run(fleet, size, killed, tmp_path, code=-signal.SIGKILL, MASKLOOM_FAULTS="kill@training.step#36")
+    size, more = after
+    run = _run(fleet, size, [*command, *(more or ("--set", "training.parallel=ddp")), "--resume"], tmp_path)
+    _assert_same(run, alone)
+    assert not list(run.rglob("*.tmp*"))
+
+
+def _ended(ended: list[Ended], rank: int, pattern: str, code: int = 1) -> None:
+    assert ended[rank].code == code, ended[rank].said
+    assert re.search(pattern, ended[rank].said), ended[rank].said
+
+
+def test_a_killed_process_ends_the_others_with_its_number(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
+    own = {1: {"MASKLOOM_FAULTS": "kill@training.step#7"}}
+    ended = fleet.run(2, command, tmp_path, own=own)
+    assert ended[1].code == -signal.SIGKILL
+    _ended(ended, 0, "rank 0 ends: rank 1 was lost")
+
+
+def test_a_hanging_process_is_named_and_ends_all(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
+    own = {1: {"MASKLOOM_FAULTS": "hang@training.micro_batch#30"}}
+    ended = fleet.run(2, [*command, "--set", "training.rank_timeout=15"], tmp_path, own=own)
+    for rank in range(2):
+        _ended(ended, rank, r"rank 1 hangs: nothing done for \d+ s at fault_points.py")
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_tells_the_others_why(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
+    own = {1: {"MASKLOOM_FAULTS": "exception@training.step#7"}}
+    ended = fleet.run(2, command, tmp_path, own=own)
+    _ended(ended, 0, "rank 1 failed: RuntimeError: fault point training.step")
+
+
+def test_a_signal_to_one_process_saves_once_and_ends_all_alike(
+    fleet: Fleet, command: list[str], tmp_path: Path
+) -> None:
+    job = fleet.start(2, [*command, "--set", "training.save_every=50"], tmp_path)
+    log = tmp_path / "run" / "events.jsonl"
+    job[0].wait_until(lambda: log.exists() and '"step": 5' in log.read_text())
+    job[1].send(signal.SIGUSR1)
+    assert [each.code for each in wait_all(job)] == [75, 75]
+    saved = list((tmp_path / "run" / "checkpoints" / "phase-1").iterdir())
+    assert len(saved) == 1
+    assert verify_checkpoint(saved[0]) is None
+
+
+def test_a_number_of_processes_that_does_not_divide_is_refused(
+    fleet: Fleet, command: list[str], tmp_path: Path
+) -> None:
+    ended = fleet.run(2, [*command, "--set", "training.batch_size=6"], tmp_path)
+    for rank in range(2):
+        _ended(ended, rank, r"3 micro-batches .* cannot be shared by 2 processes; .* that work: 1, 3", code=3)
+    assert not (tmp_path / "run").exists()

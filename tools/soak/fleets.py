@@ -1,0 +1,87 @@
+"""Several command lines that train together, as torchrun would start them, each a fork of an interpreter of its own."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.soak.processes import LONGEST_SECONDS, ForkServer, Running
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended: its exit code, minus the signal's number for a killed one, and all that it said."""
+
+    code: int
+    said: str
+
+
+class Fleet:
+    """Context that starts command lines as the ranks of one job; `size` is the most that a job may have."""
+
+    def __init__(self, size: int) -> None:
+        self._servers = [ForkServer() for _ in range(size)]
+
+    @property
+    def first(self) -> ForkServer:
+        """The server of the first rank, for command lines that run alone."""
+        return self._servers[0]
+
+    def start(
+        self,
+        size: int,
+        arguments: Sequence[object],
+        folder: Path,
+        *,
+        own: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> list[Running]:
+        """Start a job of `size` ranks in `folder`; `own` are environment variables of single ranks."""
+        common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        job = []
+        for rank, server in enumerate(self._servers[:size]):
+            mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), **common, **(own or {}).get(rank, {})}
+            job.append(server.start(arguments, folder, folder / f"output-{rank}.txt", **mine))
+        return job
+
+    def run(
+        self,
+        size: int,
+        arguments: Sequence[object],
+        folder: Path,
+        *,
+        own: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> list[Ended]:
+        """Run a job to its end."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return wait_all(self.start(size, arguments, folder, own=own))
+
+    def __enter__(self) -> Fleet:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the servers and what they run."""
+        for server in self._servers:
+            server.__exit__()
+
+
+def wait_all(job: list[Running], seconds: float = LONGEST_SECONDS) -> list[Ended]:
+    """Return how all ranks ended; those that do not within so many seconds are killed and count as such."""
+    end, ended = time.monotonic() + seconds, []
+    for running in job:
+        try:
+            code = running.wait(max(1.0, end - time.monotonic()))
+        except TimeoutError:
+            code = -signal.SIGKILL
+        ended.append(Ended(code, running.output.read_text(encoding="utf-8", errors="replace")))
+    return ended
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
