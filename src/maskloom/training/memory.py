@@ -12,8 +12,16 @@ import torch
 
 from maskloom.machine_memory import available_memory as available_memory
 
-# How torch's allocators and the C++ library word it; oneDNN and MKL pass the latter on.
-_RAN_OUT = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc")
+# How torch's allocators and the C++ library word it; oneDNN has no room for its code and buffers when it cannot create
+# a primitive.
+_RAN_OUT = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "could not create a primitive",
+)
 
 
 @cache

@@ -1,0 +1,50 @@
+"""The fast part of the soak's R8: real signals to real runs, which save, say how to go on, and go on to the bit."""
+
+import pytest
+
+from tools.soak.kills import leave_alone
+from tools.soak.processes import ForkServer
+from tools.soak.rows import Budget
+from tools.soak.signals import SIGNALS, try_second_interrupt, try_signal
+from tools.soak.subjects import finetuning, grid_search, prepare, pretraining
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def budget(tmp_path_factory):
+    return Budget(0, tmp_path_factory.mktemp("stopping"))
+
+
+@pytest.fixture(scope="module")
+def data(server, budget):
+    return prepare(server, budget.work / "data", num_topics=40)
+
+
+@pytest.fixture(scope="module")
+def pretrained_alone(server, budget, data):
+    return leave_alone(server, pretraining(data, steps=40, evaluate_every=15), budget.work / "pretrain")
+
+
+@pytest.mark.parametrize(("name", "share"), [*zip(SIGNALS, (0.7, 0.5, 0.2, 0.35), strict=True)])
+def test_a_signal_saves_and_the_run_goes_on_to_the_bit(server, pretrained_alone, budget, name, share):
+    trial = try_signal(server, pretrained_alone, name, share, budget.work / "stopped")
+    assert trial.passed, f"{trial.name}: {trial.detail}"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_second_interrupt_leaves_at_once(server, pretrained_alone, budget, number):
+    trial = try_second_interrupt(server, pretrained_alone, budget, number, budget.work / "left")
+    assert trial.passed, f"{trial.name}: {trial.detail}"
+
+
+@pytest.mark.parametrize("subject", [finetuning, grid_search])
+def test_finetuning_and_searches_stop_and_go_on_too(server, data, budget, subject):
+    chosen = subject(data, epochs=1)
+    alone = leave_alone(server, chosen, budget.work / chosen.name)
+    trial = try_signal(server, alone, "SIGTERM", 0.6, budget.work / "stopped")
+    assert trial.passed, f"{trial.name}: {trial.detail}"
