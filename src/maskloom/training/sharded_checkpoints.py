@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -172,7 +173,9 @@ def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[st
             state.optimizer.state[parameter] = moments
             targets |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
     check_shapes(folder, found, targets)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        # each rank reads what it needs by itself, and DCP warns of that
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(targets, storage_reader=reader, no_dist=True)
 
 
