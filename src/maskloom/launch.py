@@ -15,6 +15,11 @@ def is_one_of_several() -> bool:
     return bool(os.environ.get("WORLD_SIZE"))
 
 
+def num_processes() -> int:
+    """Return how many processes train together."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
 def is_first_process() -> bool:
     """Tell whether this process is the one that writes and speaks."""
     return not is_one_of_several() or os.environ.get("RANK", "0") == "0"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,10 @@ BadText = Annotated[
     Literal["error", "skip"], typer.Option("--on-bad-text", help="What to do with bytes that are not UTF-8.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest whole checkpoint.")]
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="With --resume: first train a stretch again and show that it ends in the same bits."),
+]
 MaxLength = Annotated[
     int | None, typer.Option("--max-length", min=3, help="Longest sequence in tokens; longer ones are cut and counted.")
 ]
@@ -49,13 +54,31 @@ BadRows = Annotated[
 
 
 def chosen_recipe(kind: Any, path: Path | None, changes: list[str], out: Path, resume: bool) -> Any:
-    """Return the recipe asked for; a resumed run without one takes its own."""
+    """Return the recipe asked for; a resumed run without one takes its own. Raises FolderInUseError where one works."""
     from maskloom.config import load_recipe
     from maskloom.runs.run_folder import RECIPE
+    from maskloom.runs.run_lock import refuse_if_in_use
 
+    refuse_if_in_use(out)  # before the heavy imports
     if resume and path is None and (out / RECIPE).exists():
         path = out / RECIPE
     return load_recipe(kind, path, changes)
+
+
+@contextmanager
+def verification(verify: bool, resume: bool) -> Iterator[None]:
+    """Refuse --verify without --resume, and end with exit code 1 when training again gives other bits."""
+    from maskloom.config import ConfigError
+
+    if verify and not resume:
+        raise ConfigError("--verify trains a stretch of an earlier run again; it goes with --resume")
+    from maskloom.runs.verification import ReplayDiffersError
+
+    try:
+        yield
+    except ReplayDiffersError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def reading_options(

@@ -19,10 +19,12 @@ from maskloom.cli.options import (
     Recipe,
     Resume,
     TextColumn,
+    Verify,
     chosen_recipe,
     progress_display,
     reading_options,
     show,
+    verification,
 )
 
 
@@ -33,6 +35,7 @@ def pretrain(
     recipe: Recipe = None,
     init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of a model folder.")] = None,
     resume: Resume = False,
+    verify: Verify = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,7 +46,11 @@ def pretrain(
     chosen = chosen_recipe(PretrainRecipe, recipe, changes, out, resume)
     from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe is refused before it
 
-    show(run(chosen, corpus=corpus, out=out, resume=resume, init=init, progress=progress_display()), as_json, out)
+    with verification(verify, resume):
+        result = run(
+            chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=progress_display()
+        )
+    show(result, as_json, out)
 
 
 def finetune(
@@ -70,6 +77,7 @@ def finetune(
     labels: Annotated[Path | None, typer.Option("--labels", help="A file with one label name a line.")] = None,
     on_bad_rows: BadRows = "error",
     resume: Resume = False,
+    verify: Verify = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -85,17 +93,19 @@ def finetune(
     from maskloom.runs.task_summaries import finetuning_lines
 
     reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
-    result = run(
-        chosen,
-        model=model,
-        train=train,
-        dev=dev,
-        out=out,
-        resume=resume,
-        reading=reading,
-        metric=metric,
-        progress=progress_display(),
-    )
+    with verification(verify, resume):
+        result = run(
+            chosen,
+            model=model,
+            train=train,
+            dev=dev,
+            out=out,
+            resume=resume,
+            reading=reading,
+            metric=metric,
+            verify=verify,
+            progress=progress_display(),
+        )
     show(result, as_json, lines=finetuning_lines)
 
 

@@ -23,6 +23,7 @@ from maskloom.objectives.feature_tagging import frozen_vectors
 from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.run_lock import alone_in_folder
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.evaluation import PROCESSOR_TOKENS
@@ -124,6 +125,7 @@ class _Source:
     num_truncated: int
 
 
+@alone_in_folder(beside=True)
 def features(
     model: str | Path,
     input: str | Path,

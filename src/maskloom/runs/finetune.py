@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import write_card
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder
+from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.tune import check_tunable, tune_folder
+from maskloom.runs.verification import VERIFY_FINISHED
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.columns import ReadingOptions
@@ -56,6 +58,7 @@ class _Prepared:
     account: dict[str, Any]
 
 
+@alone_in_folder()
 def finetune(
     recipe: FinetuneRecipe,
     *,
@@ -66,6 +69,7 @@ def finetune(
     resume: bool = False,
     reading: ReadingOptions | None = None,
     metric: str | None = None,
+    verify: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fine-tune a model on `train`, keep the weights that score best on `dev`, and return the scores.
@@ -75,15 +79,16 @@ def finetune(
     the best run's model is kept, with `recipe.keep_restarts` also the others, in `out/restarts/seed-K/model`.
     `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then tells the scores. `metric` names the
     deciding score; by default the catalog's or the kind's. With `resume` an interrupted run goes on and ends as if it
-    had not been. Where torchrun starts several processes they train together, and the first one writes and returns the
-    scores. Raises ConfigError or DataError for wrong input before any training, NumericalError when no seed ends
-    in finite numbers, Interrupted after a save when a signal asks to stop.
+    had not been; `verify` first shows that it does, as `verify_resuming` tells. Where torchrun starts several processes
+    they train together, and the first one writes and returns the scores. Raises ConfigError or DataError for wrong
+    input before any training, NumericalError when no seed ends in finite numbers, Interrupted after a save when a
+    signal asks to stop.
     """
     training = recipe.training
     with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
         heard = progress if progress is not None and ranks.is_first else SilentProgress()
         folder, reading = Path(out), reading or ReadingOptions()
-        return _finetune(recipe, model, Path(train), Path(dev), folder, resume, reading, metric, heard, ranks)
+        return _finetune(recipe, model, Path(train), Path(dev), folder, resume, reading, metric, verify, heard, ranks)
 
 
 def _finetune(
@@ -95,6 +100,7 @@ def _finetune(
     resume: bool,
     reading: ReadingOptions,
     metric: str | None,
+    verify: bool,
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
@@ -118,19 +124,21 @@ def _finetune(
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
-    continues = ranks.is_first and prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
+    paths = {"model": source, "train": train, "dev": dev}
+    continues = ranks.is_first and prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     if ranks.is_first:
         claim(out)
     if ranks.any_(continues and (out / "metrics.json").exists()):
-        progress.say(f"{out} is complete; nothing is left to do")
+        progress.say(f"{out} is complete; nothing is left to do{VERIFY_FINISHED if verify else ''}")
         return json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     for note in prepared.account["notes"]:
         progress.say(note)
+    plan = replace(plan, folder=out, verify=verify)
     if prepared.task.freezes_encoder:
         plan = with_features(plan, out / "features", inputs["model"], progress)
-    with EventLog(out / "events.jsonl") if ranks.is_first else NoLog() as log:
+    with (EventLog if ranks.is_first else NoLog)(out / "events.jsonl") as log:
         log.write("data", **prepared.account)
         results, failures = _run_restarts(plan, recipe, out, log, progress, ranks)
     if not ranks.is_first:

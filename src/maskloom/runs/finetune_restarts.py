@@ -17,6 +17,8 @@ from maskloom.data.rank_rows import rows_of_rank
 from maskloom.files import write_json
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.runs.progress import Progress
+from maskloom.runs.run_folder import run_id
+from maskloom.runs.verification import verify_resuming
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.evaluation import evaluate_task
 from maskloom.tasks.task import Task
@@ -30,7 +32,7 @@ _RESULT = "result.json"
 
 @dataclass(frozen=True)
 class FinetunePlan:
-    """Everything that the restarts of one run share."""
+    """Everything that the restarts of a run in `folder` share; `verify` shows that resuming gives the bits."""
 
     task: Task
     source: Path
@@ -38,6 +40,8 @@ class FinetunePlan:
     train: EncodedData
     dev: EncodedData
     settings: TrainingSection
+    folder: Path | None = None
+    verify: bool = False
 
 
 def run_restart(
@@ -49,6 +53,8 @@ def run_restart(
     checkpoint, to the same weights as if it had not been. Of several ranks the first returns the scores.
     """
     if ranks.any_(ranks.is_first and (folder / _RESULT).exists()):
+        if ranks.is_first:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return json.loads((folder / _RESULT).read_text(encoding="utf-8"))
     settings = plan.settings
     model = initial_model(plan, seed)
@@ -71,7 +77,10 @@ def run_restart(
         memory=watch.memory,
         name=f"seed-{seed}",
         ranks=ranks,
+        run_id=None if plan.folder is None else run_id(plan.folder, f"seed-{seed}"),
     )
+    if plan.verify:
+        verify_resuming(session)
     start = session.resume()
     log.forget_after(session.name, start)
     progress.begin(f"fine-tuning, seed {seed}", settings.steps, start)

@@ -26,9 +26,13 @@ from maskloom.launch import claim, is_restarted
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.runs.best_checkpoint import write_best_model
+from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import write_pretraining_card
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_folder import prepare_run_folder
+from maskloom.runs.run_folder import prepare_run_folder, run_id
+from maskloom.runs.run_lock import alone_in_folder
+from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, NoLog
 from maskloom.training.loop import TrainState, evaluate
@@ -61,6 +65,7 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
     return plans
 
 
+@alone_in_folder()
 def pretrain(
     recipe: PretrainRecipe,
     *,
@@ -68,29 +73,33 @@ def pretrain(
     out: str | Path,
     resume: bool = False,
     init: str | Path | None = None,
+    verify: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Pre-train a BERT on a corpus folder and return its held-out metrics; the model lies in `out/model`.
 
     The run folder holds recipe.toml, run.json, events.jsonl, metrics.json, checkpoints/ and model/. `init` starts from
     the weights of a model folder (continued pre-training). With `resume` an interrupted run goes on from its newest
-    whole checkpoint and ends with the weights of a run left alone. Where torchrun starts several processes, they train
-    together: the first one writes, and returns the metrics. Raises ConfigError or DataError for wrong input before any
-    training, Interrupted after a save when a signal asks to stop, RankLostError when another process is lost.
+    whole checkpoint and ends with the weights of a run left alone; `verify` first shows that it does, as
+    `verify_resuming` tells. `training.keep_best` adds the model that did best on held-out text, in `out/best-model`.
+    Where torchrun starts several processes, they train together: the first one writes, and returns the metrics. Raises
+    ConfigError or DataError for wrong input before any training, Interrupted after a save when a signal asks to stop,
+    RankLostError when another process is lost.
     """
     training = recipe.training
     with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
         heard = progress if progress is not None and ranks.is_first else SilentProgress()
-        return _pretrain(recipe, Path(corpus), Path(out), resume=resume, init=init, progress=heard, ranks=ranks)
+        start = None if init is None else Path(init)
+        return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
 
 
 def _pretrain(
     recipe: PretrainRecipe,
     corpus: Path,
     out: Path,
-    *,
     resume: bool,
-    init: str | Path | None,
+    init: Path | None,
+    verify: bool,
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
@@ -99,9 +108,10 @@ def _pretrain(
     config = _model_config(recipe, opened, plans)
     for plan in plans:
         _rows(plan, ranks)
-    inputs = {"corpus": opened.fingerprint, "init": str(init) if init else None}
+    inputs = {"corpus": opened.fingerprint, "init_model": init and fingerprint(*model_files(init))}
     if ranks.is_first:
-        prepare_run_folder(out, recipe, inputs=inputs, resume=resume or is_restarted(out))
+        paths = {"corpus": opened.folder, "init": init}
+        prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume or is_restarted(out))
         claim(out)
     ranks.barrier()
     if recipe.training.num_threads:
@@ -113,14 +123,20 @@ def _pretrain(
     ranks.spread(model)
     reference = _UnigramReference.count(opened, train) if ranks.is_first else None
     metrics: dict[str, Any] = {}
-    for plan in plans:
-        metrics = _run_phase(plan, recipe, opened, (train, held_out), model, out, reference, progress, ranks)
+    for number, plan in enumerate(plans):
+        is_newest = not any((out / "checkpoints" / later.name).exists() for later in plans[number + 1 :])
+        metrics = _run_phase(
+            plan, recipe, opened, (train, held_out), model, out, reference, progress, ranks, verify and is_newest
+        )
     whole = ranks.whole(model)
     if ranks.is_first:
         tokenizer = Tokenizer.load(opened.folder)
         save_model(whole, out / "model")
         tokenizer.save(out / "model")
         write_pretraining_card(out / "model", recipe, metrics)
+        if recipe.training.keep_best:
+            step = write_best_model(whole, out / "checkpoints" / plans[-1].name, tokenizer, out / "best-model")
+            progress.say("no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}")
         write_json(out / "metrics.json", metrics)
     return metrics
 
@@ -170,6 +186,7 @@ def _run_phase(
     reference: _UnigramReference | None,
     progress: Progress,
     ranks: Ranks,
+    verify: bool,
 ) -> dict[str, Any]:
     """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
     train, held_out = documents
@@ -177,7 +194,6 @@ def _run_phase(
     loader = _loader(corpus, train, plan.data, settings.batch_size, recipe.seed, rows=_rows(plan, ranks))
     objective = MaskedLanguageModeling(next_sentence=plan.data.next_sentence)
     state = TrainState.fresh(model, settings)
-    checkpoints = out / "checkpoints" / plan.name
 
     def next_batch(position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
         batch, after = loader.batch(DataPosition.from_dict(position) if position else DataPosition())
@@ -189,14 +205,14 @@ def _run_phase(
             return {}
         return _held_out_metrics(plan, recipe, corpus, held_out, whole, objective, reference)
 
-    with EventLog(out / "events.jsonl") if ranks.is_first else NoLog() as log:
+    with (EventLog if ranks.is_first else NoLog)(out / "events.jsonl") as log:
         session = TrainingSession(
             state=state,
             objective=objective,
             next_batch=next_batch,
             settings=_with_defaults(settings),
             seed=recipe.seed,
-            checkpoints=checkpoints,
+            checkpoints=out / "checkpoints" / plan.name,
             log=log,
             evaluate=held_out_metrics,
             on_step=lambda report: progress.advance(
@@ -206,7 +222,11 @@ def _run_phase(
             say=progress.say,
             name=plan.name,
             ranks=ranks,
+            run_id=run_id(out, plan.name),
+            score=lambda metrics: -metrics.get("mlm_loss", math.nan),
         )
+        if verify:
+            verify_resuming(session)
         start = session.resume()
         log.forget_after(plan.name, start)
         started = time.perf_counter()

@@ -2,37 +2,97 @@
 
 from __future__ import annotations
 
+import fnmatch
+import hashlib
 import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import maskloom
 from maskloom.config import ConfigError, RecipeT, Section, load_recipe, recipe_toml
-from maskloom.files import write_json, write_text
+from maskloom.files import remove_tree, write_json, write_text
+from maskloom.launch import num_processes
+from maskloom.runs.run_lock import LOCK
 
-RECIPE = "recipe.toml"
+RECIPE, DESCRIPTION = "recipe.toml", "run.json"
+# What a run that was killed in its first moment leaves in its folder, recipe.toml being written last.
+_OF_A_START = (LOCK, DESCRIPTION, "launch.txt", f".{RECIPE}.*.tmp", f".{DESCRIPTION}.*.tmp", ".launch.txt.*.tmp")
+# Files and folders that a killed process was writing; whoever holds the run's lock may remove them.
+_HALF_WRITTEN = (".*.tmp", ".*.tmp-*", ".*.verify")
+# Keys that say how a run copes with trouble and by which means it trains, not what comes out: a resumed run may change
+# them.
+_FREE = frozenset(
+    f"training.{key}" for key in ("on_nonfinite", "max_skips", "parallel", "rank_timeout", "keep_checkpoints")
+)
 
 
-def prepare_run_folder(out: Path, recipe: Section, *, inputs: dict[str, Any], resume: bool) -> bool:
+def prepare_run_folder(
+    out: Path, recipe: Section, *, inputs: dict[str, Any], resume: bool, paths: Mapping[str, Path | None] | None = None
+) -> bool:
     """Create a run's folder, or check that an existing one holds the same run; return True when it is continued.
 
-    `inputs` are fingerprints of what the run reads. Raises ConfigError when the folder holds a run and `resume` is
-    off, or when recipe or inputs differ from those that the folder was started with.
+    `inputs` are fingerprints of what the run reads, `paths` where it found that. The caller holds the folder's lock, so
+    what a killed process was writing is removed. Raises ConfigError when the folder holds a run and `resume` is off, or
+    when recipe or inputs differ from those that the folder was started with.
     """
     if (out / RECIPE).exists():
         if not resume:
             raise ConfigError(f"{out} already holds a run; continue it with --resume or choose another --out")
         _check_same(out, recipe, inputs)
+        _remove_half_written(out)
         return True
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or not all(_is_of_a_start(path.name) for path in out.iterdir())):
         raise ConfigError(f"{out} exists and is not a run folder; choose an empty or a new --out")
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "run.json", {"inputs": inputs, **environment()})
-    write_text(out / RECIPE, recipe_toml(recipe))
+    recipe_text = recipe_toml(recipe)
+    content = {
+        "id": hashlib.sha256(json.dumps([recipe_text, inputs], sort_keys=True).encode()).hexdigest(),
+        "inputs": inputs,
+        "paths": {name: str(path.resolve()) for name, path in (paths or {}).items() if path is not None},
+        "seeds": _seeds(recipe),
+        **environment(),
+    }
+    write_json(out / DESCRIPTION, content)
+    write_text(out / RECIPE, recipe_text)
     return False
+
+
+def described(out: Path) -> dict[str, Any]:
+    """Return what a run's folder says of its command, versions, hardware and inputs; raises ConfigError for no run."""
+    try:
+        content = json.loads((out / DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict) or not isinstance(content.get("inputs"), dict) or not (out / RECIPE).exists():
+        raise ConfigError(f"{out} is not the folder of a run: it needs {RECIPE} and a whole {DESCRIPTION}")
+    return content
+
+
+def run_id(out: Path, part: str) -> str | None:
+    """Return what tells the checkpoints of a part of a run from all others; None for a folder of an older version."""
+    own = described(out).get("id")
+    return own and f"{own[:16]}/{part}"
+
+
+def _remove_half_written(out: Path) -> None:
+    for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
+        with suppress(OSError):
+            remove_tree(path) if path.is_dir() else path.unlink()
+
+
+def _is_of_a_start(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_A_START)
+
+
+def _seeds(recipe: Section) -> list[int]:
+    first = getattr(recipe, "seed", 0)
+    return list(range(first, first + getattr(recipe, "restarts", 1)))
 
 
 def stored_recipe(kind: type[RecipeT], out: Path) -> RecipeT | None:
@@ -53,7 +113,10 @@ def environment() -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
+            "tokenizers": version("tokenizers"),
+            "safetensors": version("safetensors"),
         },
+        "world_size": num_processes(),
         "hardware": {
             "machine": platform.machine(),
             "processor": _processor(),
@@ -75,13 +138,14 @@ def _processor() -> str:
 def _check_same(out: Path, recipe: Section, inputs: dict[str, Any]) -> None:
     stored = load_recipe(type(recipe), out / RECIPE)
     before, now = _flat(stored.model_dump()), _flat(recipe.model_dump())
-    differing = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    keys = sorted((before.keys() | now.keys()) - _FREE)
+    differing = [key for key in keys if before.get(key) != now.get(key)]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
         raise ConfigError(f"{out}: a resumed run keeps its recipe: {changes}")
-    known = json.loads((out / "run.json").read_text(encoding="utf-8"))["inputs"]
+    known = described(out)["inputs"]
     for name, value in inputs.items():
-        if known.get(name) != value:
+        if name in known and known[name] != value:
             raise ConfigError(f"{out}: the run was started with {name} {known.get(name)!r}, this one is {value!r}")
 
 

@@ -19,6 +19,7 @@ from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.finetune import finetune
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder
+from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.search_space import (
     Space,
     ValueRange,
@@ -69,6 +70,7 @@ class _Search:
     progress: Progress
 
 
+@alone_in_folder()
 def search(
     recipe: FinetuneRecipe,
     *,
@@ -174,8 +176,6 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
 def _leave_no_trace(out: Path) -> None:
     for name in (RECIPE, "run.json", PLAN, "optuna.journal"):
         (out / name).unlink(missing_ok=True)
-    if not any(out.iterdir()):
-        out.rmdir()
 
 
 def _trials(

@@ -14,6 +14,7 @@ from maskloom.build_lock import held_alone
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
 from maskloom.files import sync, write_json
+from maskloom.runs.run_lock import alone_in_folder
 
 if TYPE_CHECKING:
     from maskloom.data.documents import Document, ReadingReport
@@ -23,6 +24,7 @@ _TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.j
 _MAX_DISTINCT_WORDS = 2_000_000
 
 
+@alone_in_folder(beside=True)
 def train_vocabulary_from_files(
     paths: Iterable[str | Path],
     *,

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.config import DataError
 from maskloom.files import DISK_ERRORS, remove_tree, rename, sync, write_hashed
+from maskloom.launch import num_processes
 from maskloom.training.loop import TrainState
 from maskloom.training.manifests import whole_manifest, write_manifest
 from maskloom.training.ranks import ONE_RANK, Ranks
@@ -85,7 +86,7 @@ def write_checkpoint(
             name: write_hashed(temporary / name, pieces, before_chunk=before_chunk)
             for name, pieces in _contents(snapshot).items()
         }
-        facts = {"world_size": 1, "run": run, "torch": torch.__version__}
+        facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
         write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
     return _step_folder(folder, snapshot.step)
 
@@ -166,7 +167,7 @@ def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
         raise DataError(f"{folder}: not a checkpoint: the manifest does not name {', '.join(sorted(missing))}")
     owner = manifest.get("run")
     if run is not None and owner is not None and owner != run:
-        raise DataError(f"{folder}: the checkpoint is of another run ({owner:.12}, this one is {run:.12})")
+        raise DataError(f"{folder}: the checkpoint is of another run ({owner}, this one is {run})")
 
 
 def verify_checkpoint(folder: Path) -> str | None:

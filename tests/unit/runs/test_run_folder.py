@@ -1,7 +1,10 @@
+import json
+
 import pytest
 
-from maskloom.config import ConfigError, PretrainRecipe, load_recipe
-from maskloom.runs.run_folder import prepare_run_folder, stored_recipe
+from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.runs.run_folder import prepare_run_folder, run_id, stored_recipe
+from maskloom.runs.run_lock import run_lock
 
 
 def test_a_run_folder_is_created_once(tmp_path) -> None:
@@ -30,3 +33,73 @@ def test_a_folder_with_other_files_is_refused(tmp_path) -> None:
         prepare_run_folder(tmp_path, PretrainRecipe(), inputs={}, resume=False)
     with pytest.raises(ConfigError, match="not a run folder"):
         prepare_run_folder(tmp_path / "letter.txt", PretrainRecipe(), inputs={}, resume=False)
+
+
+def test_a_run_says_what_it_was_started_with(tmp_path) -> None:
+    out, recipe = tmp_path / "run", FinetuneRecipe(seed=5, restarts=3)
+    paths = {"model": tmp_path / "a" / ".." / "model", "init": None}
+    prepare_run_folder(out, recipe, inputs={"model": "sum"}, paths=paths, resume=False)
+    found = json.loads((out / "run.json").read_text())
+    assert found["seeds"] == [5, 6, 7]
+    assert found["paths"] == {"model": str(tmp_path / "model")}
+    assert {"maskloom", "python", "torch", "numpy", "tokenizers"} <= found["versions"].keys()
+    assert {"processor", "threads"} <= found["hardware"].keys()
+    assert (found["inputs"], found["world_size"]) == ({"model": "sum"}, 1)
+    assert run_id(out, "seed-5") == f"{found['id'][:16]}/seed-5"
+    other = tmp_path / "other"
+    prepare_run_folder(other, recipe, inputs={"model": "sum"}, resume=False)
+    assert run_id(other, "seed-5") == run_id(out, "seed-5")
+    third = tmp_path / "third"
+    prepare_run_folder(third, recipe, inputs={"model": "another"}, resume=False)
+    assert run_id(third, "seed-5") != run_id(out, "seed-5")
+
+
+def test_a_folder_of_an_older_version_is_continued(tmp_path) -> None:
+    out = tmp_path / "run"
+    prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "a", "init": None}, resume=False)
+    content = json.loads((out / "run.json").read_text())
+    for name in ("id", "paths", "seeds", "world_size"):
+        del content[name]
+    (out / "run.json").write_text(json.dumps(content))
+    assert prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "a", "init_model": None}, resume=True) is True
+    assert run_id(out, "phase-1") is None
+
+
+@pytest.mark.parametrize("left", [["run.json"], [".run.json.99.abc.tmp"], ["run.json", ".recipe.toml.99.abc.tmp"], []])
+def test_a_run_that_was_killed_in_its_first_moment_starts_again(tmp_path, left: list[str]) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in left:
+        (out / name).write_text("{")
+    with run_lock(out):
+        assert prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=True) is False
+    assert json.loads((out / "run.json").read_text())["inputs"] == {}
+
+
+def test_what_killed_processes_were_writing_goes_and_all_else_stays(tmp_path) -> None:
+    out = tmp_path / "run"
+    prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=False)
+    kept, gone = (
+        ["model/vocab.txt", "a.tmp", "checkpoints/step-00000001.tmp-1/x"],
+        [
+            "model/.vocab.txt.99.abc.tmp",
+            "model/.model.safetensors.tmp-99",
+            ".metrics.json.99.x.tmp",
+            "checkpoints/.phase-1.verify/checkpoints/x",
+        ],
+    )
+    for name in kept + gone:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("")
+    assert prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=True) is True
+    assert all((out / name).exists() for name in kept)
+    assert not any((out / name).exists() for name in gone)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"inputs": 3}', None])
+def test_a_damaged_description_is_named(tmp_path, content: str | None) -> None:
+    out = tmp_path / "run"
+    prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=False)
+    (out / "run.json").unlink() if content is None else (out / "run.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"it needs recipe\.toml and a whole run\.json"):
+        prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=True)

@@ -17,6 +17,7 @@ from maskloom.runs.glue.majority import answer_by_majority
 from maskloom.runs.glue.table import glue_report
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder
+from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.search import AllTrialsFailedError, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.tasks.catalog import catalog_row
@@ -25,6 +26,7 @@ from maskloom.tasks.columns import ReadingOptions
 RESULT = "glue.json"
 
 
+@alone_in_folder()
 def glue_run(
     recipe: FinetuneRecipe,
     *,

@@ -22,6 +22,7 @@ from maskloom.runs.quickstart.report import report_page
 from maskloom.runs.quickstart.stages import Stages
 from maskloom.runs.quickstart.tasks import build_tasks
 from maskloom.runs.run_folder import RECIPE
+from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.vocabulary import train_vocabulary_from_files
 
 VOCABULARY_SIZE = 8000
@@ -29,6 +30,7 @@ TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pa
 STARTS = ("pretrained", "random")
 
 
+@alone_in_folder()
 def quickstart(
     *,
     out: str | Path = "quickstart",

@@ -10,6 +10,7 @@ from typing import Any
 
 from maskloom.config import ConfigError
 from maskloom.files import write_json
+from maskloom.runs.run_lock import LOCK
 
 
 class Stages:
@@ -26,7 +27,9 @@ class Stages:
                     "choose another --out"
                 )
             return
-        if path.parent.exists() and (not path.parent.is_dir() or any(path.parent.iterdir())):
+        if path.parent.exists() and (
+            not path.parent.is_dir() or any(entry.name != LOCK for entry in path.parent.iterdir())
+        ):
             raise ConfigError(f"{path.parent} exists and holds something else; choose an empty or a new --out")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._held = {"settings": settings, "results": {}, "seconds": {}}

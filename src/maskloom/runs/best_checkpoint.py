@@ -1,0 +1,36 @@
+"""The model of the evaluation that a run did best in, beside the model of its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.training.checkpoints import MODEL, REST, step_folders
+
+
+def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Tokenizer, folder: Path) -> int | None:
+    """Write the weights of the checkpoint that was kept as the best into a model folder, and return its step.
+
+    `model` has those weights afterwards. None, and nothing is written, when no evaluation was compared, or when several
+    processes wrote the checkpoint, each a share.
+    """
+    newest = next(iter(step_folders(checkpoints)), None)
+    if newest is None:
+        return None
+    kept = json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
+    source = checkpoints / f"step-{0 if kept is None else kept['step']:08d}" / MODEL
+    if kept is None or not source.exists():
+        return None
+    weights = load_file(source)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    save_model(model, folder)
+    tokenizer.save(folder)
+    return kept["step"]

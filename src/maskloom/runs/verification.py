@@ -1,0 +1,146 @@
+"""Showing a person that resuming gives the bits: a stretch of the run is trained again and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
+from maskloom.config import ConfigError, DataError
+from maskloom.training.checkpoints import MODEL, OPTIMIZER, REST, Snapshot, check_checkpoint, step_folders
+from maskloom.training.events import NoLog
+from maskloom.training.loop import StepReport
+from maskloom.training.session import TrainingSession
+
+_SHOWN = 4
+# Fine-tuning drops its checkpoints when a seed is done.
+VERIFY_FINISHED = ", and no checkpoint to verify; `maskloom rerun` repeats a whole run"
+
+
+class ReplayDiffersError(Exception):
+    """Training again gave other bits than those that were kept; the message names the first differing tensors."""
+
+
+class _Reached(Exception):  # noqa: N818 - it is how the replay ends
+    """The replay is at the step that it is compared at."""
+
+
+def verify_resuming(session: TrainingSession) -> None:
+    """Train from the second newest whole checkpoint to the newest one, and compare all bits with those kept there.
+
+    With one checkpoint the replay begins at step 0, so the session comes fresh; its state is that of the newest step
+    afterwards. Nothing in the run's folder changes. What was found is said. Raises ReplayDiffersError when weights,
+    moments or the place in the data differ, ConfigError for several processes and for checkpoints of several.
+    """
+    if session.ranks.world_size > 1:
+        raise ConfigError("--verify trains a stretch again in one process; start it without torchrun")
+    whole = [folder for folder in step_folders(session.checkpoints) if _is_whole(folder, session.run_id)]
+    if not whole:
+        session.say(f"{session.checkpoints}: no checkpoint yet, so there is nothing to verify")
+        return
+    newest, start = whole[0], whole[1] if len(whole) > 1 else None
+    if not (newest / MODEL).exists():
+        raise ConfigError(f"{newest}: several processes wrote it, each a share; --verify compares those of one process")
+    target = _step_of(newest)
+    session.say(f"verifying: steps {1 + (_step_of(start) if start else 0)} to {target} are trained again")
+    _replay(session, start, target)
+    _compare(Snapshot.of(session.state, {}), newest, session)
+
+
+def sum_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of tensors with their names, types and shapes, in an order of its own."""
+    digest = hashlib.sha256()
+    for piece in safetensors_pieces(tensors):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def differing_tensors(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors that are not equal to the bit, with the largest difference of those of one shape."""
+    found = []
+    for name in sorted(first.keys() | second.keys()):
+        a, b = first.get(name), second.get(name)
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+            found.append(name)
+        elif sum_of_tensors({name: a}) != sum_of_tensors({name: b}):
+            largest = float((a.double().cpu() - b.double().cpu()).abs().max())
+            found.append(f"{name} (largest difference {largest:.3g})")
+    return found
+
+
+def _is_whole(folder: Path, run: str | None) -> bool:
+    try:
+        check_checkpoint(folder, run=run)
+    except DataError:
+        return False  # resuming names it
+    return True
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-").partition(".")[0])
+
+
+def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
+    """Bring the session's state from a checkpoint to a later step, with files in a folder that goes afterwards."""
+
+    def stop_at_target(report: StepReport) -> None:
+        if report.step == target:
+            raise _Reached
+
+    place = session.checkpoints.with_name(f".{session.checkpoints.name}.verify")
+    shutil.rmtree(place, ignore_errors=True)
+    settings = session.settings.model_copy(update={"save_every": None, "evaluate_every": None})
+    again = replace(
+        session,
+        settings=settings,
+        checkpoints=place / "checkpoints",
+        log=NoLog(place / "events.jsonl"),
+        evaluate=None,
+        on_step=stop_at_target,
+        memory={},
+    )
+    try:
+        again.checkpoints.mkdir(parents=True)
+        if start is not None:
+            _link(start, again.checkpoints / start.name)
+            again.resume()
+        again.run()
+    except _Reached:
+        pass
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.mkdir()
+    for path in source.iterdir():
+        try:
+            os.link(path, target / path.name)
+        except OSError:  # not every disk has links
+            shutil.copyfile(path, target / path.name)
+
+
+def _compare(replayed: Snapshot, kept: Path, session: TrainingSession) -> None:
+    """Say what is identical; raises ReplayDiffersError when something is not."""
+    differing: list[str] = []
+    for what, name, tensors in (("weights", MODEL, replayed.model), ("moments", OPTIMIZER, replayed.optimizer)):
+        stored = load_file(kept / name)
+        before, now = sum_of_tensors(stored), sum_of_tensors(tensors)
+        session.say(f"verifying: {what:<8} kept {before}, again {now}: {'identical' if before == now else 'DIFFERENT'}")
+        differing += [] if before == now else differing_tensors(stored, tensors)
+    content, again = json.loads((kept / REST).read_text(encoding="utf-8")), json.loads(replayed.rest)
+    for key in ("step", "position", "optimizer_steps"):
+        if content[key] != again[key]:
+            differing.append(f"{key}: {content[key]} kept, {again[key]} again")
+    if differing:
+        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        raise ReplayDiffersError(f"{kept}: training again gave other values: {'; '.join(differing[:_SHOWN])}{more}")
+    session.say(f"verifying: identical to the bit, position in the data included: {kept}")
