@@ -33,6 +33,7 @@ check: install
 	$(BIN)/basedpyright --warnings --level error
 	$(BIN)/lint-imports
 	$(BIN)/python tools/size_limits.py src tests benchmarks tools
+	$(BIN)/python tools/banned_calls.py src tools benchmarks
 	$(BIN)/python tools/readme_table.py --check
 
 format: install

@@ -146,7 +146,7 @@ def changed_lines(seeds: Sequence[bytes]) -> Callable[[random.Random], bytes]:
             number = draw.randrange(len(lines))
             try:
                 lines[number] = json_text(changed_tree(json.loads(lines[number]), draw), draw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 lines[number] = draw.choice(TOKENS)
         return b"\n".join(lines)
 

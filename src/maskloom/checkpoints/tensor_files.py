@@ -75,7 +75,7 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
-        raise DataError(f"{path}: not a whole safetensors file: {error}") from None
+        raise DataError(f"{path}: not a whole safetensors file: {error!s:.300}") from None
     return {
         name: StoredTensor(name, entry.shape, entry.dtype in _FLOATS, path, _safetensors_reader(file, name, path))
         for name, entry in header.items()
@@ -87,7 +87,7 @@ def _safetensors_reader(file: Any, name: str, path: Path) -> Callable[[], Tensor
         try:
             return file.get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise DataError(f"{path}: tensor {name!r} cannot be read: {error}") from None
+            raise DataError(f"{path}: tensor {name!r:.80} cannot be read: {error!s:.300}") from None
 
     return read
 
@@ -99,17 +99,19 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
     found: dict[str, StoredTensor] = {}
     for file in sorted(set(places.values())):
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise DataError(f"{index}: {file!r} is not the name of a safetensors file in the same folder")
+            raise DataError(f"{index}: {file!r:.80} is not the name of a safetensors file in the same folder")
         shard = file_inside(index.parent, file)
         if shard is None:
             raise DataError(f"{index.parent / file}: cannot be read: there is no such file, which {index.name} names")
         for name, tensor in _safetensors(shard).items():
             if places.get(name) != file:
-                raise DataError(f"{index}: tensor {name!r} lies in {file}, the index says {places.get(name)}")
+                raise DataError(f"{index}: tensor {name!r:.80} lies in {file}, the index says {places.get(name)!s:.80}")
             found[name] = tensor
     missing = sorted(set(places) - set(found))
     if missing:
-        raise DataError(f"{index}: the index names {len(missing)} tensors that no file holds, such as {missing[0]!r}")
+        raise DataError(
+            f"{index}: the index names {len(missing)} tensors that no file holds, such as {missing[0]!r:.80}"
+        )
     return found
 
 
@@ -131,7 +133,7 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
                     )
                     shape, _, dtype = read_header(file)
                 if dtype.hasobject:
-                    raise DataError(f"{path}: array {name!r} holds Python objects; such arrays are never read")
+                    raise DataError(f"{path}: array {name!r:.80} holds Python objects; such arrays are never read")
                 found[name] = StoredTensor(
                     name, tuple(shape), bool(np.issubdtype(dtype, np.floating)), path, _npz_reader(path, name)
                 )
@@ -141,7 +143,7 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
         raise
     except Exception as error:
         # The zip layer, the inflater and numpy each have their own errors for a damaged member.
-        raise DataError(f"{path}: not a whole .npz file: {error}") from None
+        raise DataError(f"{path}: not a whole .npz file: {error!s:.300}") from None
     return found
 
 
@@ -152,6 +154,6 @@ def _npz_reader(path: Path, name: str) -> Callable[[], Tensor]:
                 array = np.ascontiguousarray(archive[name])
             return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
         except Exception as error:
-            raise DataError(f"{path}: array {name!r} cannot be read: {error}") from None
+            raise DataError(f"{path}: array {name!r:.80} cannot be read: {error!s:.300}") from None
 
     return read

@@ -16,8 +16,8 @@ from maskloom.foreign_files import check_regular
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK = 1 << 20
-# Four bytes of Zstandard can stand for 128 KiB, so that a slice unpacks to 64 MiB at most.
-_SLICE = 2048
+# Four bytes of Zstandard can stand for 128 KiB, so that a slice unpacks to 32 MiB at most.
+_SLICE = 1024
 
 
 @contextmanager

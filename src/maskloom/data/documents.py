@@ -102,7 +102,7 @@ def read_documents(
     ConfigError for another `on_bad_text`.
     """
     if on_bad_text not in ("error", "skip"):
-        raise ConfigError(f"on_bad_text is {on_bad_text!r}; it must be 'error' or 'skip'")
+        raise ConfigError(f"on_bad_text is {on_bad_text!r:.80}; it must be 'error' or 'skip'")
     report = ReadingReport() if report is None else report
     files = source_files(paths, report)
     return _documents_of_files(files, on_bad_text == "skip", report)
@@ -275,7 +275,7 @@ def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document]:
             continue
         text = _text_of_json(text, f"{reader.path}, {place}")
         if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-            reader.reject(f"{place}: {TEXT_FIELD!r} holds half a surrogate pair, which is no character")
+            reader.reject(f"{place}: {TEXT_FIELD!r:.80} holds half a surrogate pair, which is no character")
             continue
         document = reader.accept(text, number, place)
         if document is not None:
@@ -288,12 +288,12 @@ def _text_of_json(line: str, place: str) -> str:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise DataError(f"{place}: a row must be an object with the field {TEXT_FIELD!r}, not {type(row).__name__}")
+        raise DataError(f"{place}: a row must be an object with the field {TEXT_FIELD!r:.80}, not {type(row).__name__}")
     if TEXT_FIELD not in row:
         held = ", ".join(f"{key!r:.40}" for key in list(row)[:12])
-        raise DataError(f"{place}: no field {TEXT_FIELD!r}; the row has {held or 'no fields'}")
+        raise DataError(f"{place}: no field {TEXT_FIELD!r:.80}; the row has {held or 'no fields'}")
     if not isinstance(row[TEXT_FIELD], str):
-        raise DataError(f"{place}: field {TEXT_FIELD!r} must be a string, not {type(row[TEXT_FIELD]).__name__}")
+        raise DataError(f"{place}: field {TEXT_FIELD!r:.80} must be a string, not {type(row[TEXT_FIELD]).__name__}")
     return row[TEXT_FIELD]
 
 

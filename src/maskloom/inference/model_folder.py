@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,5 +112,5 @@ def _check_task_settings(kind: str | None, settings: dict[str, Any], source: str
         checked_thresholds(thresholds, len(thresholds) if isinstance(thresholds, list) else 0)
     weights = settings.get("class_weights")
     are_numbers = isinstance(weights, list) and all(type(weight) in (int, float) for weight in weights)
-    if weights is not None and not (are_numbers and all(0.0 < weight < math.inf for weight in weights)):
+    if weights is not None and not (are_numbers and all(0.0 < weight <= sys.float_info.max for weight in weights)):
         raise DataError(f"{source}: class_weights = {weights!r:.80}: a list of finite numbers above 0 is expected")

@@ -90,7 +90,7 @@ class Predictor:
         hidden state of [CLS], before the pooler. `normalize` scales each vector to length 1.
         """
         if pooling not in ("mean", "cls"):
-            raise ConfigError(f"pooling {pooling!r} is not mean or cls")
+            raise ConfigError(f"pooling {pooling!r:.80} is not mean or cls")
         vectors = self._outputs(texts, lambda batch: self._pooled(batch, pooling), self.hidden_size)
         if normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -154,7 +154,7 @@ class Predictor:
         num_asked = text.count(vocabulary.tokens[vocabulary.mask_id])
         if len(positions) < max(num_asked, 1):
             raise DataError(
-                f"{text[:60]!r}: {num_asked} [MASK] in the text, {len(positions)} within the first "
+                f"{text[:60]!r:.80}: {num_asked} [MASK] in the text, {len(positions)} within the first "
                 f"{self.max_length} tokens; at least one is needed and all must fit"
             )
         batch = ClassificationBatch(
@@ -223,7 +223,7 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
     if kind is None:
         return None
     if kind not in KINDS:
-        raise DataError(f"{path}: maskloom.json: kind {kind!r} is not known")
+        raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
     has_labels = kind not in ("regression", "span", "choice")
     try:
         task = KINDS[kind].make(names if has_labels else (), settings.get("primary"), settings.get("settings", {}))
@@ -232,6 +232,9 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
     missing = [head for head in task.heads if head not in model.heads]
     if missing:
         raise DataError(f"{path}: maskloom.json: a {kind} task needs the head {missing[0]!r}, which the weights lack")
+    num_outputs = getattr(model.heads[task.heads[0]], "num_labels", None)
+    if has_labels and len(names) != num_outputs:
+        raise DataError(f"{path / 'config.json'}: names {len(names)} labels, the weights have {num_outputs} outputs")
     return task
 
 

@@ -7,6 +7,7 @@ logits first (Guo et al. 2017): above 1 it takes confidence away, below 1 it add
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -152,8 +153,8 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
 def checked_temperature(value: Any) -> float:
     """Return a temperature; raises ValueError unless it is a finite number above 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0.0 < value < float("inf"):
-        raise ValueError(f"temperature {value!r}: a finite number above 0 is expected")
+    if not is_number or not 0.0 < value <= sys.float_info.max:
+        raise ValueError(f"temperature {value!r:.80}: a finite number above 0 is expected")
     return float(value)
 
 

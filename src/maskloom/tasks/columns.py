@@ -84,7 +84,7 @@ def columns_of_header(
     chosen = {"text": text, "pair": pair, "label": label}
     for name in chosen.values():
         if name is not None and names.count(name) > 1:
-            raise DataError(f"{path}: line {line}: the header has {names.count(name)} columns named {name!r}")
+            raise DataError(f"{path}: line {line}: the header has {names.count(name)} columns named {name!r:.80}")
     return Columns(
         text=names.index(text),
         pair=None if pair is None else names.index(pair),
@@ -125,7 +125,7 @@ def choose_names(
     lower = {name.lower(): name for name in reversed(names)}
     for wanted in (options.text_column, options.pair_column, options.label_column):
         if wanted is not None and wanted not in names:
-            raise DataError(f"{place}: there is no column {wanted!r}; the columns are {_listed(names)}")
+            raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {_listed(names)}")
     label = options.label_column or next((lower[name] for name in _LABELS if name in lower), None)
     text, pair = options.text_column, options.pair_column
     if text is None and pair is None and takes_pair is not False:

@@ -29,7 +29,7 @@ def task_kind(name: str) -> TaskKind:
     for kind in KINDS.values():
         if kind.name == name:
             return kind
-    raise ConfigError(f"task {name!r} is not known; known: {', '.join(KINDS)}")
+    raise ConfigError(f"task {name!r:.80} is not known; known: {', '.join(KINDS)}")
 
 
 def make_task(

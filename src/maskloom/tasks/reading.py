@@ -54,7 +54,7 @@ def iterate_examples(
     report = report or ReadingReport(path)
     row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))
     if kind == "single" and options.pair_column is not None:
-        raise ConfigError(f"pair column {options.pair_column!r}: a single task takes one text; use the task pair")
+        raise ConfigError(f"pair column {options.pair_column!r:.80}: a single task takes one text; use the task pair")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else layout_of(path)
     rows = read_rows(path, layout)
     if layout == "text":
@@ -183,11 +183,11 @@ def _field(record: Row, key: str | int, *, optional: bool = False) -> Any:
 def _text(record: Row, key: str | int) -> str:
     value = _field(record, key)
     if not isinstance(value, str):
-        raise BadRowError("text is not a string", f"{key!r} is {type(value).__name__}")
+        raise BadRowError("text is not a string", f"{key!r:.80} is {type(value).__name__}")
     if not value.strip():
         raise BadRowError("empty text")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise BadRowError("text holds half of a surrogate pair", f"{key!r} is not valid Unicode")
+        raise BadRowError("text holds half of a surrogate pair", f"{key!r:.80} is not valid Unicode")
     return value
 
 
@@ -203,7 +203,7 @@ def parse_label(
     if kind == "multilabel":
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list):
-            raise BadRowError("labels are not a list", f"{value!r}; expected names joined by commas or a JSON list")
+            raise BadRowError("labels are not a list", f"{value!r:.80}; expected names joined by commas or a JSON list")
         names = [_name(item) for item in items] if items != [""] else []
         if len(set(names)) != len(names):
             raise BadRowError("a label stands twice", repr(value))

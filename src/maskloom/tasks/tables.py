@@ -40,7 +40,7 @@ def layout_of(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     suffix = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes or [""])[-1]
     if suffix not in _LAYOUTS:
-        raise DataError(f"{path}: the suffix {suffix!r} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
+        raise DataError(f"{path}: the suffix {suffix!r:.80} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
     return _LAYOUTS[suffix]
 
 
@@ -167,6 +167,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {key[:80]!r} stands twice")
+                raise ValueError(f"the key {key!r:.80} stands twice")
             seen.add(key)
     return found

@@ -125,7 +125,7 @@ class Vocabulary:
             path = path / "vocab.txt"
         for index, token in enumerate(self.tokens):
             if token != token.strip() or "\n" in token:
-                raise DataError(f"{path}, line {index + 1}: token {token!r} cannot be written as one line of text")
+                raise DataError(f"{path}, line {index + 1}: token {token!r:.80} cannot be written as one line of text")
         write_text(path, "".join(f"{token}\n" for token in self.tokens))
 
 

@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 from maskloom.config import DataError
+from maskloom.foreign_files import check_regular
 from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
 
 HEADER = "index\tprediction"
@@ -24,10 +25,9 @@ def check_submission(path: str | Path, *, allow_partial: bool = False) -> list[s
     not there or not a zip.
     """
     path = Path(path)
+    check_regular(path)
     try:
         archive = zipfile.ZipFile(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise DataError(f"{path}: not a zip file: {error}") from None
     with archive:
@@ -81,7 +81,7 @@ def _file_problems(archive: zipfile.ZipFile, file: SubmissionFile) -> list[str]:
         return ["is empty"]
     found: dict[str, str] = {}
     if lines[0].removesuffix("\r") != HEADER:
-        found["header"] = f"line 1: the header is {lines[0][:60]!r}, expected {HEADER!r}"
+        found["header"] = f"line 1: the header is {lines[0][:60]!r:.80}, expected {HEADER!r:.80}"
     for number, line in enumerate(lines[1:]):
         for rule, problem in _row_problems(line.removesuffix("\r"), number, file):
             found.setdefault(rule, f"line {number + 2}: {problem}")
@@ -96,13 +96,13 @@ def _row_problems(line: str, number: int, file: SubmissionFile) -> list[tuple[st
         return [("fields", f"{len(fields)} fields, expected an index and a prediction with one tab between them")]
     problems = []
     if fields[0] != str(number):
-        problems.append(("index", f"the index is {fields[0][:20]!r}, expected {number}"))
+        problems.append(("index", f"the index is {fields[0][:20]!r:.80}, expected {number}"))
     if file.labels and fields[1] not in file.labels:
-        problems.append(("label", f"the prediction {fields[1][:40]!r} is not one of {', '.join(file.labels)}"))
+        problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not one of {', '.join(file.labels)}"))
     if not file.labels:
         is_number = _NUMBER.fullmatch(fields[1]) is not None
         if not is_number:
-            problems.append(("label", f"the prediction {fields[1][:40]!r} is not a number"))
+            problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not a number"))
         elif not 0.0 <= float(fields[1]) <= 5.0:
             problems.append(("range", f"the score {fields[1]} does not lie from 0 to 5"))
     return problems

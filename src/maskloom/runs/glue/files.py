@@ -91,7 +91,7 @@ def glue_task(name: str) -> GlueTask:
     for task in TASKS:
         if name.strip().lower() in (task.name, f"glue:{task.name}"):
             return task
-    raise ConfigError(f"{name!r} is not a task of GLUE; known: {', '.join(task.name for task in TASKS)}")
+    raise ConfigError(f"{name!r:.80} is not a task of GLUE; known: {', '.join(task.name for task in TASKS)}")
 
 
 def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask], dict[str, str]]:
@@ -142,7 +142,7 @@ def check_genres(path: Path, *, matched: bool) -> None:
         if genre in others:
             this, other = ("matched", "mismatched") if matched else ("mismatched", "matched")
             raise DataError(
-                f"{path}: line {row.line}: the genre {genre!r} belongs to the {other} set, "
+                f"{path}: line {row.line}: the genre {genre!r:.80} belongs to the {other} set, "
                 f"this file to the {this} one; were the two files mixed up?"
             )
 
@@ -156,7 +156,7 @@ def count_test_rows(path: Path) -> int:
     header = next(rows)
     first = str(next(iter(header.fields))).strip().lower()
     if first not in ("index", "id"):
-        raise DataError(f"{path}: line 1: the first column is {first!r}; a test file of GLUE begins with index or id")
+        raise DataError(f"{path}: line 1: the first column is {first!r:.60}; a test file of GLUE has index or id there")
     num_rows, blank = 0, None
     for row in rows:
         if list(row.fields) == [""]:
@@ -166,7 +166,7 @@ def count_test_rows(path: Path) -> int:
             raise DataError(f"{path}: line {blank}: a blank line within the file")
         index = next(iter(row.fields))
         if index != str(num_rows):
-            raise DataError(f"{path}: line {row.line}: index {index!r}, expected {num_rows}; rows keep their order")
+            raise DataError(f"{path}: line {row.line}: index {index!r:.80}, expected {num_rows}; rows keep their order")
         num_rows += 1
     if not num_rows:
         raise DataError(f"{path}: no rows")

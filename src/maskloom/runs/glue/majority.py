@@ -29,7 +29,7 @@ def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
         labels = [str(example.label) for example in read_examples(path, row.kind, options).examples]
         unknown = next((label for label in labels if label not in row.labels), None)
         if unknown is not None:
-            raise DataError(f"{path}: the label {unknown!r} is not one of {', '.join(row.labels)}")
+            raise DataError(f"{path}: the label {unknown!r:.80} is not one of {', '.join(row.labels)}")
         counts[name] = Counter(labels)
     label = max(row.labels, key=lambda name: counts["train"][name])
     accuracy = counts["dev"][label] / counts["dev"].total()

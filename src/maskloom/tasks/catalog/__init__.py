@@ -29,7 +29,7 @@ def catalog_row(name: str, *, kinds: Collection[Kind] | None = None) -> CatalogR
     key = name.lower()
     row = CATALOG.get(key) or CATALOG.get(f"glue:{key}")
     if row is None:
-        raise ConfigError(f"format {name!r} is not in the catalog; known: {', '.join(CATALOG)}")
+        raise ConfigError(f"format {name!r:.80} is not in the catalog; known: {', '.join(CATALOG)}")
     if kinds is not None and row.kind not in kinds:
-        raise ConfigError(f"format {name!r} is of a {row.kind} task, not {' or '.join(kinds)}")
+        raise ConfigError(f"format {name!r:.80} is of a {row.kind} task, not {' or '.join(kinds)}")
     return row

@@ -60,7 +60,7 @@ def choose_columns(
         if wanted is not None and wanted not in names:
             if is_column_number(wanted):
                 raise ConfigError(f"column {wanted!r}: columns of multiple choice are given by the names of a header")
-            raise DataError(f"{place}: there is no column {wanted!r}; the columns are {_listed(names)}")
+            raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {_listed(names)}")
     choices, are_list = _choices(names, lists, place)
     taken = set(choices)
 

@@ -95,7 +95,7 @@ def _find_columns(
     columns = choose_columns(fields, options, place=place, needs_label=needs_label)
     for key in (columns.context, columns.stem, columns.label, *columns.choices):
         if key is not None and fields.count(str(key)) > 1:
-            raise DataError(f"{place}: the header has {fields.count(str(key))} columns named {key!r}")
+            raise DataError(f"{place}: the header has {fields.count(str(key))} columns named {key!r:.80}")
     return columns.by_place(fields), chain(skipped, rows)
 
 
@@ -158,7 +158,7 @@ class _Parser:
         if value is None or not name:
             return None
         if name in self._lines:
-            raise BadRowError("an id stands twice", f"{name!r}, first at line {self._lines[name]}")
+            raise BadRowError("an id stands twice", f"{name!r:.80}, first at line {self._lines[name]}")
         return name
 
 
@@ -175,7 +175,7 @@ def _text(value: Any, what: str, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
         raise BadRowError("text is not a string", f"{what} is {type(value).__name__}")
     if not value.strip() and not may_be_empty:
-        raise BadRowError("empty text" if what == "context" else "empty choice", f"{what} is {value!r}")
+        raise BadRowError("empty text" if what == "context" else "empty choice", f"{what} is {value!r:.80}")
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise BadRowError("text holds half of a surrogate pair", f"{what} is not valid Unicode")
     return value.strip()

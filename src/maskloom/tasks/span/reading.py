@@ -59,7 +59,7 @@ def iterate_questions(
         try:
             question = _question(record, needs_label=needs_label)
             if question.id in seen:
-                raise BadRowError("an id comes twice", f"{question.id!r} is also that of {seen[question.id]}")
+                raise BadRowError("an id comes twice", f"{question.id!r:.80} is also that of {seen[question.id]}")
         except BadRowError as problem:
             if options.on_bad_rows != "skip":
                 raise DataError(f"{path}: {record.place}: {problem}") from None
@@ -144,4 +144,4 @@ def _what_stands(text: str, start: int, context: str) -> str:
     elsewhere = ""
     if places:
         elsewhere = f"; it stands at {min(places, key=lambda place: abs(place - start))}"
-    return f"{text[:_SHOWN]!r} at {start}, where {there!r} stands{elsewhere}"
+    return f"{text[:_SHOWN]!r:.80} at {start}, where {there!r:.80} stands{elsewhere}"

@@ -115,7 +115,7 @@ def _from_json(text: str, problem: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{problem}: {text[:60]!r}") from None
+        raise ValueError(f"{problem}: {text[:60]!r:.80}") from None
 
 
 def _listed(answers: Any, starts: Any) -> Any:
@@ -161,4 +161,4 @@ def _check_columns(path: Path, line: int, names: list[str], options: ReadingOpti
         )
     for name in set(wanted):
         if names.count(name) > 1:
-            raise DataError(f"{path}: line {line}: the header has {names.count(name)} columns named {name!r}")
+            raise DataError(f"{path}: line {line}: the header has {names.count(name)} columns named {name!r:.80}")

@@ -51,7 +51,7 @@ def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
         raise DataError(f"{path}: a JSON object by question id is expected, this is {type(values).__name__}")
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, kind):
-            raise DataError(f"{path}: id {name!r}: {wanted} is expected, this is {type(value).__name__}")
+            raise DataError(f"{path}: id {name!r:.80}: {wanted} is expected, this is {type(value).__name__}")
     return values
 
 
@@ -65,7 +65,7 @@ def _rows(path: Path) -> tuple[dict[str, str], dict[str, float] | None]:
         if row.problem or not isinstance(name, str) or not isinstance(text, str):
             raise DataError(f"{path}: line {row.line}: {row.problem or 'a row needs the texts id and answer'}")
         if name in texts:
-            raise DataError(f"{path}: line {row.line}: the id {name!r} comes twice")
+            raise DataError(f"{path}: line {row.line}: the id {name!r:.80} comes twice")
         texts[name] = text
         if isinstance(fields.get("null_odds"), float):
             odds[name] = fields["null_odds"]

@@ -97,7 +97,7 @@ def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
         raise DataError(f"{path}: {place}: a JSON object is expected, this is {type(value).__name__}")
     if key not in value:
         known = ", ".join(name[:40] for name in list(value)[:8]) or "none"
-        raise DataError(f"{path}: {place}: the key {key!r} is missing (keys: {known}); SQuAD's form is expected")
+        raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); SQuAD's form is expected")
     if not isinstance(value[key], list):
-        raise DataError(f"{path}: {place}: {key!r} is not a list but {type(value[key]).__name__}")
+        raise DataError(f"{path}: {place}: {key!r:.80} is not a list but {type(value[key]).__name__}")
     return value[key]

@@ -202,7 +202,8 @@ def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path:
         for place, tag in enumerate(sentence.tags):
             if tag not in ids:
                 raise DataError(
-                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r} is not one of training, {_known(labels)}"
+                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r:.80} is not one of training, "
+                    f"{_known(labels)}"
                 )
             found.append(ids[tag])
     return np.array(found, dtype=np.int64)

@@ -136,8 +136,8 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
     if False in first and options.on_bad_rows == "error":
         (line, plain), (entity_line, entity) = first[False], first[True]
         raise DataError(
-            f"{path}: line {line}: {_UNKNOWN}: {plain!r} is {_ENTITY_RULE}, while {entity!r} in line {entity_line} "
-            'is such a tag; tags are entity tags throughout, or any at all with tagging.scheme = "plain"'
+            f"{path}: line {line}: {_UNKNOWN}: {plain!r:.60} is {_ENTITY_RULE}, while {entity!r:.60} in line "
+            f'{entity_line} is such a tag; tags are entity tags throughout, or any at all with tagging.scheme = "plain"'
         )
     return finder.scheme()
 
@@ -159,7 +159,7 @@ def _converted(sentence: TaggedSentence, scheme: TagForm | Literal["auto"], targ
     tags = sentence.tags or ()
     for place, tag in enumerate(tags):
         if not is_tag(tag):
-            detail = f"{tag!r} is {_ENTITY_RULE}"
+            detail = f"{tag!r:.80} is {_ENTITY_RULE}"
             raise _BadSentenceError(_UNKNOWN, sentence.line_of(place), detail)
     assert scheme != "auto"
     assert target != PLAIN
@@ -280,7 +280,7 @@ def _column_number(column: str | None, what: str) -> int | None:
     if column is None:
         return None
     if not is_column_number(column) or int(column) < 1:
-        raise ConfigError(f"column {column!r} of the {what}: columns of such a file are given by number, from 1")
+        raise ConfigError(f"column {column!r:.80} of the {what}: columns of such a file are given by number, from 1")
     return int(column)
 
 
@@ -337,7 +337,7 @@ def _json_record(row: Row, options: ReadingOptions, number: int, document: int, 
     if key is None:
         keys = ", ".join(map(repr, list(fields)[:12])) or "none"
         raise _BadSentenceError(
-            "no list of words", line, f"expected the key {named or ' or '.join(_WORD_KEYS)!r}, found {keys}"
+            "no list of words", line, f"expected the key {named or ' or '.join(_WORD_KEYS)!r:.80}, found {keys}"
         )
     if isinstance(fields[key], str) and not needs_label:
         return _sentence_of_text(fields[key], line, number, document)
@@ -354,7 +354,7 @@ def _json_tags(fields: dict[str, Any], options: ReadingOptions, line: int, num_w
     if key is None:
         keys = ", ".join(map(repr, list(fields)[:12]))
         raise _BadSentenceError(
-            "no list of tags", line, f"expected the key {named or ' or '.join(_TAG_KEYS)!r}, found {keys}"
+            "no list of tags", line, f"expected the key {named or ' or '.join(_TAG_KEYS)!r:.80}, found {keys}"
         )
     tags = _strings(fields[key], line, "tag")
     if len(tags) != num_words:
@@ -369,7 +369,7 @@ def _strings(values: Any, line: int, what: str) -> tuple[str, ...]:
         if not isinstance(value, str):
             raise _BadSentenceError(f"a {what} is not a string", line, f"{what} {place} is {value!r:.60}")
         if not value.strip():
-            raise _BadSentenceError(f"empty {what}", line, f"{what} {place} is {value!r}")
+            raise _BadSentenceError(f"empty {what}", line, f"{what} {place} is {value!r:.80}")
         _check_unicode(value, line)
     return tuple(values)
 

@@ -66,7 +66,7 @@ def convert_tags(tags: Sequence[str], source: Scheme, target: Scheme) -> list[st
     """
     breach = breach_of(tags, source)
     if breach:
-        raise ValueError(f"tag {breach[0]} is {tags[breach[0]]!r}: {breach[1]}")
+        raise ValueError(f"tag {breach[0]} is {tags[breach[0]]!r:.80}: {breach[1]}")
     return list(tags) if source == target else tags_of(entities_of(tags), len(tags), target)
 
 
@@ -119,16 +119,17 @@ def _breach(previous: str, tag: str, scheme: Scheme) -> str | None:
         return f"{name} has the prefixes {', '.join(f'{p}-' for p in _PREFIXES[scheme])} and no {prefix}-"
     goes_on = previous != "O" and previous[2:] == tag[2:]
     if scheme == "iob2" and prefix == "I" and not goes_on:
-        return f"in IOB2 an entity opens with B-, so {tag} cannot follow {previous}"
+        return f"in IOB2 an entity opens with B-, so {tag:.60} cannot follow {previous:.60}"
     if scheme in ("bioes", "bilou"):
         last = "E" if scheme == "bioes" else "L"
         is_inner = prefix in ("I", last)
         if previous[0] in "BI" and not (is_inner and goes_on):
             return (
-                f"in {name} the entity of {previous} goes on until {last}{previous[1:]}, and {tag} does not continue it"
+                f"in {name} the entity of {previous:.60} goes on until {last}{previous[1:60]}, and {tag:.60} does not "
+                "continue it"
             )
         if is_inner and previous[0] not in "BI":
-            return f"in {name} an entity opens with B-, so {tag} cannot follow {previous}"
+            return f"in {name} an entity opens with B-, so {tag:.60} cannot follow {previous:.60}"
     return None
 
 

@@ -150,7 +150,7 @@ def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping
     if set(names) != wanted:
         odd = sorted(set(names) ^ wanted)[0]
         fault = "is not a tag of IOB2" if odd in names else "is missing"
-        raise ConfigError(f"{options.labels}: {odd!r} {fault}; tagging needs O, and B- and I- of every type")
+        raise ConfigError(f"{options.labels}: {odd!r:.80} {fault}; tagging needs O, and B- and I- of every type")
     return names
 
 

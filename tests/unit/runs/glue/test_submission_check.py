@@ -105,7 +105,7 @@ def test_a_name_that_stands_twice(tmp_path, contents):
 
 
 def test_broken_files(tmp_path, contents):
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="cannot be read: No such file"):
         check_submission(tmp_path / "no.zip")
     (tmp_path / "text.zip").write_text("index\tprediction\n")
     with pytest.raises(DataError, match="not a zip file"):

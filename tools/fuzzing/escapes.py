@@ -1,0 +1,188 @@
+"""Folders that lead out of themselves, name code, or hold what is no file; and text that unpacks without end."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tools.fuzzing.targets import Surroundings
+
+MODEL_FILES = (
+    "config.json",
+    "model.safetensors",
+    "vocab.txt",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "maskloom.json",
+)
+Attempt = tuple[str, Callable[[], object]]
+
+
+def attempts(work: Path) -> Iterator[Attempt]:
+    """Yield (name, what reads the folder); each must raise ConfigError or DataError, at once and in little memory."""
+    surroundings = Surroundings(work / "good")
+    yield from _odd_files(surroundings, work / "case")
+    yield from _indexes(surroundings, work / "case")
+    yield from _code(surroundings, work / "case")
+    yield from _data_that_is_no_file(work / "case")
+    yield from bombs(work / "case", 96 << 20)
+
+
+def _fresh(folder: Path, source: Path | None = None) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    if source is None:
+        folder.mkdir(parents=True)
+    else:
+        shutil.copytree(source, folder)
+    return folder
+
+
+def _load(folder: Path) -> object:
+    from maskloom.inference import Predictor
+
+    return Predictor.load(folder)
+
+
+def _odd_files(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
+    """A link to the same file outside, a pipe, a device, a folder, a link to itself: in place of every file."""
+    good = surroundings.of("model")
+    makers: dict[str, Callable[[Path, Path], object]] = {
+        "a link out": lambda path, outside: path.symlink_to(outside),
+        "a relative link out": lambda path, outside: path.symlink_to(Path("..") / "good" / "model" / outside.name),
+        "a link to a device": lambda path, outside: path.symlink_to("/dev/zero"),
+        "a pipe": lambda path, outside: os.mkfifo(path),
+        "a link to itself": lambda path, outside: path.symlink_to(path.name),
+        "a folder": lambda path, outside: path.mkdir(),
+    }
+    for name in MODEL_FILES:
+        for what, make in makers.items():
+            path = _fresh(folder, good) / name
+            path.unlink()
+            if name == "tokenizer.json":
+                (folder / "vocab.txt").unlink()
+            make(path, good / name)
+            yield f"{name}: {what}", lambda: _load(folder)
+
+
+def _indexes(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
+    """Names of weight files that lead elsewhere, in an index and by links."""
+    shard = "model-00001-of-00001.safetensors"
+    outside = surroundings.of("sharded") / shard
+    for name in (
+        f"../good/sharded/{shard}",
+        str(outside),
+        f"x/../{shard}",
+        f"./{shard}",
+        "..",
+        "",
+        f"{shard}\0",
+        "C:\\x",
+    ):
+        index = _fresh(folder, surroundings.of("sharded")) / "model.safetensors.index.json"
+        content = json.loads(index.read_text())
+        content["weight_map"] = dict.fromkeys(content["weight_map"], name)
+        index.write_text(json.dumps(content))
+        yield f"index: {name!r:.60}", lambda: _load(folder)
+    path = _fresh(folder, surroundings.of("sharded")) / shard
+    path.unlink()
+    path.symlink_to(outside)
+    yield "index: a part that is a link out", lambda: _load(folder)
+
+
+def _code(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
+    """Keys that name code of the folder, with the code beside them."""
+    for name, key in (
+        ("config.json", "auto_map"),
+        ("config.json", "custom_pipelines"),
+        ("tokenizer_config.json", "auto_map"),
+    ):
+        path = _fresh(folder, surroundings.of("model")) / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: {"AutoModel": "modeling_evil.Evil"}}))
+        (folder / "modeling_evil.py").write_text("raise SystemExit('ran')\n")
+        yield f"{name}: {key}", lambda: _load(folder)
+
+
+def _data_that_is_no_file(folder: Path) -> Iterator[Attempt]:
+    from maskloom.config import FinetuneRecipe, load_recipe
+    from maskloom.data.documents import read_documents
+    from maskloom.runs.glue.check import check_submission
+    from maskloom.tasks.kinds import task_kind
+    from maskloom.tasks.labels import read_label_names
+    from maskloom.text.vocabulary import Vocabulary
+
+    readers: dict[str, Callable[[Path], object]] = {
+        "d.csv": task_kind("single").read,
+        "d.jsonl": task_kind("choice").read,
+        "d.conll": task_kind("tagging").read,
+        "d.json": task_kind("span").read,
+        "d.txt": lambda path: list(read_documents(path)),
+        "d.txt.gz": lambda path: list(read_documents(path)),
+        "d.parquet": lambda path: list(read_documents(path)),
+        "labels.txt": read_label_names,
+        "vocab.txt": Vocabulary.load,
+        "r.toml": lambda path: load_recipe(FinetuneRecipe, path),
+        "s.zip": check_submission,
+    }
+    for name, read in readers.items():
+        path = _fresh(folder) / name
+        os.mkfifo(path)
+        yield f"{name}: a pipe", lambda read=read, path=path: read(path)
+        path.unlink()
+        path.symlink_to("/dev/zero")
+        yield f"{name}: a link to a device", lambda read=read, path=path: read(path)
+
+
+def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
+    """One line without end, packed a thousand times smaller or more, for every reader of packed files."""
+    import zstandard
+
+    from maskloom.data.documents import read_documents
+    from maskloom.runs.glue.check import check_submission
+    from maskloom.tasks.kinds import task_kind
+
+    readers: dict[str, Callable[[Path], object]] = {
+        "d.txt.gz": lambda path: list(read_documents(path)),
+        "d.jsonl.gz": lambda path: list(read_documents(path)),
+        "d.csv.gz": task_kind("single").read,
+        "d.tsv.gz": task_kind("single").read,
+        "d.json.gz": task_kind("span").read,
+        "d.txt.zst": lambda path: list(read_documents(path)),
+        "d.jsonl.zst": lambda path: list(read_documents(path)),
+    }
+    block = b"a" * (1 << 20)
+    for name, read in readers.items():
+        path = _fresh(folder) / name
+        if name.endswith(".gz"):
+            with gzip.open(path, "wb", compresslevel=9) as file:
+                for _ in range(num_bytes // len(block)):
+                    file.write(block)
+        else:
+            with path.open("wb") as raw, zstandard.ZstdCompressor(level=19).stream_writer(raw) as file:
+                for _ in range(num_bytes // len(block)):
+                    file.write(block)
+        yield f"{name}: a bomb", lambda read=read, path=path: read(path)
+    held = io.BytesIO()
+    import zipfile
+
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("WNLI.tsv", "w") as member:
+        for _ in range(num_bytes // len(block)):
+            member.write(block)
+    path = _fresh(folder) / "s.zip"
+    path.write_bytes(held.getvalue())
+    yield "s.zip: a bomb", lambda path=path: _raised(check_submission(path, allow_partial=True))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("../../escaped.tsv", "index\tprediction\n")
+    yield "s.zip: a name that leads out", lambda path=path: _raised(check_submission(path, allow_partial=True))
+
+
+def _raised(problems: list[str]) -> None:
+    """Raise what a check returns, so that it counts as a refusal."""
+    from maskloom.config import DataError
+
+    if problems:
+        raise DataError("; ".join(problems))
