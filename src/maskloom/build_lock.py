@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -11,6 +13,10 @@ from pathlib import Path
 from typing import IO
 
 from maskloom.errors import ConfigError
+
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -32,6 +38,10 @@ def held_alone(path: Path, doing: str) -> Iterator[None]:
                 file.seek(0)
                 who = file.read(200).strip() or "another process"
                 raise ConfigError(f"{path.parent}: {who} is {doing} there") from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                _log.warning("%s: no locks on this disk (%s); start no second build there", path.parent, error.strerror)
             if _is_at(file, path):
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -1,5 +1,6 @@
 """One build at a time: refused by name, and never stale."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -55,3 +56,18 @@ def test_a_lock_that_was_removed_with_its_folder_is_made_anew(tmp_path: Path) ->
             with pytest.raises(ConfigError, match=named), held_alone(path, "counting"):
                 pass
             shutil.rmtree(path.parent)
+
+
+def test_a_disk_without_locks_is_built_on_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("maskloom.build_lock.fcntl.flock", refuse)
+    number = errno.ENOSYS
+    with held_alone(tmp_path / "build" / "lock", "building"):
+        assert "no locks on this disk" in caplog.messages[0]
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"), held_alone(tmp_path / "build" / "lock", "building"):
+        pass
