@@ -33,6 +33,8 @@ PLANS = {
     "search": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
 }
 KILLS_IN_A_ROW = 10
+# What a process is at when it passes the points of a family, once training has begun.
+_KIND_OF = {"files": "save", "checkpoints": "save", "evaluation": "evaluation"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class LeftAlone:
     def passes_of(self, kind: str) -> dict[str, list[int]]:
         """Return, for the points of one kind of moment, which of their passes (from 1) are of it.
 
-        Start-up ends with the first batch; later passes of file points belong to saves of any sort.
+        Start-up ends with the first batch; later passes of file points belong to saves, of any sort of file.
         """
         counts: dict[str, int] = {}
         found: dict[str, list[int]] = {}
@@ -56,7 +58,7 @@ class LeftAlone:
             counts[name] = counts.get(name, 0) + 1
             family = name.partition(".")[0]
             has_begun = has_begun or family == "training"
-            of = {"training": "step", "evaluation": "evaluation"}.get(family, "save") if has_begun else "start-up"
+            of = _KIND_OF.get(family, "step") if has_begun else "start-up"
             if of == kind:
                 found.setdefault(name, []).append(counts[name])
         return found
@@ -189,12 +191,15 @@ def _prepared(budget: Budget) -> Iterator[tuple[ForkServer, list[Subject]]]:
 
 
 def resume_to_the_bit(budget: Budget) -> Iterator[Trial]:
-    """Kill each command at all of its planned moments, one run for each."""
+    """Kill each command at all of its planned moments, one run for each, in an order that mixes commands and kinds."""
     with _prepared(budget) as (server, subjects):
+        planned = []
         for subject in subjects:
             alone = leave_alone(server, subject, budget.work / f"{subject.name}-alone")
-            for kill in kills_of(alone, PLANS[subject.name], budget):
-                yield try_kill(server, alone, kill, budget.work / "killed")
+            planned += [(alone, kill) for kill in kills_of(alone, PLANS[subject.name], budget)]
+        budget.draw("order").shuffle(planned)
+        for alone, kill in planned:
+            yield try_kill(server, alone, kill, budget.work / "killed")
 
 
 def kills_in_a_row(budget: Budget) -> Iterator[Trial]:

@@ -28,7 +28,112 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-MUTANTS: tuple[Mutant, ...] = ()
+MUTANTS = (
+    Mutant(
+        "rename before fsync",
+        "training/checkpoints.py",
+        """        sync(temporary)
+        if final.exists():
+            rename(final, former)  # until the next line it counts under this name
+        rename(temporary, final)
+        sync(folder)
+""",
+        """        if final.exists():
+            rename(final, former)
+        rename(temporary, final)
+        sync(final)
+        sync(folder)
+""",
+        ("tests/unit/training/test_write_order.py",),
+    ),
+    Mutant(
+        "dropout does not follow the step",  # the sheet's "RNG restored after fetch": here no generator is saved at all
+        "training/loop.py",
+        "torch.manual_seed(seed_of(number))",
+        "torch.initial_seed()",
+        ("tests/unit/training/test_loop.py", "tests/unit/training/test_session.py"),
+    ),
+    Mutant(
+        "every rank renames",
+        "training/session.py",
+        "        if not self.ranks.is_first:\n            return NoSaves()\n",
+        "",
+        ("tests/unit/training/test_write_order.py",),
+    ),
+    Mutant(
+        "check for NaN after the step",
+        "training/loop.py",
+        """        if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
+            raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
+        fault_point("training.step")
+        optimizer.step()
+""",
+        """        fault_point("training.step")
+        optimizer.step()
+        if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
+            raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
+""",
+        ("tests/unit/training/test_loop.py",),
+    ),
+    Mutant(
+        "manifest first",
+        "training/checkpoints.py",
+        """        files = {
+            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk)
+            for name, pieces in _contents(snapshot).items()
+        }
+        facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
+        write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
+""",
+        """        import hashlib
+
+        whole = {name: b"".join(map(bytes, pieces)) for name, pieces in _contents(snapshot).items()}
+        files = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in whole.items()}
+        facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
+        write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
+        for name, content in whole.items():
+            write_hashed(temporary / name, [content], before_chunk=before_chunk)
+""",
+        ("tests/unit/training/test_write_order.py",),
+    ),
+    Mutant(
+        "no hash",
+        "training/manifests.py",
+        """return None if digest == described.get("sha256") else""",
+        """return None if digest else""",
+        ("tests/unit/training/test_checkpoints.py",),
+    ),
+    Mutant(
+        "lock by existence",
+        "runs/run_lock.py",
+        "    reason = former.why_gone()\n    if reason is None and",
+        "    reason = None\n    if reason is None and",
+        ("tests/unit/runs/test_run_lock.py",),
+    ),
+    Mutant(
+        "saves without bound",  # in place of the sheet's "queue unbounded": there is no server yet
+        "training/background_saves.py",
+        "        self._outlive(self.wait)\n        snapshot = Snapshot.of(state, extra)\n        if not",
+        "        snapshot = Snapshot.of(state, extra)\n        if not",
+        ("tests/unit/training/test_background_saves.py",),
+    ),
+    Mutant(
+        "sorted batch loses ids",
+        "tasks/evaluation.py",
+        "zip(batch.indices, np.split(values, ends[:-1]), strict=True)",
+        "zip(np.sort(batch.indices), np.split(values, ends[:-1]), strict=True)",
+        ("tests/unit/tasks/choice/test_choice_task.py", "tests/unit/inference/test_ensemble.py"),
+    ),
+    Mutant(
+        "mean of means",
+        "training/loop.py",
+        "ranks.add_gradients(model, objective, micro_batch, counts, is_last=is_last)",
+        "ranks.add_gradients(\n            model,\n            objective,\n            micro_batch,\n"
+        "            {k: len(parts) * v for k, v in objective.target_counts(micro_batch).items()},\n"
+        "            is_last=is_last,\n        )",
+        ("tests/unit/training/test_loop.py",),
+    ),
+)
 
 
 def planted(mutant: Mutant | None, folder: Path) -> Path:
