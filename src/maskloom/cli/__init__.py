@@ -13,6 +13,7 @@ from maskloom.cli.answer import answer, score_answers
 from maskloom.cli.corpora import corpus_app, vocab_app
 from maskloom.cli.features import features
 from maskloom.cli.glue import glue_app
+from maskloom.cli.reruns import rerun
 from maskloom.cli.search import search
 from maskloom.cli.tune import tune
 from maskloom.training.interruption import Interrupted, StopRequests
@@ -29,6 +30,7 @@ app.add_typer(vocab_app, name="vocab")
 app.add_typer(corpus_app, name="corpus")
 app.command("pretrain")(training.pretrain)
 app.command("finetune")(training.finetune)
+app.command("rerun")(rerun)
 app.command("search")(search)
 app.add_typer(glue_app, name="glue")
 app.command("tune")(tune)
@@ -44,7 +46,7 @@ app.command("info")(use.info)
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
 
 # What these have done is on disk whenever they are asked to stop; others leave nothing, or finished pieces.
-_RESUMABLE = frozenset({"quickstart", "pretrain", "finetune", "search", "glue"})
+_RESUMABLE = frozenset({"quickstart", "pretrain", "finetune", "rerun", "search", "glue"})
 
 
 @app.callback()

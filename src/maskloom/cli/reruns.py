@@ -1,0 +1,31 @@
+"""The command that does a run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maskloom.cli.options import AsJson, Out, Resume, progress_display, show
+
+
+def rerun(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training or fine-tuning run.")],
+    out: Out,
+    allow_version_change: Annotated[
+        bool, typer.Option("--allow-version-change", help="Repeat it with other versions of the program too.")
+    ] = False,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat a run from what its folder says, and tell whether the weights are the same bits (else exit code 1)."""
+    from maskloom.runs.run_lock import refuse_if_in_use
+
+    refuse_if_in_use(out)
+    from maskloom.runs.rerun import rerun as repeat
+
+    result = repeat(run, out=out, resume=resume, allow_version_change=allow_version_change, progress=progress_display())
+    show(result, as_json)
+    if not result["identical"]:
+        raise typer.Exit(1)
