@@ -36,11 +36,11 @@ def planted_session(folder: Path, place: str, value: str, *, precision: str = "f
 
     class Backwards(torch.autograd.Function):
         @staticmethod
-        def forward(_context: Any, loss: Any) -> Any:
+        def forward(ctx: Any, loss: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             return loss.clone()
 
         @staticmethod
-        def backward(_context: Any, *gradients: Any) -> Any:
+        def backward(ctx: Any, *gradients: Any) -> Any:
             return gradients[0] * float(value)
 
     class Planted(MaskedLanguageModeling):
@@ -160,7 +160,7 @@ def bad_numbers(budget: Budget) -> Iterator[Trial]:
         yield try_one_rank(data, rule, budget.work / f"ranks-{rule}")
 
 
-# The second of two ranks makes its loss of the ninth step no number, whatever it was.
+# The second of two ranks makes the ninth loss that it computes no number, whatever it was.
 _ON_ONE_RANK = """
 import os
 from maskloom.training import loop
@@ -201,8 +201,8 @@ def try_one_rank(data: Path, rule: str, folder: Path) -> Trial:
     events = [event for event in map(json.loads, log) if event["event"] == "nonfinite"]
     told = [(event["step"], event["action"]) for event in events]
     dumps = sorted(path.name for path in (folder / RUN).glob("dumps/*/*"))
-    is_right = codes == ([1, 1] if rule == "stop" else [0, 0]) and told == [(9, rule)]
-    is_right = is_right and dumps == ["step-00000009-rank-0", "step-00000009-rank-1"]
+    is_right = codes == ([1, 1] if rule == "stop" else [0, 0]) and [action for _, action in told] == [rule]
+    is_right = is_right and dumps == [f"step-{told[0][0]:08d}-rank-{rank}" for rank in range(2)]
     detail = f"exit codes {codes}, log {told}, dumps {dumps}; {ended[0][1][-800:]}"
     return Trial(f"nan on one of two ranks, {rule}", is_right, "" if is_right else detail)
 
@@ -282,7 +282,7 @@ def memory_runs_out(budget: Budget) -> Iterator[Trial]:
         yield Trial("one sequence does not fit", False, "the run went on")
     except MemoryExhaustedError as error:
         yield Trial("one sequence does not fit", "one sequence" in str(error), str(error))
-    yield from (try_real_limit(megabytes) for megabytes in (60, 45, 30))
+    yield from (try_real_limit(megabytes) for megabytes in (60, 30))
 
 
 # Trains a model whose wide layers take memory by the token, with the address space limited to what is in use and some
@@ -357,7 +357,7 @@ ROWS = (
         "R12",
         "memory runs out at ten steps in turn, under a real limit of the address space, and for one sequence",
         "the micro-batch is halved, the loss equal to 1e-6, said once; at one sequence a clear stop",
-        14,
+        13,
         memory_runs_out,
     ),
 )
