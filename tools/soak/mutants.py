@@ -115,7 +115,9 @@ MUTANTS = (
         "training/background_saves.py",
         "        self._outlive(self.wait)\n        snapshot = Snapshot.of(state, extra)\n        if not",
         "        snapshot = Snapshot.of(state, extra)\n        if not",
-        ("tests/unit/training/test_background_saves.py",),
+        (
+            "tests/unit/training/test_background_saves.py::test_the_next_save_copies_nothing_until_the_one_before_is_on_disk",
+        ),
     ),
     Mutant(
         "sorted batch loses ids",

@@ -100,6 +100,23 @@ def test_two_saves_never_overlap_and_share_their_buffers(tmp_path, monkeypatch) 
     assert [verify_checkpoint(path) for path in sorted(tmp_path.iterdir())] == [None] * 5
 
 
+def test_the_next_save_copies_nothing_until_the_one_before_is_on_disk(tmp_path, monkeypatch) -> None:
+    gate, state, early = _Gate(monkeypatch), tiny_state(), []
+
+    class Watched(BackgroundSaves):
+        def _copied(self, snapshot):
+            early.append(gate.inside)
+            return super()._copied(snapshot)
+
+    with Watched(tmp_path, keep=9, on_whole=lambda *_: None) as saves:
+        saves.start(state, {})
+        assert gate.reached.wait(60)
+        threading.Timer(0.2, gate.open.set).start()
+        state.step = 1
+        saves.start(state, {})
+    assert early == [0, 0]
+
+
 def test_the_checkpoint_of_the_best_evaluation_is_kept_beside_the_newest(tmp_path) -> None:
     scores = {1: 0.1, 3: 0.9, 5: 0.3, 7: 0.9, 8: float("nan")}
 
