@@ -1,0 +1,246 @@
+"""A run shows that it resumes to the bit, is repeated from its folder, and outlives damage and a full disk."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from maskloom import fault_points
+from maskloom.cli import main
+from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.runs.pretrain import pretrain
+from maskloom.runs.run_lock import run_lock
+from maskloom.training.checkpoints import Snapshot, write_checkpoint
+
+SETTINGS = [
+    *("model.size=tiny", "model.config.hidden_size=16", "model.config.num_attention_heads=2"),
+    *("model.config.intermediate_size=32", "model.config.num_hidden_layers=1", "data.max_length=24"),
+    *("data.held_out_share=0.2", "training.steps=14", "training.save_every=4", "training.evaluate_every=4"),
+    *("training.batch_size=4", "training.learning_rate=1e-3", "training.num_threads=1", "training.keep_best=true"),
+    *("training.keep_checkpoints=3", "training.max_evaluation_instances=64"),
+]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
+    """Run a command line in this process, and return its exit code and what it said on both streams."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["maskloom", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr()
+        return int(ended.value.code or 0), said.out + said.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from pydoc_data.topics import topics
+
+    from maskloom.runs.corpus import build_corpus_from_files
+    from maskloom.runs.vocabulary import train_vocabulary_from_files
+
+    folder = tmp_path_factory.mktemp("data")
+    text = folder / "topics.txt"
+    chosen = [" ".join(topic.split())[:3000] for _, topic in sorted(topics.items())[:30]]
+    text.write_text("\n\n".join(chosen), encoding="utf-8")
+    train_vocabulary_from_files([text], size=300, out=folder / "vocab")
+    build_corpus_from_files(text, vocab=folder / "vocab", out=folder / "corpus")
+    return folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was left alone."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    pretrain(load_recipe(PretrainRecipe, None, SETTINGS), corpus=corpus, out=out)
+    return out
+
+
+@pytest.fixture
+def run_folder(alone: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(alone, tmp_path / "run"))
+
+
+def _model(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def _steps(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints" / "phase-1").iterdir())
+
+
+def _start(corpus: Path, out: Path, *more: str) -> list[object]:
+    return ["pretrain", "--corpus", corpus, "--out", out, *(word for s in SETTINGS for word in ("--set", s)), *more]
+
+
+def test_the_best_model_on_held_out_text_is_kept(alone: Path) -> None:
+    events = [json.loads(line) for line in (alone / "events.jsonl").read_text().splitlines()]
+    losses = {event["step"]: event["metrics"]["mlm_loss"] for event in events if event["event"] == "evaluation"}
+    best = min(losses, key=lambda step: losses[step])
+    names = [path.name for path in _steps(alone)]
+    assert f"step-{best:08d}" in names
+    found, final = (load_file(alone / name / "model.safetensors") for name in ("best-model", "model"))
+    same = all(found[name].equal(final[name]) for name in final)
+    assert same is (best == 14)
+
+
+@pytest.mark.parametrize("kept", [3, 1])
+def test_verify_trains_a_stretch_again_and_finds_the_same_bits(command, corpus, run_folder: Path, kept: int) -> None:
+    for path in _steps(run_folder)[:-kept]:
+        shutil.rmtree(path)
+    before = _model(run_folder)
+    code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume", "--verify")
+    assert code == 0, said
+    assert f"verifying: steps {13 if kept == 3 else 1} to 14 are trained again" in said
+    assert said.count(": identical\n") == 2
+    assert "verifying: identical to the bit, position in the data included" in said
+    assert _model(run_folder) == before
+    assert len(_steps(run_folder)) == kept
+    assert not list(run_folder.rglob(".*verify*"))
+
+
+def test_verify_names_the_first_tensors_that_differ(command, corpus, run_folder: Path) -> None:
+    newest = _steps(run_folder)[-1]
+    weights = load_file(newest / "model.safetensors")
+    name = sorted(weights)[3]
+    weights[name].view(-1)[0] += 1e-4
+    rest = (newest / "state.json").read_text()
+    snapshot = Snapshot(14, weights, load_file(newest / "optimizer.safetensors"), rest)
+    write_checkpoint(replace(snapshot, rest=rest.replace('"position": {', '"position": {"more": 1,')), newest.parent)
+    code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume", "--verify")
+    assert code == 1
+    assert f"training again gave other values: {name} (largest difference 0.0001); position: " in said
+    assert "Traceback" not in said
+    assert command("pretrain", "--corpus", corpus, "--out", run_folder, "--verify")[0] == 3
+
+
+def test_a_rerun_gives_the_same_weights(command, alone: Path, tmp_path: Path) -> None:
+    code, said = command("rerun", alone, "--out", tmp_path / "again", "--json")
+    assert code == 0, said
+    result = json.loads(said[said.index("{") :].splitlines()[0])
+    assert result["identical"] is True
+    assert result["sha256_of_run"] == result["sha256_of_rerun"]
+    assert _model(tmp_path / "again") == _model(alone)
+    assert command("rerun", alone, "--out", tmp_path / "again")[0] == 3
+
+
+def _changed(run: Path, change) -> None:
+    content = json.loads((run / "run.json").read_text())
+    change(content)
+    (run / "run.json").write_text(json.dumps(content))
+
+
+def test_a_rerun_refuses_before_the_start_what_would_not_be_the_same(command, corpus, run_folder, tmp_path) -> None:
+    out = tmp_path / "again"
+
+    def refused(expected: str) -> None:
+        code, said = command("rerun", run_folder, "--out", out)
+        assert code == 3, said
+        assert expected in said
+        assert not out.exists()
+
+    whole = (run_folder / "run.json").read_text()
+    _changed(run_folder, lambda content: content["versions"].update(torch="1.0"))
+    refused("torch was 1.0, is 2.")
+    (run_folder / "run.json").write_text(whole)
+    _changed(run_folder, lambda content: content.update(world_size=2))
+    refused("trained by 2 processes, this is 1; start with torchrun --nproc-per-node 2")
+    (run_folder / "run.json").write_text(whole)
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    _changed(run_folder, lambda content: content["paths"].update(corpus=str(data)))
+    _changed(run_folder, lambda content: content["inputs"].update(corpus="0123"))
+    refused(f"{data}: the corpus of {run_folder} has changed: its sum was 0123")
+    shard = next(data.glob("shards/*"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    refused(shard.name)
+    shutil.rmtree(data)
+    refused("is not there any more")
+    (run_folder / "run.json").write_text(whole)
+    shutil.rmtree(run_folder / "model")
+    refused("the run is not finished")
+
+
+def test_other_weights_of_a_rerun_are_named(command, run_folder: Path, tmp_path: Path) -> None:
+    recipe = run_folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("seed = 0", "seed = 1"))
+    _changed(run_folder, lambda content: content["versions"].update(numpy="0.1"))
+    code, said = command("rerun", run_folder, "--out", tmp_path / "again", "--allow-version-change")
+    assert code == 1
+    assert "WARNING: numpy was 0.1" in said
+    assert "largest difference" in said
+
+
+@pytest.mark.parametrize("damaged", [1, 3])
+def test_damaged_checkpoints_are_passed_over_loudly_until_none_is_left(
+    command, corpus, run_folder: Path, damaged: int
+) -> None:
+    for path in _steps(run_folder)[-damaged:] if damaged == 1 else _steps(run_folder):
+        content = bytearray((path / "optimizer.safetensors").read_bytes())
+        content[len(content) // 2] ^= 4
+        (path / "optimizer.safetensors").write_bytes(content)
+    newest, before = _steps(run_folder)[-1], _model(run_folder)
+    code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume")
+    named = f"{newest / 'optimizer.safetensors'}: its SHA-256 differs from the manifest's"
+    assert named in said
+    if damaged == 1:
+        assert code == 0
+        assert f"warning: checkpoint passed over: {named}" in said
+        assert _model(run_folder) == before
+    else:
+        assert code == 3
+        assert [line for line in said.splitlines() if line.startswith("error: ")] == said.splitlines()[-1:]
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_resumes_to_the_bit(
+    command, corpus, alone: Path, tmp_path: Path
+) -> None:
+    out, log = tmp_path / "run", tmp_path / "passes"
+    fault_points.arm("enospc@files.write#30+", log=str(log))
+    code, said = command(*_start(corpus, out))
+    fault_points.arm()
+    assert code == 74, said
+    assert "WARNING: [Errno 28] No space left on device" in said
+    assert "Training goes on; if the next save fails too, it stops" in said
+    assert "error: [Errno 28] No space left on device" in said
+    assert "Traceback" not in said
+    code, said = command(*_start(corpus, out, "--resume"))
+    assert code == 0, said
+    assert _model(out) == _model(alone)
+
+
+def test_a_folder_in_use_is_refused_by_the_name_of_its_holder(command, corpus, run_folder: Path) -> None:
+    with run_lock(run_folder):
+        code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume")
+    assert code == 1
+    assert f"error: {run_folder} is in use by PID " in said
+
+
+def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path: Path) -> None:
+    for name, size in (("train", 16), ("dev", 6)):
+        rows = ["text,label", *(f"{'good' if n % 3 else 'bad'} film {n},{n % 2}" for n in range(size))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    settings = ["training.batch_size=4", "training.epochs=3", "training.save_every=2", "training.num_threads=1"]
+    settings += ["data.max_length=16", "task=single"]
+    start = ["finetune", "--model", alone, "--train", tmp_path / "train.csv", "--dev", tmp_path / "dev.csv"]
+    start += ["--out", tmp_path / "run", *(word for setting in settings for word in ("--set", setting))]
+    fault_points.arm("eio@files.write#120+")
+    assert command(*start)[0] == 74
+    fault_points.arm()
+    code, said = command(*start, "--resume", "--verify")
+    assert code == 0, said
+    assert "verifying: identical to the bit" in said
+    code, said = command(*start, "--resume", "--verify")
+    assert code == 0
+    assert "no checkpoint to verify; `maskloom rerun` repeats a whole run" in said
+    code, said = command("rerun", tmp_path / "run", "--out", tmp_path / "again")
+    assert code == 0, said
+    assert _model(tmp_path / "again") == _model(tmp_path / "run")
