@@ -112,8 +112,14 @@ class _Exchange:
         """Yield what has come within a second."""
         found, _ = self._ray.wait(list(self.pending), num_returns=1, timeout=_SECONDS_BETWEEN_LOOKS)
         for reference in found:
-            job = self.pending.pop(reference)
-            self._longest = max(self._longest or 0.0, time.monotonic() - job.begin)
+            job, now = self.pending.pop(reference), time.monotonic()
+            if self._longest is None:
+                # until now they may have waited for the workers to start
+                self._longest = 0.0
+                for other in self.pending.values():
+                    other.begin = now
+            else:
+                self._longest = max(self._longest, now - job.begin)
             yield self._result(reference, job)
         self._look()
 
