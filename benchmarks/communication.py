@@ -21,7 +21,7 @@ from communication_report import SIZES, bytes_per_step, page, size_facts
 
 LENGTH, PREDICTED = 128, 0.15
 _MODES = ("ddp", "fsdp")
-_STEPS, _ROUNDS = 4, 5
+_STEPS, _ROUNDS = 4, 3
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", action="store_true", help="only write the page from communication.json")
     parser.add_argument("--rank", choices=_MODES, help=argparse.SUPPRESS)
-    parser.add_argument("--sizes", nargs="+", default=["tiny", "mini", "small"], choices=SIZES)
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "mini"], choices=SIZES)
     options = parser.parse_args()
     if options.rank:
         print(json.dumps(_rank(options.rank, options.sizes)))

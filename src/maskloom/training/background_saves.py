@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from maskloom.files import DISK_ERRORS
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.loop import TrainState
 from maskloom.training.memory import available_memory
+from maskloom.training.saves import DiskTroubles
 
 # A copy that would take more of the memory that is left than this is not made: training waits for the disk instead.
 _LARGEST_SHARE = 0.5
@@ -47,7 +47,7 @@ class BackgroundSaves:
         run: str | None = None,
     ) -> None:
         self._folder, self._keep, self._on_whole, self._say, self._run = folder, keep, on_whole, say, run
-        self._failures = 0
+        self._troubles = DiskTroubles(say)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
         self._abandoned = threading.Event()
@@ -56,24 +56,24 @@ class BackgroundSaves:
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
         """Take the state as it stands and write it while the caller goes on; waits for a write that is under way."""
-        self._outlive(self.wait)
+        self._troubles.outlive(self.wait)
         snapshot = Snapshot.of(state, extra)
         if not self._buffers and self._copies:
             self._copies = self._has_room(snapshot)
         if self._copies:
             self._pending = self._pool.submit(self._write, self._copied(snapshot), pinned)
         else:
-            self._outlive(lambda: self._write(snapshot, pinned))
+            self._troubles.outlive(lambda: self._write(snapshot, pinned))
 
     def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
         """Write the state and return its folder when it is on disk."""
-        self._outlive(self.wait)
+        self._troubles.outlive(self.wait)
         return self._write(Snapshot.of(state, extra), pinned)
 
     def check(self) -> None:
         """Tell what a finished write failed with; costs nothing while none has finished."""
         if self._pending is not None and self._pending.done():
-            self._outlive(self.wait)
+            self._troubles.outlive(self.wait)
 
     def wait(self) -> None:
         """Return when no write is under way; raises what it failed with."""
@@ -82,16 +82,6 @@ class BackgroundSaves:
             pending.exception()  # an interrupted wait leaves it pending
             self._pending = None
             pending.result()
-
-    def _outlive(self, work: Callable[[], object]) -> None:
-        """Do what may fail for the disk's sake; one such failure is said and forgiven until a save succeeds."""
-        try:
-            work()
-        except OSError as error:
-            if error.errno not in DISK_ERRORS or self._failures:
-                raise
-            self._failures += 1
-            self._say(f"WARNING: {error}. Training goes on; if the next save fails too, it stops")
 
     def __enter__(self) -> BackgroundSaves:
         """Make the folder, which later saves do not make again around a run that was removed."""
@@ -127,7 +117,7 @@ class BackgroundSaves:
             run=self._run,
             before_chunk=self._raise_if_abandoned,
         )
-        self._failures = 0
+        self._troubles.end()
         self._on_whole(snapshot.step, path)
         return path
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
+from maskloom.training.interruption import undisturbed
 from maskloom.training.rank_watch import RankWatch, Work
 from maskloom.training.ranks import RankLostError, mean_losses
 
@@ -201,10 +202,14 @@ def distributed_ranks(parallel: str, *, limit: float) -> Iterator[DistributedRan
         watch.leave(None)
         raise
     except Exception as error:
-        _blame(error, watch)
+        with undisturbed():  # torchrun tells the others to stop when one is lost
+            _blame(error, watch)
         raise
-    except BaseException:  # asked to stop, in agreement
-        watch.leave(None)
+    except BaseException as stop:
+        if isinstance(stop.__context__, RuntimeError):  # a call failed, and then the signal came
+            with undisturbed():
+                _blame(stop.__context__, watch)
+        watch.leave(None)  # asked to stop, in agreement
         raise
     finally:
         watch.stop()

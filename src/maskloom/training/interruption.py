@@ -113,6 +113,16 @@ def stop_requests() -> Iterator[StopRequests]:
         yield requests
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Within, a signal to stop is only noted, and it does not raise at the end either: the run ends anyway."""
+    if _active and threading.current_thread() is threading.main_thread():
+        with _active[-1]._answering(is_deferred=True):
+            yield
+    else:
+        yield
+
+
 class _SecondInterrupt:
     """A thread that ends the process at the second SIGINT, also while the main thread is inside a long call.
 

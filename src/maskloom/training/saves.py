@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, Self
 
+from maskloom.files import DISK_ERRORS
 from maskloom.training.loop import TrainState
 
 
@@ -34,6 +35,27 @@ class Saves(Protocol):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the save under way."""
         ...
+
+
+class DiskTroubles:
+    """Forgives one failed save for the disk's sake, and says so; the second in a row is raised."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._failures = say, 0
+
+    def outlive(self, work: Callable[[], object]) -> None:
+        """Do what may fail for the disk's sake."""
+        try:
+            work()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS or self._failures:
+                raise
+            self._failures += 1
+            self._say(f"WARNING: {error}. Training goes on; if the next save fails too, it stops")
+
+    def end(self) -> None:
+        """Forget what failed, as a save has succeeded."""
+        self._failures = 0
 
 
 class NoSaves:

@@ -26,12 +26,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from maskloom.errors import DataError
-from maskloom.files import DISK_ERRORS, write_hashed
+from maskloom.files import write_hashed
 from maskloom.training.checkpoints import REST, SHARDED, Snapshot, check_shapes, new_step_folder
 from maskloom.training.distributed import DistributedRanks
 from maskloom.training.loop import TrainState
 from maskloom.training.manifests import write_manifest
 from maskloom.training.ranks import Ranks
+from maskloom.training.saves import DiskTroubles
 
 # What the description of a DCP folder is made of. Nothing here does anything when it is made from data.
 _HARMLESS = {
@@ -121,24 +122,17 @@ class ShardedSaves:
         if not isinstance(ranks, DistributedRanks):
             raise TypeError(f"{type(ranks).__name__} does not share the weights")
         self._folder, self._ranks, self._keep, self._run = folder, ranks, keep, run
-        self._on_whole, self._say = on_whole, say
-        self._failures = 0
+        self._on_whole, self._troubles = on_whole, DiskTroubles(say)
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
         """Save the state; a first failure is forgiven."""
-        try:
-            self.save(state, extra, pinned)
-        except OSError as error:
-            if error.errno not in DISK_ERRORS or self._failures:
-                raise
-            self._failures += 1
-            self._say(f"WARNING: {error}. Training goes on; if the next save fails too, it stops")
+        self._troubles.outlive(lambda: self.save(state, extra, pinned))
 
     def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
         """Save the state and return its folder."""
         snapshot = Snapshot.of(state, extra)
         path = write_sharded(snapshot, self._folder, self._ranks, keep=self._keep, pinned=pinned, run=self._run)
-        self._failures = 0
+        self._troubles.end()
         self._on_whole(snapshot.step, path)
         return path
 
