@@ -180,7 +180,7 @@ def _gradients_of_step(
     while True:
         state.optimizer.zero_grad(set_to_none=True)
         size = state.micro_batch_size or micro_batch_size
-        losses = None
+        losses, why = None, ""
         try:
             losses = accumulate_gradients(
                 state.model,
@@ -195,23 +195,24 @@ def _gradients_of_step(
                 raise
             if ranks.world_size > 1:  # the others are within sums of gradients that this rank will not join
                 raise MemoryExhaustedError(_out_of_memory_here(ranks, size, state.step + 1)) from error
+            why = str(error) or type(error).__name__
         if losses is not None:
             return ranks.sum_(losses)
         # outside the handler: the exception held the activations of the attempt
         state.optimizer.zero_grad(set_to_none=True)
         release_cached_memory()
-        state.micro_batch_size = _halved(size, batch, state.step + 1)
+        state.micro_batch_size = _halved(size, batch, state.step + 1, why)
 
 
-def _halved(size: int | None, batch: Any, step: int) -> int:
+def _halved(size: int | None, batch: Any, step: int, why: str) -> int:
     """Return half of the micro-batch size, rounded up; raises MemoryExhaustedError when it is one sequence already."""
     whole = len(batch.split(1))
     size = min(size or whole, whole)
     if size == 1:
         raise MemoryExhaustedError(
             f"step {step}: memory ran out on a micro-batch of one sequence (the longest of the batch has "
-            f"{int(max(batch.lengths))} tokens); the weights were not changed. Shorter sequences (data.max_length), a "
-            "smaller model or more memory are needed."
+            f"{int(max(batch.lengths))} tokens): {why}. The weights were not changed. Shorter sequences "
+            "(data.max_length), a smaller model or more memory are needed."
         )
     return (size + 1) // 2
 

@@ -6,10 +6,12 @@ import torch
 
 from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
+from maskloom.data.counter_random import integers
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training.loop import NumericalError, TrainState, accumulate_gradients, evaluate, train_steps
+from maskloom.training.loop import NumericalError, TrainState, accumulate_gradients, dropout_seed, evaluate, train_steps
+from maskloom.training.ranks import OneRank
 
 VOCABULARY = 41
 
@@ -144,6 +146,35 @@ def test_dropout_is_on_in_training_and_depends_on_the_seed() -> None:
     first, _ = _run(settings, seed=1)
     second, _ = _run(settings, seed=2)
     assert not all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+
+
+def test_dropout_draws_are_keyed_by_the_micro_batch_and_the_first_ones_are_those_of_a_whole_batch() -> None:
+    assert dropout_seed(3, 5, 0) == int(integers(2**62, 3, 0xD20, 5))
+    assert len({dropout_seed(seed, step, number) for seed in (0, 1) for step in range(9) for number in range(9)}) == 162
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_draw_what_one_process_draws_for_the_same_micro_batches(world_size: int) -> None:
+    """Each rank takes its micro-batches of the batch; their sums are those of one process, dropout included."""
+    batch = _batch([1, 19, 0, 4, 7, 2, 3, 5])
+    objective, parts = MaskedLanguageModeling(), batch.split(8 // world_size)
+    counts = objective.target_counts(batch)
+
+    class Part(OneRank):
+        def sum_(self, values: dict[str, float]) -> dict[str, float]:
+            return counts
+
+    losses, model = dict.fromkeys(counts, 0.0), _model(dropout=0.3)
+    for rank, part in enumerate(parts):
+        ranks = Part()
+        ranks.rank = rank
+        found = accumulate_gradients(model, objective, part, 2, seed_of=lambda n: dropout_seed(0, 7, n), ranks=ranks)
+        losses = {name: losses[name] + value for name, value in found.items()}
+    alone = _model(dropout=0.3)
+    expected = accumulate_gradients(alone, objective, batch, 2, seed_of=lambda n: dropout_seed(0, 7, n))
+    assert losses == pytest.approx(expected, rel=1e-6)
+    for name, gradient in _gradients(alone).items():
+        torch.testing.assert_close(_gradients(model)[name], gradient, rtol=1e-5, atol=1e-7)
 
 
 def test_a_loss_that_is_not_finite_is_never_stepped() -> None:

@@ -1,0 +1,62 @@
+"""What the command line's exit code and last words say."""
+
+import errno
+import os
+import signal
+
+import pytest
+
+from maskloom import cli
+from maskloom.training.interruption import Interrupted
+from maskloom.training.loop import MemoryExhaustedError, NumericalError
+
+
+def _ended(monkeypatch: pytest.MonkeyPatch, error: BaseException, *arguments: str) -> int:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr("sys.argv", ["maskloom", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_trouble_with_the_disk_is_74_and_one_line(monkeypatch, capsys, number: int) -> None:
+    assert _ended(monkeypatch, OSError(number, os.strerror(number), "run/checkpoints")) == 74
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("a"), NumericalError("loss nan"), MemoryExhaustedError("one sequence")]
+)
+def test_other_failures_that_a_message_explains_are_1(monkeypatch, capsys, error: Exception) -> None:
+    assert _ended(monkeypatch, error) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGHUP", 75), ("SIGINT", 130)])
+def test_a_run_that_was_asked_to_stop_says_how_to_go_on(monkeypatch, capsys, name: str, code: int) -> None:
+    stop = Interrupted(getattr(signal, name))
+    assert _ended(monkeypatch, stop, "pretrain", "--out", "my run") == code
+    expected = f"stopped by {name}; all is saved, continue with: maskloom pretrain --out 'my run' --resume\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_only_the_first_rank_speaks_and_resume_is_not_said_twice(monkeypatch, capsys) -> None:
+    assert _ended(monkeypatch, Interrupted(signal.SIGTERM), "pretrain", "--resume") == 75
+    assert capsys.readouterr().err.count("--resume") == 1
+    monkeypatch.setenv("RANK", "1")
+    assert _ended(monkeypatch, Interrupted(signal.SIGTERM), "pretrain") == 75
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch) -> None:
+    def fail() -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(KeyError):
+        cli.main()
