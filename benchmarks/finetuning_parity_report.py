@@ -137,8 +137,8 @@ def _grouped(rows: list[dict[str, Any]]) -> str:
         "## What batches of like length do",
         "",
         "maskloom made them once, and gained almost no speed by it. What they do to scores: seeds from 0 once more "
-        "with transformers, whose loop got batches of rows of like length (16 batches sorted together); everything else as "
-        "before. Mean after the last epoch, and each seed's score:",
+        "with transformers, whose loop got batches of rows of like length (16 batches sorted together); everything "
+        "else as before. Mean after the last epoch, and each seed's score:",
         "",
         "| task | maskloom | transformers, like lengths | transformers |",
         "|---|---|---|---|",
