@@ -1,12 +1,9 @@
 """The tokenizer against Google's own code (the `bert` package of bert-tensorflow) and against transformers."""
 
-import functools
-import importlib
-import sys
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +14,7 @@ from maskloom.text.agreed_characters import agreed_ranges, is_agreed
 from maskloom.text.normalization import words
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from tools.fuzzing.texts import google_modules, problem_of, random_text
 
 pytestmark = pytest.mark.parity
 
@@ -68,6 +66,7 @@ FRAGMENTS = [
     *SPECIAL_TOKENS,
     *("[mask]", "[unused5]", "[MASK", "[[SEP]]", "a[CLS]b"),
 ]
+NUM_TEXTS = 5_000  # with each of four vocabularies
 ANY_CHARACTER = st.characters(exclude_categories=[])
 WORDS_OF_TEXT = st.lists(st.sampled_from(FRAGMENTS) | st.text(ANY_CHARACTER, max_size=5) | st.just(" "), max_size=12)
 ANY_TEXT = WORDS_OF_TEXT.map("".join)
@@ -82,18 +81,7 @@ SHORT_TEXT = st.lists(st.sampled_from(["the", "dog", "unaffable", "[SEP]", "中"
 def google() -> SimpleNamespace:
     """Google's modules, imported with stand-ins for TensorFlow, which they need for flags, files and networks."""
     pytest.importorskip("bert", reason="the oracle package bert-tensorflow is not installed")
-    names = ("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "absl", "absl.flags", "six")
-    stand_ins = {name: mock.MagicMock() for name in (*names, "bert.modeling", "bert.optimization")}
-    tf = stand_ins["tensorflow.compat.v1"]
-    stand_ins["tensorflow"].compat = stand_ins["tensorflow.compat"]
-    stand_ins["tensorflow.compat"].v1 = tf
-    tf.gfile.GFile = functools.partial(open, encoding="utf-8", newline="\n")
-    stand_ins["six"].PY2, stand_ins["six"].PY3 = False, True
-    stand_ins["absl"].flags.FLAGS.preserve_unused_tokens = False
-    # what is imported inside is forgotten after, lest other libraries take the stand-ins for TensorFlow
-    with mock.patch.dict(sys.modules, stand_ins):
-        found = {name: importlib.import_module(f"bert.{name}") for name in ("tokenization", "run_classifier")}
-    return SimpleNamespace(**found)
+    return google_modules()
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +124,12 @@ def test_ids_are_those_of_google(both: Any, text: str) -> None:
     assert ours.token_ids(text) == expected
     assert ours.encode(text).ids[1:-1] == expected[: ours.max_length - 2]
     assert words(text, lowercase=ours.lowercase) == theirs.basic_tokenizer.tokenize(text)
+
+
+def test_random_text_is_cut_as_google_cuts_it_with_sound_offsets_alone_and_in_batches(both: Any) -> None:
+    draw = random.Random(0)
+    for _ in range(20):
+        assert problem_of(*both, [random_text(draw) for _ in range(NUM_TEXTS // 20)]) is None
 
 
 @pytest.mark.parametrize("lowercase", [True, False])

@@ -121,10 +121,11 @@ def run_cases(
     chosen = [number for number, target in enumerate(targets) if only is None or _matches(only, number, target)]
     started, done, child = time.monotonic(), 0, None
     try:
+        at_once = max(1, min(_CASES_AT_ONCE, num_cases // len(chosen)))
         begin = int(only.rsplit(":", 1)[1]) if only is not None and only.count(":") == 2 else first
         while done < num_cases:
             for number in chosen:
-                end = begin + (1 if only is not None and only.count(":") == 2 else _CASES_AT_ONCE)
+                end = begin + (1 if only is not None and only.count(":") == 2 else at_once)
                 end = min(end, begin + num_cases - done)
                 at = begin
                 while at < end:
@@ -138,7 +139,7 @@ def run_cases(
                         child = None
                 if done >= num_cases:
                     return
-            begin += _CASES_AT_ONCE
+            begin += at_once
     finally:
         if child is not None:
             child.process.kill()

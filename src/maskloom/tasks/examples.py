@@ -32,7 +32,7 @@ class BadRowError(ValueError):
     """A record of a file breaks a rule; `reason` is the rule in the form that is counted."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}{': ' if detail else ''}{detail}")
+        super().__init__(f"{reason}{': ' if detail else ''}{detail:.300}")
         self.reason = reason
 
 

@@ -42,7 +42,7 @@ class _BadSentenceError(Exception):
     detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.reason}{': ' if self.detail else ''}{self.detail}"
+        return f"{self.reason}{': ' if self.detail else ''}{self.detail:.300}"
 
 
 @dataclass

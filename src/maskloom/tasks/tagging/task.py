@@ -160,7 +160,7 @@ def _check(train: ReadExamples, dev: ReadExamples) -> None:
         if tags == {"O"} or (len(tags) == 1 and data is train and not is_tag(*tags)):
             rule = "there is no entity to learn from or to score" if tags == {"O"} else "there is nothing to learn"
             raise DataError(
-                f"{data.report.path}: every word of {len(data.examples)} sentences has the tag {min(tags)}; {rule}"
+                f"{data.report.path}: every word of {len(data.examples)} sentences has the tag {min(tags):.60}; {rule}"
             )
 
 

@@ -1,0 +1,87 @@
+"""Values in data files that once ended in a traceback, a wait without end, or a message as long as the file."""
+
+import json
+import time
+
+import pytest
+
+from maskloom.config import ConfigError, DataError
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.labels import label_names_of, read_label_names
+from maskloom.tasks.span.squad_json import read_json
+from maskloom.tasks.tables import read_rows
+
+DIGITS = "9" * 5_000
+
+
+def read(kind, path, content, **options):
+    path.write_text(content, encoding="utf-8")
+    return task_kind(kind).read(path, ReadingOptions(**options))
+
+
+@pytest.mark.parametrize("label", ["--5", "-", "²", DIGITS, "-" + DIGITS])
+def test_labels_that_only_look_like_numbers_are_names(tmp_path, label):
+    train = read("single", tmp_path / "d.csv", f"text,label\na,{label}\nb,1\n")
+    assert set(label_names_of(train, "single")) == {label, "1"}
+
+
+@pytest.mark.parametrize("column", ["²", DIGITS, "1²"])
+@pytest.mark.parametrize("kind", ["single", "choice", "span", "tagging"])
+def test_columns_that_only_look_like_numbers_are_names(tmp_path, kind, column):
+    with pytest.raises((ConfigError, DataError), match="column"):
+        read(kind, tmp_path / "d.csv", "text,label\na,x\n", text_column=column)
+
+
+def test_a_choice_of_thousands_of_digits_is_none_of_the_choices(tmp_path):
+    with pytest.raises(DataError, match="line 2: label is none of the choices: '999"):
+        read("choice", tmp_path / "d.csv", f"sent1,ending0,ending1,label\na,b,c,{DIGITS}\n")
+
+
+def test_numbers_of_thousands_of_digits_are_no_json(tmp_path):
+    (tmp_path / "d.json").write_text(f'{{"version": {DIGITS}}}')
+    with pytest.raises(DataError, match=r"d\.json: not valid JSON: a number has too many digits"):
+        read_json(tmp_path / "d.json")
+
+
+def test_deep_nesting_within_a_field_is_named(tmp_path):
+    deep = "[" * 100_000
+    with pytest.raises(DataError, match="line 2: answer_start is not a number or a JSON list"):
+        read("span", tmp_path / "d.csv", f"question,context,answer,answer_start\nWho?,Bob,Bob,{deep}\n")
+
+
+def test_keys_and_labels_that_stand_twice_are_found_among_many(tmp_path):
+    count, started = 50_000, time.process_time()
+    pairs = ", ".join(f'"k{n}": {n}' for n in range(count))
+    (tmp_path / "d.jsonl").write_text(f'{{{pairs}, "k{count - 1}": 0}}\n')
+    (row,) = read_rows(tmp_path / "d.jsonl", "jsonl")
+    assert row.problem == f"not valid JSON: the key 'k{count - 1}' stands twice"
+    (tmp_path / "labels.txt").write_text("\n".join([*(f"l{n}" for n in range(count)), f"l{count - 1}"]))
+    with pytest.raises(DataError, match=rf"line {count + 1}: the label 'l{count - 1}' stands twice"):
+        read_label_names(tmp_path / "labels.txt")
+    assert time.process_time() - started < 30  # it took minutes, growing with the square
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content"),
+    [
+        ("span", "d.csv", "question,context,answer,answer_start,is_impossible\nWho?,Bob,Bob,0,{}\n"),
+        ("span", "d.csv", "question,{},answer\nWho?,Bob,Bob\n"),
+        ("tagging", "d.conll", "Bonn {}\nEU B-ORG\n"),
+        ("tagging", "d.conll", "Bonn B-LOC\nEU I-{}\n"),
+        ("single", "d.jsonl", '{{"text": "a", "label": ["{}"]}}\n'),
+        ("regression", "d.csv", "text,score\na,{}\n"),
+    ],
+)
+def test_messages_are_short_however_long_a_value_is(tmp_path, kind, name, content):
+    with pytest.raises(DataError) as caught:
+        read(kind, tmp_path / name, content.format("x" * 100_000))
+    assert len(str(caught.value)) < 1_000
+
+
+def test_articles_of_squad_that_unpack_without_end_are_refused(tmp_path):
+    import gzip
+
+    (tmp_path / "d.json.gz").write_bytes(gzip.compress(json.dumps({"data": "a" * (9 << 20)}).encode()))
+    with pytest.raises(DataError, match=r"d\.json\.gz: unpacks to more than 8,388,608 bytes"):
+        read_json(tmp_path / "d.json.gz")

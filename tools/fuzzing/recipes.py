@@ -1,0 +1,80 @@
+"""Wrong recipes: what each has wrong, and what the refusal says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class BadRecipe:
+    """TOML text of a recipe of one kind, and what its refusal says, as a regular expression."""
+
+    what: str
+    text: str
+    refused: str
+    kind: str = "PretrainRecipe"
+
+
+def outcome_of(recipe: BadRecipe, folder: Path) -> str:
+    """Return "" when the recipe is refused as it should be, else what happened."""
+    import maskloom.config as config
+
+    path = folder / "recipe.toml"
+    path.write_bytes(recipe.text.encode("utf-8", "surrogatepass"))
+    try:
+        config.load_recipe(getattr(config, recipe.kind), path)
+    except config.ConfigError as error:
+        sound = re.search(recipe.refused, str(error)) and "recipe.toml" in str(error) and len(str(error)) < 20_000
+        return "" if sound else f"refused otherwise: {error}"[:500]
+    return "accepted"
+
+
+_TRAINING = "[training]\n"
+_FINETUNE = "FinetuneRecipe"
+
+BAD_RECIPES: tuple[BadRecipe, ...] = (
+    BadRecipe("a typo", _TRAINING + "learning_rat = 1e-4", "did you mean 'training.learning_rate'"),
+    BadRecipe("a typo in a section", "[trainig]\nsteps = 1", "did you mean 'training'"),
+    BadRecipe("another word", _TRAINING + "bacth_size = 8", "did you mean 'training.batch_size'"),
+    BadRecipe("a key of another section", "[data]\nsteps = 5", "unknown key 'data.steps'"),
+    BadRecipe("a key of the other kind", "[span]\nstride = 5", "unknown key 'span'"),
+    BadRecipe("nothing like it", "zzz = 1", "unknown key 'zzz'; known keys: "),
+    BadRecipe("a text for a number", _TRAINING + 'steps = "10"', "training.steps = '10': .*integer"),
+    BadRecipe("a fraction for a count", _TRAINING + "steps = 1.5", r"training.steps = 1.5: .*integer"),
+    BadRecipe("a truth for a number", _TRAINING + "batch_size = true", "training.batch_size = True: .*integer"),
+    BadRecipe("a list for a number", _TRAINING + "learning_rate = [1e-4]", r"training.learning_rate = \[0.0001\]"),
+    BadRecipe("a number for a section", "training = 3", "training = 3: "),
+    BadRecipe("a date", _TRAINING + "steps = 2020-01-01", "training.steps = "),
+    BadRecipe("negative", _TRAINING + "steps = -1", "training.steps = -1: .*greater"),
+    BadRecipe("nought", _TRAINING + "batch_size = 0", "training.batch_size = 0: .*greater"),
+    BadRecipe("negative rate", _TRAINING + "learning_rate = -1e-4", "training.learning_rate = -0.0001: .*greater"),
+    BadRecipe("negative decay", _TRAINING + "weight_decay = -0.1", "training.weight_decay = -0.1"),
+    BadRecipe("1e400", _TRAINING + "learning_rate = 1e400", "training.learning_rate = inf: .*finite"),
+    BadRecipe("1e400 steps", _TRAINING + "steps = 1e400", "training.steps = inf"),
+    BadRecipe("NaN", _TRAINING + "learning_rate = nan", "training.learning_rate = nan"),
+    BadRecipe("minus infinity", "[data]\nmasking_rate = -inf", "data.masking_rate = -inf"),
+    BadRecipe("400 digits", _TRAINING + f"steps = 1{'0' * 400}", "training.steps = 1000.*less than"),
+    BadRecipe("5,000 digits", _TRAINING + f"steps = {'9' * 5000}", "not valid TOML: a number has too many digits"),
+    BadRecipe("a share above 1", "[data]\nmask_share = 1.5", "data.mask_share = 1.5"),
+    BadRecipe("shares above 1 together", "[data]\nmask_share = 0.8\nkeep_share = 0.5", "may not exceed 1"),
+    BadRecipe("a length below the least", "[data]\nmax_length = 4", "data.max_length = 4"),
+    BadRecipe("a length beyond all", "[data]\nmax_length = 1000001", "data.max_length = 1000001"),
+    BadRecipe("an unknown size", '[model]\nsize = "huge"', "model.size = 'huge': .*'tiny'"),
+    BadRecipe("an unknown schedule", _TRAINING + 'schedule = "cosine"', "training.schedule = 'cosine'"),
+    BadRecipe("beta of 1", _TRAINING + "adam_beta1 = 1.0", "training.adam_beta1 = 1.0"),
+    BadRecipe("a phase without steps", "[[phases]]\nmax_length = 64", "phases.0.steps"),
+    BadRecipe("a seed too large", "seed = 4294967296", "seed = 4294967296"),
+    BadRecipe("a key twice", _TRAINING + "steps = 1\nsteps = 2", "not valid TOML"),
+    BadRecipe("not TOML", "steps: 10", "not valid TOML"),
+    BadRecipe("depth 10,000", "x = " + "[" * 10_000, "not valid TOML: nested too deeply"),
+    BadRecipe("NUL", "x = 1\0", "not valid TOML"),
+    BadRecipe("half a surrogate", 'x = "\ud800"', "is not UTF-8"),
+    BadRecipe("ten thousand wrong keys", "\n".join(f"k{n} = 1" for n in range(10_000)), "and 9950 more"),
+    BadRecipe("two megabytes", "#" * (2 << 20), "larger than 1,048,576 bytes"),
+    BadRecipe("features without tagging", 'task = "single"\n[features]\n', r"\[features\] is for task", _FINETUNE),
+    BadRecipe("an unknown task", 'task = "translate"', "task = 'translate'", _FINETUNE),
+    BadRecipe("epochs without end", _TRAINING + "epochs = 1e300", "training.epochs = 1e\\+300", _FINETUNE),
+    BadRecipe("an odd LSTM", 'task = "tagging"\n[features]\nlstm_size = 3', "features.lstm_size = 3", _FINETUNE),
+)

