@@ -1,0 +1,204 @@
+"""R2, R5, R7 and R17: saves that are killed, damaged, or meet a disk that fails, and checkpoints of other formats."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.soak.processes import ForkServer
+from tools.soak.rows import Budget, Row, Trial
+from tools.soak.subjects import RUN, Subject, differences, outcome, prepare, pretraining, run_whole
+
+DISK_FAILURES = ("enospc", "eio", "erofs", "edquot")
+NUM_TRUNCATIONS, NUM_FLIPS, NUM_DISK_POINTS = 20, 200, 20
+_FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
+_NEWER_FORMATS = (3, 4, 1000)
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """A run of 21 steps that saves every 5, as it was left alone, and how often it passed the places of files."""
+
+    server: ForkServer
+    subject: Subject
+    alone: Path
+    passes: int
+    work: Path
+
+    @property
+    def expected(self) -> dict[str, str]:
+        return outcome(self.alone / RUN)
+
+    def place(self, name: str, *, copied: bool = False) -> Path:
+        """Return a new folder to run in, which holds a copy of the finished run when that is asked for."""
+        folder = self.work / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if copied:
+            shutil.copytree(self.alone / RUN, folder / RUN)
+        return folder
+
+    def run(self, folder: Path, *, resume: bool = False, **environment: str) -> tuple[int, str]:
+        arguments = self.subject.resumed() if resume else self.subject.arguments
+        running = self.server.start(arguments, folder, folder / "output.txt", **environment)
+        code = running.wait()
+        return code, running.output.read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def _scene(budget: Budget) -> Iterator[_Scene]:
+    budget.work.mkdir(parents=True, exist_ok=True)
+    with ForkServer() as server:
+        data = prepare(server, budget.work / "data", num_topics=40)
+        subject = pretraining(data, steps=21, save_every=5, evaluate_every=10)
+        alone = budget.work / "alone"
+        alone.mkdir()
+        log = alone / "passes.txt"
+        run_whole(server, subject.arguments, alone, MASKLOOM_FAULT_LOG=str(log))
+        passes = sum(name.startswith("files.") for name in log.read_text(encoding="utf-8").split())
+        yield _Scene(server, subject, alone, passes, budget.work)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / RUN / "checkpoints" / "phase-1").glob("step-????????"))
+
+
+def _problem_after_resume(scene: _Scene, folder: Path) -> str:
+    """Return what is wrong with a run after it is continued, or nothing."""
+    code, said = scene.run(folder, resume=True)
+    if code or "Traceback" in said:
+        return f"resumed with exit code {code}: {said[-300:]}"
+    return "; ".join(differences(outcome(folder / RUN), scene.expected)[:3])
+
+
+def broken_saves(budget: Budget) -> Iterator[Trial]:
+    """Kill or break a run at every pass of a place of files; whatever was whole stays whole, and the run goes on."""
+    from maskloom.training.checkpoints import verify_checkpoint
+
+    with _scene(budget) as scene:
+        for number in range(1, scene.passes + 1):
+            for action in ("kill", DISK_FAILURES[number % len(DISK_FAILURES)]):
+                folder = scene.place("broken")
+                code, said = scene.run(folder, MASKLOOM_FAULTS=f"{action}@files.*#{number}")
+                halves = [path.name for path in _checkpoints(folder) if verify_checkpoint(path)]
+                detail = f"not whole: {halves}" if halves else ""
+                if not detail and (code not in (0, 74, -9) or "Traceback" in said):
+                    detail = f"exit code {code}: {said[-300:]}"
+                yield _trial(f"{action} at pass {number}", detail or _problem_after_resume(scene, folder))
+
+
+def tampered(budget: Budget) -> Iterator[Trial]:
+    """Damage the newest checkpoint in every way; it is refused by name, and the one before it taken."""
+    with _scene(budget) as scene:
+        draw = budget.draw("tampered")
+        sizes = {name: (_checkpoints(scene.alone)[-1] / name).stat().st_size for name in _FILES}
+        damages: list[tuple[str, str, Callable[[bytes], bytes | None]]] = []
+        for name in _FILES:
+            damages += [(name, "deleted", lambda _: None), (name, "emptied", lambda _: b"")]
+            for size in draw.sample(range(sizes[name]), NUM_TRUNCATIONS // len(_FILES)):
+                damages.append((name, f"cut to {size}", lambda content, size=size: content[:size]))
+            for part in range(NUM_FLIPS // len(_FILES)):
+                bit = draw.randrange(8 * (400 if part % 2 and sizes[name] > 400 else sizes[name]))
+                damages.append((name, f"bit {bit}", lambda content, bit=bit: _flipped(content, bit)))
+        draw.shuffle(damages)
+        for name, what, damage in damages:
+            folder = scene.place("tampered", copied=True)
+            path = _checkpoints(folder)[-1] / name
+            content = damage(path.read_bytes())
+            path.unlink() if content is None else path.write_bytes(content)
+            yield _trial(f"{name} {what}", _problem_of_damage(scene, folder, path))
+        for name in _FILES:
+            folder = scene.place("tampered", copied=True)
+            first, second = (path / name for path in _checkpoints(folder)[-2:])
+            before = first.read_bytes()
+            first.write_bytes(second.read_bytes())
+            second.write_bytes(before)
+            code, said = scene.run(folder, resume=True)
+            yield _trial(f"{name} swapped", "" if code == 3 and said.count("error: ") == 1 else f"{code}: {said}")
+
+
+def _flipped(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def _problem_of_damage(scene: _Scene, folder: Path, path: Path) -> str:
+    code, said = scene.run(folder, resume=True)
+    if code:
+        return f"exit code {code}: {said[-300:]}"
+    if f"warning: checkpoint passed over: {RUN}" not in said or path.parent.name not in said:
+        return f"not said: {said[-300:]}"
+    return "; ".join(differences(outcome(folder / RUN), scene.expected)[:3])
+
+
+def failing_disks(budget: Budget) -> Iterator[Trial]:
+    """Let the disk fail for good at a drawn place; the run ends with 74 or went past it, and resumes to the bit."""
+    with _scene(budget) as scene:
+        draw = budget.draw("disks")
+        for number in range(NUM_DISK_POINTS):
+            failure, at = DISK_FAILURES[number % len(DISK_FAILURES)], draw.randrange(1, scene.passes)
+            folder = scene.place("disk")
+            code, said = scene.run(folder, MASKLOOM_FAULTS=f"{failure}@files.*#{at}+")
+            detail = "" if code == 74 and "Traceback" not in said else f"exit code {code}: {said[-300:]}"
+            yield _trial(f"{failure} from pass {at} on", detail or _problem_after_resume(scene, folder))
+        folder = scene.place("disk", copied=True)
+        shutil.rmtree(folder / RUN / "checkpoints")
+        yield _trial("checkpoints removed", _problem_after_resume(scene, folder))
+
+
+def formats(budget: Budget) -> Iterator[Trial]:
+    """Resume from checkpoints of format 1, and meet formats that are newer than the program."""
+    with _scene(budget) as scene:
+        folder = scene.place("format", copied=True)
+        newest = _checkpoints(folder)[-1]
+        shutil.rmtree(newest)
+        for path in _checkpoints(folder):
+            sums = {name: (path / name).read_bytes() for name in _FILES[1:]}
+            files = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in sums.items()}
+            manifest = {"format_version": 1, "step": int(path.name[5:]), "files": files}
+            (path / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        yield _trial("format 1", _problem_after_resume(scene, folder))
+        for version in _NEWER_FORMATS:
+            folder = scene.place("format", copied=True)
+            for path in _checkpoints(folder):
+                manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+                (path / "manifest.json").write_text(json.dumps({**manifest, "format_version": version}))
+            code, said = scene.run(folder, resume=True)
+            is_named = code == 3 and f"format version {version}; this program reads" in said
+            yield _trial(f"format {version}", "" if is_named else f"exit code {code}: {said[-300:]}")
+
+
+def _trial(name: str, problem: str) -> Trial:
+    return Trial(name, not problem, problem)
+
+
+ROWS = [
+    Row(
+        "R2",
+        "kill or break a run at every pass of a write, sync, rename, unlink",
+        "old or new, never neither",
+        250,
+        broken_saves,
+    ),
+    Row(
+        "R5",
+        "damage the newest checkpoint: cuts, flips, deletions, swaps",
+        "named, the one before taken",
+        232,
+        tampered,
+    ),
+    Row(
+        "R7",
+        "a disk that is full, read-only or broken from a drawn place on",
+        "exit 74, resumed to the bit",
+        21,
+        failing_disks,
+    ),
+    Row("R17", "checkpoints of format 1 and of newer formats", "old loads, newer refused by number", 4, formats),
+]
