@@ -15,6 +15,7 @@ from tools.soak.rows import Budget, Row, Trial
 
 _LONGEST_SECONDS = 900
 _ALL_PASSED, _SOME_FAILED = 0, 1
+_TRAINING = "tests/unit/training"
 
 
 @dataclass(frozen=True)
@@ -44,21 +45,21 @@ MUTANTS = (
         sync(final)
         sync(folder)
 """,
-        ("tests/unit/training/test_write_order.py",),
+        (f"{_TRAINING}/test_write_order.py",),
     ),
     Mutant(
         "dropout does not follow the step",  # the sheet's "RNG restored after fetch": here no generator is saved at all
         "training/loop.py",
         "torch.manual_seed(seed_of(number))",
         "torch.initial_seed()",
-        ("tests/unit/training/test_loop.py", "tests/unit/training/test_session.py"),
+        (f"{_TRAINING}/test_loop.py::test_training_learns_and_is_the_same_twice", f"{_TRAINING}/test_session.py"),
     ),
     Mutant(
         "every rank renames",
         "training/session.py",
         "        if not self.ranks.is_first:\n            return NoSaves()\n",
         "",
-        ("tests/unit/training/test_write_order.py",),
+        (f"{_TRAINING}/test_write_order.py",),
     ),
     Mutant(
         "check for NaN after the step",
@@ -73,7 +74,7 @@ MUTANTS = (
         if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
             raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
 """,
-        ("tests/unit/training/test_loop.py",),
+        (f"{_TRAINING}/test_loop.py::test_a_loss_that_is_not_finite_is_never_stepped",),
     ),
     Mutant(
         "manifest first",
@@ -94,21 +95,21 @@ MUTANTS = (
         for name, content in whole.items():
             write_hashed(temporary / name, [content], before_chunk=before_chunk)
 """,
-        ("tests/unit/training/test_write_order.py",),
+        (f"{_TRAINING}/test_write_order.py",),
     ),
     Mutant(
         "no hash",
         "training/manifests.py",
         """return None if digest == described.get("sha256") else""",
         """return None if digest else""",
-        ("tests/unit/training/test_checkpoints.py",),
+        (f"{_TRAINING}/test_checkpoints.py::test_a_damaged_checkpoint_is_refused_by_name_and_the_older_one_taken",),
     ),
     Mutant(
         "lock by existence",
         "runs/run_lock.py",
         "    reason = former.why_gone()\n    if reason is None and",
         "    reason = None\n    if reason is None and",
-        ("tests/unit/runs/test_run_lock.py",),
+        ("tests/unit/runs/test_run_lock.py::test_a_stale_lock_is_taken_over_and_said",),
     ),
     Mutant(
         "saves without bound",  # in place of the sheet's "queue unbounded": there is no server yet
@@ -124,7 +125,7 @@ MUTANTS = (
         "tasks/evaluation.py",
         "zip(batch.indices, np.split(values, ends[:-1]), strict=True)",
         "zip(np.sort(batch.indices), np.split(values, ends[:-1]), strict=True)",
-        ("tests/unit/tasks/choice/test_choice_task.py", "tests/unit/inference/test_ensemble.py"),
+        ("tests/unit/tasks/choice/test_choice_task.py",),
     ),
     Mutant(
         "mean of means",
@@ -133,7 +134,7 @@ MUTANTS = (
         "ranks.add_gradients(\n            model,\n            objective,\n            micro_batch,\n"
         "            {k: len(parts) * v for k, v in objective.target_counts(micro_batch).items()},\n"
         "            is_last=is_last,\n        )",
-        ("tests/unit/training/test_loop.py",),
+        (f"{_TRAINING}/test_loop.py::test_micro_batches_with_uneven_counts_equal_one_batch",),
     ),
 )
 
