@@ -233,7 +233,8 @@ ROWS = (
         "kill -9 at 50 seeded moments of pre-training for 200 steps (12 in a save, 6 in evaluation, 6 in start-up, "
         "6 in a step, 20 by the clock), 25 of a fine-tuning run from two seeds, 25 of a grid search; resume. Of these "
         "4 are new interpreters, 96 forks of one that has imported everything",
-        "all files, optimiser and event log bit-identical to the run left alone; lost work at most the save interval",
+        "all files, optimiser and event log bit-identical to the run left alone; lost work at most the save interval, "
+        "besides the steps made while a save was written that the kill met",
         sum(sum(plan.values()) for plan in PLANS.values()),
         resume_to_the_bit,
     ),
