@@ -35,7 +35,8 @@ def outcome_of(target: Target, path: Path) -> dict[str, Any]:
     except (ConfigError, DataError) as error:
         message = str(error)
         named = any(
-            part in message for part in (path.name, str(path.parent), "line ", "input", "--set", "--grid", "key", " = ")
+            part in message
+            for part in (path.name, str(path.parent), "line ", "input", "--set", "--grid", "key", " = ", "[model]")
         )
         if not named:
             return {"outcome": "finding", "what": f"message without a place: {message[:200]}"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.fuzzing import seeds
+from tools.fuzzing import readers, seeds
 from tools.fuzzing.mutations import (
     VALUES,
     changed_json,
@@ -95,165 +95,6 @@ def _header(content: bytes) -> dict[str, Any]:
     return json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
 
 
-def _task(kind: str, **options: Any) -> Callable[[Path], object]:
-    """Return what fine-tuning does with a file before the first step: reading, labels, checks, encoding."""
-
-    def read(path: Path) -> object:
-        from maskloom.tasks.columns import ReadingOptions
-        from maskloom.tasks.kinds import task_kind
-        from maskloom.text.tokenizer import Tokenizer
-        from maskloom.text.vocabulary import Vocabulary
-
-        how = ReadingOptions(**options)
-        row = task_kind(kind)
-        data = row.read(path, how)
-        assert data.report.num_rows == data.report.num_kept + sum(data.report.dropped.values())
-        names = row.label_names(data, how, {})
-        row.check(data, data)
-        task = row.make(names, None, row.data_settings(data))
-        return task.encode(data, Tokenizer(Vocabulary(seeds.VOCABULARY), max_length=16), 16, for_training=True)
-
-    return read
-
-
-def _documents(path: Path) -> object:
-    from maskloom.data.documents import read_documents
-
-    return sum(len(document.text) for document in read_documents(path))
-
-
-def _recipe(kind: str) -> Callable[[Path], object]:
-    def read(path: Path) -> object:
-        import maskloom.config as config
-
-        recipe = config.load_recipe(getattr(config, kind), path)
-        settings = recipe.training
-        if kind == "PretrainRecipe":
-            from maskloom.models.bert import BertConfig
-
-            BertConfig.of_size(recipe.model.size, **recipe.model.config)
-            recipe.data.resolved_max_predictions()
-        else:
-            settings = settings.with_steps(100)
-        settings.resolved_warmup_steps()
-        again = path.with_name("again.toml")
-        again.write_text(config.recipe_toml(recipe), encoding="utf-8")
-        assert config.load_recipe(getattr(config, kind), again) == recipe
-        return recipe
-
-    return read
-
-
-def _overrides(path: Path) -> object:
-    from maskloom.config import PretrainRecipe, load_recipe
-
-    return load_recipe(PretrainRecipe, None, path.read_bytes().decode("utf-8", "replace").splitlines())
-
-
-def _space(path: Path) -> object:
-    from maskloom.config import FinetuneRecipe
-    from maskloom.runs.search_space import ValueRange, grid_settings, parse_space, recipe_with
-
-    space = parse_space(path.read_bytes().decode("utf-8", "replace").splitlines())
-    fixed = {key: values for key, values in space.items() if not isinstance(values, ValueRange)}
-    return [recipe_with(FinetuneRecipe(), settings, source="grid") for settings in grid_settings(fixed)[:50]]
-
-
-def _vocabulary(path: Path) -> object:
-    from maskloom.runs.vocabulary import inspect_vocabulary
-    from maskloom.text.tokenizer import Tokenizer
-
-    if path.name == "vocab.txt":
-        inspect_vocabulary(path)
-    else:
-        path.with_name("vocab.txt").unlink(missing_ok=True)
-    tokenizer = Tokenizer.load(path.parent)
-    encoding = tokenizer.encode("the ab bing é 中 unknown", "b [MASK]")
-    return tokenizer.decode(encoding.ids)
-
-
-def _tokenizer_settings(path: Path) -> object:
-    from maskloom.text.tokenizer import Tokenizer
-
-    return Tokenizer.load(path.parent).encode("the ab")
-
-
-def _model(path: Path) -> object:
-    from maskloom.checkpoints.huggingface import load_model
-
-    return load_model(path.parent)
-
-
-def _predictor(path: Path) -> object:
-    from maskloom.config import ConfigError
-    from maskloom.inference import Predictor
-
-    predictor = Predictor.load(path.parent)
-    predictor.encode(["the ab", "b"])
-    try:
-        return predictor.predict(["the ab", "b"])
-    except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error}") from None  # the model was read; what it is for is another question
-
-
-def _predictions_of(path: Path) -> object:
-    from maskloom.runs.predict import predict
-
-    return predict(path.parent / "model", path, path.with_name("out.jsonl"))
-
-
-def _features(path: Path) -> object:
-    from maskloom.data.feature_files import FeatureFile
-
-    file = FeatureFile.open(path.parent)
-    return file.rows(range(len(file)))
-
-
-def _corpus(path: Path) -> object:
-    from maskloom.data.corpus import Corpus
-    from maskloom.data.corpus_lint import lint_corpus
-    from maskloom.data.corpus_statistics import corpus_statistics
-
-    corpus = Corpus.open(path.parent)
-    lint_corpus(corpus)
-    return corpus_statistics(corpus)
-
-
-def _scores(path: Path) -> object:
-    from maskloom.tasks.span.scoring import score_files
-
-    gold = path.with_name("gold.json")
-    gold.write_bytes(seeds.SQUAD)
-    return score_files(gold, path)
-
-
-def _label_names(path: Path) -> object:
-    from maskloom.tasks.labels import read_label_names
-
-    return read_label_names(path)
-
-
-def _glue_rows(path: Path) -> object:
-    from maskloom.runs.glue.files import check_genres, count_test_rows
-
-    check_genres(path, matched=True)
-    return count_test_rows(path)
-
-
-def _submission(path: Path) -> object:
-    from maskloom.runs.glue.check import check_submission
-
-    return check_submission(path, allow_partial=True)
-
-
-def _run_folder(path: Path) -> object:
-    from maskloom.runs.info import describe_folder
-
-    (path.parent / "recipe.toml").write_text("")
-    (path.parent / "checkpoints").mkdir(exist_ok=True)
-    return describe_folder(path.parent)
-
-
 def _submission_zip() -> bytes:
     import io
     import zipfile
@@ -330,22 +171,23 @@ def _text_targets() -> list[Target]:
     texts, lines = [seeds.TEXT], [seeds.JSON_TEXTS]
     packed = lambda draw: seeds.zipped(damaged(seeds.TEXT, draw))  # noqa: E731
     return [
-        Target("text", "t.txt", lambda: texts, _documents),
-        Target("text", "t.txt.gz", lambda: [seeds.zipped(seeds.TEXT)], _documents, packed),
-        Target("text", "t.txt.zst", lambda: [seeds.zstandard_text()], _documents),
-        Target("text JSONL", "t.jsonl", lambda: lines, _documents, changed_lines(lines)),
-        Target("Parquet", "t.parquet", lambda: [seeds.parquet_text()], _documents),
+        Target("text", "t.txt", lambda: texts, readers.read_documents),
+        Target("text", "t.txt.gz", lambda: [seeds.zipped(seeds.TEXT)], readers.read_documents, packed),
+        Target("text", "t.txt.zst", lambda: [seeds.zstandard_text()], readers.read_documents),
+        Target("text JSONL", "t.jsonl", lambda: lines, readers.read_documents, changed_lines(lines)),
+        Target("Parquet", "t.parquet", lambda: [seeds.parquet_text()], readers.read_documents),
     ]
 
 
 def _table_targets() -> list[Target]:
     def table(kind: str, name: str, content: bytes, separator: bytes, group: str, **options: Any) -> Target:
-        return Target(group, name, lambda: [content], _task(kind, **options), changed_table([content], separator))
+        make = changed_table([content], separator)
+        return Target(group, name, lambda: [content], readers.read_task(kind, **options), make)
 
     def lines(kind: str, content: bytes, group: str = "JSONL") -> Target:
-        return Target(group, "d.jsonl", lambda: [content], _task(kind), changed_lines([content]))
+        return Target(group, "d.jsonl", lambda: [content], readers.read_task(kind), changed_lines([content]))
 
-    squad = [seeds.SQUAD]
+    squad, test = [seeds.SQUAD], [seeds.TEST_ROWS]
     return [
         table("single", "d.csv", seeds.SINGLE, b",", "CSV"),
         table("single", "d.csv", seeds.SINGLE, b",", "CSV", on_bad_rows="skip"),
@@ -355,25 +197,25 @@ def _table_targets() -> list[Target]:
         table("pair", "d.tsv", seeds.PAIR, b"\t", "TSV"),
         table("single", "d.tsv", seeds.COLA, b"\t", "TSV", format="cola"),
         table("regression", "d.tsv", seeds.STS_B, b"\t", "TSV", format="sts-b"),
-        Target("TSV", "d.tsv.gz", lambda: [seeds.zipped(seeds.PAIR)], _task("pair")),
-        Target("TSV", "test.tsv", lambda: [seeds.TEST_ROWS], _glue_rows, changed_table([seeds.TEST_ROWS], b"\t")),
+        Target("TSV", "d.tsv.gz", lambda: [seeds.zipped(seeds.PAIR)], readers.read_task("pair")),
+        Target("TSV", "test.tsv", lambda: test, readers.read_glue_rows, changed_table(test, b"\t")),
         lines("single", seeds.SINGLE_LINES),
         lines("multilabel", seeds.MULTI_LABEL),
         table("tagging", "d.conll", seeds.CONLL, b" ", "CoNLL"),
         table("tagging", "d.conll", seeds.CONLL_TABS, b"\t", "CoNLL"),
         table("tagging", "d.txt", seeds.CONLL, b" ", "CoNLL", on_bad_rows="skip"),
         lines("tagging", seeds.TAG_LINES, "CoNLL"),
-        Target("SQuAD", "d.json", lambda: squad, _task("span"), changed_json(squad)),
-        Target("SQuAD", "d.json", lambda: squad, _task("span", on_bad_rows="skip"), changed_json(squad)),
-        Target("SQuAD", "d.json.gz", lambda: [seeds.zipped(seeds.SQUAD)], _task("span")),
-        Target("SQuAD", "p.json", lambda: [seeds.PREDICTIONS], _scores, changed_json([seeds.PREDICTIONS])),
+        Target("SQuAD", "d.json", lambda: squad, readers.read_task("span"), changed_json(squad)),
+        Target("SQuAD", "d.json", lambda: squad, readers.read_task("span", on_bad_rows="skip"), changed_json(squad)),
+        Target("SQuAD", "d.json.gz", lambda: [seeds.zipped(seeds.SQUAD)], readers.read_task("span")),
+        Target("SQuAD", "p.json", lambda: [seeds.PREDICTIONS], readers.read_scores, changed_json([seeds.PREDICTIONS])),
         lines("span", seeds.SPAN_LINES, "SQuAD"),
         table("span", "d.csv", seeds.SPAN_TABLE, b",", "SQuAD"),
         table("choice", "d.csv", seeds.SWAG, b",", "choice"),
         table("choice", "d.tsv", seeds.CODAH, b"\t", "choice"),
         lines("choice", seeds.HELLASWAG, "choice"),
-        Target("label names", "labels.txt", lambda: [seeds.LABEL_NAMES], _label_names),
-        Target("submission", "s.zip", lambda: [_submission_zip()], _submission),
+        Target("label names", "labels.txt", lambda: [seeds.LABEL_NAMES], readers.read_label_names),
+        Target("submission", "s.zip", lambda: [_submission_zip()], readers.read_submission),
     ]
 
 
@@ -391,12 +233,13 @@ def _setting_targets() -> list[Target]:
         return make
 
     def recipe(kind: str, tree: dict[str, Any]) -> Target:
-        return Target("recipe", "r.toml", lambda: [toml_text(tree).encode()], _recipe(kind), _changed_toml(tree))
+        good = [toml_text(tree).encode()]
+        return Target("recipe", "r.toml", lambda: good, readers.read_recipe(kind), _changed_toml(tree))
 
     return [
         *(recipe(kind, tree) for kind, tree in recipes.items()),
-        Target("recipe", "set.txt", lambda: [seeds.OVERRIDES], _overrides, lines(seeds.OVERRIDES)),
-        Target("recipe", "grid.txt", lambda: [seeds.SPACE], _space, lines(seeds.SPACE)),
+        Target("recipe", "set.txt", lambda: [seeds.OVERRIDES], readers.read_overrides, lines(seeds.OVERRIDES)),
+        Target("recipe", "grid.txt", lambda: [seeds.SPACE], readers.read_space, lines(seeds.SPACE)),
     ]
 
 
@@ -406,28 +249,27 @@ def _folder_targets(of: Callable[..., Any], values: Callable[..., Make]) -> list
         return Target(group, name, of(folder, name), read, make, folder)
 
     weights = "model.safetensors"
+    manifests = _changed_manifest(lambda: of("corpus", "manifest.json")()[0])
     return [
-        target("vocabulary", "model", "vocab.txt", _vocabulary),
-        target("tokenizer", "model", "tokenizer.json", _vocabulary),
-        target("tokenizer", "model", "tokenizer_config.json", _tokenizer_settings),
-        target("config.json", "model", "config.json", _predictor),
-        target("config.json", "pretrained", "config.json", _model),
-        target("config.json", "tagger", "config.json", _model),
-        target("maskloom.json", "model", "maskloom.json", _predictor),
-        target("weights", "model", weights, _model, _changed_header(lambda: of("model", weights)()[0])),
-        target("weights", "sharded", "model.safetensors.index.json", _model),
-        target("weights", "numpy", "model.npz", _model),
-        target("features", "features", "manifest.json", _features),
-        target("features", "features", "offsets.bin", _features),
-        target(
-            "corpus", "corpus", "manifest.json", _corpus, _changed_manifest(lambda: of("corpus", "manifest.json")()[0])
-        ),
-        target("corpus", "corpus", "sentence_lengths.bin", _corpus),
+        target("vocabulary", "model", "vocab.txt", readers.read_vocabulary),
+        target("tokenizer", "model", "tokenizer.json", readers.read_vocabulary),
+        target("tokenizer", "model", "tokenizer_config.json", readers.read_tokenizer_settings),
+        target("config.json", "model", "config.json", readers.read_predictor),
+        target("config.json", "pretrained", "config.json", readers.read_model),
+        target("config.json", "tagger", "config.json", readers.read_model),
+        target("maskloom.json", "model", "maskloom.json", readers.read_predictor),
+        target("weights", "model", weights, readers.read_model, _changed_header(lambda: of("model", weights)()[0])),
+        target("weights", "sharded", "model.safetensors.index.json", readers.read_model),
+        target("weights", "numpy", "model.npz", readers.read_model),
+        target("features", "features", "manifest.json", readers.read_features),
+        target("features", "features", "offsets.bin", readers.read_features),
+        target("corpus", "corpus", "manifest.json", readers.read_corpus, manifests),
+        target("corpus", "corpus", "sentence_lengths.bin", readers.read_corpus),
         Target(
             "run folder",
             "run.json",
             lambda: [b'{"inputs": {"a": "b"}}'],
-            _run_folder,
+            readers.read_run_folder,
             changed_json([b'{"inputs": {}}']),
         ),
     ]

@@ -91,7 +91,8 @@ class BertConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError("; ".join(_explain(problem) for problem in error.errors(include_url=False))) from None
+            problems = "; ".join(_explain(problem) for problem in error.errors(include_url=False))
+            raise ConfigError(f"[model] {problems}") from None
 
     @classmethod
     def from_published(cls, values: dict[str, Any], source: str) -> Self:

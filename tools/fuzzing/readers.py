@@ -1,0 +1,178 @@
+"""The readers under test: each takes the path of a file and does with it what a command would, before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.fuzzing import seeds
+
+
+def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
+    """Return what fine-tuning does with a file before the first step: reading, labels, checks, encoding."""
+
+    def read(path: Path) -> object:
+        from maskloom.tasks.columns import ReadingOptions
+        from maskloom.tasks.kinds import task_kind
+        from maskloom.text.tokenizer import Tokenizer
+        from maskloom.text.vocabulary import Vocabulary
+
+        how = ReadingOptions(**options)
+        row = task_kind(kind)
+        data = row.read(path, how)
+        assert data.report.num_rows == data.report.num_kept + sum(data.report.dropped.values())
+        names = row.label_names(data, how, {})
+        row.check(data, data)
+        task = row.make(names, None, row.data_settings(data))
+        return task.encode(data, Tokenizer(Vocabulary(seeds.VOCABULARY), max_length=16), 16, for_training=True)
+
+    return read
+
+
+def read_documents(path: Path) -> object:
+    """Read: documents."""
+    from maskloom.data.documents import read_documents
+
+    return sum(len(document.text) for document in read_documents(path))
+
+
+def read_recipe(kind: str) -> Callable[[Path], object]:
+    """Read: recipe."""
+
+    def read(path: Path) -> object:
+        import maskloom.config as config
+
+        recipe = config.load_recipe(getattr(config, kind), path)
+        settings = recipe.training
+        if kind == "PretrainRecipe":
+            from maskloom.models.bert import BertConfig
+
+            BertConfig.of_size(recipe.model.size, **recipe.model.config)
+            recipe.data.resolved_max_predictions()
+        else:
+            settings = settings.with_steps(100)
+        settings.resolved_warmup_steps()
+        again = path.with_name("again.toml")
+        again.write_text(config.recipe_toml(recipe), encoding="utf-8")
+        assert config.load_recipe(getattr(config, kind), again) == recipe
+        return recipe
+
+    return read
+
+
+def read_overrides(path: Path) -> object:
+    """Read: overrides."""
+    from maskloom.config import PretrainRecipe, load_recipe
+
+    return load_recipe(PretrainRecipe, None, path.read_bytes().decode("utf-8", "replace").splitlines())
+
+
+def read_space(path: Path) -> object:
+    """Read: space."""
+    from maskloom.config import FinetuneRecipe
+    from maskloom.runs.search_space import ValueRange, grid_settings, parse_space, recipe_with
+
+    space = parse_space(path.read_bytes().decode("utf-8", "replace").splitlines())
+    fixed = {key: values for key, values in space.items() if not isinstance(values, ValueRange)}
+    return [recipe_with(FinetuneRecipe(), settings, source="grid") for settings in grid_settings(fixed)[:50]]
+
+
+def read_vocabulary(path: Path) -> object:
+    """Read: vocabulary."""
+    from maskloom.runs.vocabulary import inspect_vocabulary
+    from maskloom.text.tokenizer import Tokenizer
+
+    if path.name == "vocab.txt":
+        inspect_vocabulary(path)
+    else:
+        path.with_name("vocab.txt").unlink(missing_ok=True)
+    tokenizer = Tokenizer.load(path.parent)
+    encoding = tokenizer.encode("the ab bing é 中 unknown", "b [MASK]")
+    return tokenizer.decode(encoding.ids)
+
+
+def read_tokenizer_settings(path: Path) -> object:
+    """Read: tokenizer settings."""
+    from maskloom.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(path.parent).encode("the ab")
+
+
+def read_model(path: Path) -> object:
+    """Read: model."""
+    from maskloom.checkpoints.huggingface import load_model
+
+    return load_model(path.parent)
+
+
+def read_predictor(path: Path) -> object:
+    """Read: predictor."""
+    from maskloom.config import ConfigError
+    from maskloom.inference import Predictor
+
+    predictor = Predictor.load(path.parent)
+    predictor.encode(["the ab", "b"])
+    try:
+        return predictor.predict(["the ab", "b"])
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from None  # the model was read; what it is for is another question
+
+
+def read_features(path: Path) -> object:
+    """Read: features."""
+    from maskloom.data.feature_files import FeatureFile
+
+    file = FeatureFile.open(path.parent)
+    return file.rows(range(len(file)))
+
+
+def read_corpus(path: Path) -> object:
+    """Read: corpus."""
+    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus_lint import lint_corpus
+    from maskloom.data.corpus_statistics import corpus_statistics
+
+    corpus = Corpus.open(path.parent)
+    lint_corpus(corpus)
+    return corpus_statistics(corpus)
+
+
+def read_scores(path: Path) -> object:
+    """Read: scores."""
+    from maskloom.tasks.span.scoring import score_files
+
+    gold = path.with_name("gold.json")
+    gold.write_bytes(seeds.SQUAD)
+    return score_files(gold, path)
+
+
+def read_label_names(path: Path) -> object:
+    """Read: label names."""
+    from maskloom.tasks.labels import read_label_names
+
+    return read_label_names(path)
+
+
+def read_glue_rows(path: Path) -> object:
+    """Read: glue rows."""
+    from maskloom.runs.glue.files import check_genres, count_test_rows
+
+    check_genres(path, matched=True)
+    return count_test_rows(path)
+
+
+def read_submission(path: Path) -> object:
+    """Read: submission."""
+    from maskloom.runs.glue.check import check_submission
+
+    return check_submission(path, allow_partial=True)
+
+
+def read_run_folder(path: Path) -> object:
+    """Read: run folder."""
+    from maskloom.runs.info import describe_folder
+
+    (path.parent / "recipe.toml").write_text("")
+    (path.parent / "checkpoints").mkdir(exist_ok=True)
+    return describe_folder(path.parent)
