@@ -104,7 +104,7 @@ class TrainingSection(Section):
     max_evaluation_instances: Count | None = None
     num_threads: Count | None = None
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    rank_timeout: Annotated[float, Field(ge=3.0, le=86_400.0)] = 45.0
+    rank_timeout: Annotated[float, Field(ge=3.0, le=86_400.0)] = 30.0
 
     def resolved_warmup_steps(self) -> int:
         """Return the number of warm-up steps: `warmup_steps`, or `warmup_share` of all steps, rounded down."""
