@@ -57,7 +57,7 @@ def _samples(grows=0, threads=0, files=0, checkpoints=2):
         resident = (300 + min(number, 100)) * 2**20 + number * grows
         later = number // 500
         found.append(Sample(number, resident, 3 + threads * later, 20 + files * later, checkpoints))
-    return found
+    return [*found, *(Sample(1000 + number, 2**20, 1, 3, checkpoints) for number in range(20))]  # the process ends
 
 
 @pytest.mark.parametrize(
