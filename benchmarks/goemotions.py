@@ -32,11 +32,11 @@ threshold for each label were fitted to dev ({num_dev} comments); test has {num_
 {rows}
 
 A threshold is raised or lowered until F1 of its label is highest on dev, which serves macro F1: rare labels are then
-given at last, and often wrongly, which costs micro F1. 0.5 for all is what a model decides by that nothing was fitted to.
-"Neutral for all" answers each comment with the commonest label.
+given at last, and often wrongly, which costs micro F1. 0.5 for all is what a model decides by that nothing was fitted
+to. "Neutral for all" answers each comment with the commonest label.
 
 The paper of the data set reports macro F1 46 for BERT base (cased), 4 epochs, a threshold of its own; a model of a
-fifth of its size, {epochs} epochs, is no rival to it.
+fifth of its size, {epochs} of them, is no rival to it.
 
 {machine}.
 """
