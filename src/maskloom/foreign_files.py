@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from maskloom.errors import DataError
 
 MAX_JSON_BYTES = 16 << 20
 """16 MiB: a configuration, an index or a manifest is thousands of times smaller."""
 
+_PIECE = 1 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -72,12 +74,19 @@ def read_bytes(path: str | Path, *, limit: int) -> bytes:
     check_regular(path)
     try:
         with open(path, "rb") as file:
-            content = file.read(limit + 1)
+            content = b"".join(_pieces(file, limit + 1))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(content) > limit:
         raise DataError(f"{path}: larger than {limit:,} bytes, which is the most that is read of such a file")
     return content
+
+
+def _pieces(file: BinaryIO, limit: int) -> Iterator[bytes]:
+    """Yield at most `limit` bytes piece by piece: one read would take memory for as many before it knows the size."""
+    while limit > 0 and (piece := file.read(min(limit, _PIECE))):
+        limit -= len(piece)
+        yield piece
 
 
 def parse_json(content: bytes | str, place: str) -> Any:

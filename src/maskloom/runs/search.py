@@ -176,6 +176,8 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
 def _leave_no_trace(out: Path) -> None:
     for name in (RECIPE, "run.json", PLAN, "optuna.journal"):
         (out / name).unlink(missing_ok=True)
+    if (out / "trials").exists():  # the trial that failed made it and took back what it had put there
+        (out / "trials").rmdir()
 
 
 def _trials(
