@@ -17,7 +17,7 @@ import torch
 from finetuning_peer import train_with_transformers
 from finetuning_tasks import TASKS
 
-NUM_TRAIN, NUM_SEEDS = 768, 3
+NUM_TRAIN, NUM_SEEDS = 768, 2
 EXCERPT_CHARACTERS = 1200
 LONGEST_ANSWER = 200  # characters; a decoded answer has at most 30 pieces
 SIDES = ("maskloom", "transformers")
