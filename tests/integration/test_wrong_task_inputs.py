@@ -227,7 +227,7 @@ def test_our_own_settings_beside_a_model_are_checked(tmp_path):
         with pytest.raises(DataError, match=message):
             evaluate(folder, tmp_path / "in.csv")
     (folder / "maskloom.json").write_text("{")
-    with pytest.raises(DataError, match=r"maskloom\.json: cannot be read as JSON"):
+    with pytest.raises(DataError, match=r"maskloom\.json: line 1, column 2: not valid JSON"):
         evaluate(folder, tmp_path / "in.csv")
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 _SECONDS_BETWEEN_SIGNS = 1.0
+_SECONDS_TO_BE_READ = 5 * _SECONDS_BETWEEN_SIGNS
 # A rank that ends tells it to the others at once; their main threads have so long to end on their own.
 _SECONDS_TO_END = 20.0
 # After a failed call: how long a rank looks for the culprit, and how old a sign of life makes one.
@@ -190,7 +191,8 @@ class RankWatch:
                     self._troubled_at = time.monotonic()
                 problem = None
                 if time.monotonic() - self._troubled_at > _SECONDS_TO_END / 2:
-                    problem = f"the store that all ranks share is gone ({str(error).splitlines()[0]})"
+                    told = [view.ended for rank, view in self._views.items() if view.ended and rank != self.rank]
+                    problem = told[0] if told else f"the store of all ranks is gone ({str(error).splitlines()[0]})"
             if problem is not None and not self._is_over.is_set():
                 self._end(problem)
                 return
@@ -241,4 +243,6 @@ class RankWatch:
         sys.stderr.flush()
         if problem.startswith(f"rank {self.rank} hangs"):
             faulthandler.dump_traceback()
+        if self.rank == 0:  # it keeps the store in which the others read why
+            time.sleep(_SECONDS_TO_BE_READ)
         os._exit(1)
