@@ -70,7 +70,7 @@ def run_row(row: Row, budget: Budget, say: Callable[[str], None] = print) -> dic
         if close is not None:
             close()
     passed = sum(trial.passed for trial in trials)
-    details = [f"{trial.name}: {trial.detail}" for trial in trials if trial.detail and (not trial.passed)]
+    details = [f"{trial.name}: {trial.detail or 'without a word'}" for trial in trials if not trial.passed]
     figures = [f"{trial.name}: {trial.detail}" for trial in trials if trial.detail and trial.passed]
     record = {
         "id": row.id,
