@@ -63,9 +63,9 @@ TASKS = {
         "regression", "pearson", "glue/STS-B/train.tsv", "glue/STS-B/dev.tsv", 1024, None, "sts-b", (7, 8), 9
     ),
     "GoEmotions": ParityTask(
-        "multilabel", "f1_micro", "goemotions/train.tsv", "goemotions/dev.tsv", 12288, 1024, None, (0,), 1,
-        has_header=False, changes=("data.max_length=64", "training.epochs=2.0"),
-        note="28 labels, each chosen from probability 0.5; for the first 1,000 steps no text changes what is predicted",
+        "multilabel", "f1_micro", "goemotions/train.tsv", "goemotions/dev.tsv", 24576, 1024, None, (0,), 1,
+        has_header=False, changes=("data.max_length=64", "training.epochs=1.0", "training.learning_rate=2e-4"),
+        note="28 labels, each chosen from probability 0.5; with fewer rows no text changes what is predicted",
     ),
     "CoNLL-2003": ParityTask(
         "tagging", "f1", "conll2003/train.txt", "conll2003/valid.txt", 1280, 1024,

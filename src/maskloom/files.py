@@ -58,14 +58,15 @@ def _remove_abandoned(path: Path) -> None:
     with suppress(OSError):
         for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
             process = left.name.removeprefix(f".{path.name}.").partition(".")[0]
-            if process.isdigit() and not _is_running(int(process)):
+            if process.isdigit() and not is_running(int(process)):
                 left.unlink()
 
 
-def _is_running(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Return whether a process of that number lives on this machine, whoever's it is."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True  # of another person

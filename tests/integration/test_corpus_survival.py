@@ -7,22 +7,9 @@ from pathlib import Path
 import pytest
 
 from tools.soak.corpora import folder_bytes, prepare, try_disk_fault, try_kill
-from tools.soak.processes import ForkServer
-from tools.soak.rows import Budget
 from tools.soak.workers import kill, on_ray, try_worker
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def budget(tmp_path_factory):
-    return Budget(0, tmp_path_factory.mktemp("survival"))
 
 
 @pytest.fixture(scope="module")

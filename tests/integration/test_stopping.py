@@ -3,21 +3,8 @@
 import pytest
 
 from tools.soak.kills import leave_alone
-from tools.soak.processes import ForkServer
-from tools.soak.rows import Budget
 from tools.soak.signals import SIGNALS, try_second_interrupt, try_signal
 from tools.soak.subjects import finetuning, grid_search, prepare, pretraining
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def budget(tmp_path_factory):
-    return Budget(0, tmp_path_factory.mktemp("stopping"))
 
 
 @pytest.fixture(scope="module")

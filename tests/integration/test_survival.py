@@ -5,20 +5,7 @@ import shutil
 import pytest
 
 from tools.soak.kills import KILLS_IN_A_ROW, kill_once, kills_of, leave_alone, try_kill
-from tools.soak.processes import ForkServer
-from tools.soak.rows import Budget
 from tools.soak.subjects import RUN, differences, finetuning, grid_search, outcome, prepare, pretraining, run_whole
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def budget(tmp_path_factory):
-    return Budget(0, tmp_path_factory.mktemp("survival"))
 
 
 @pytest.fixture(scope="module")

@@ -135,6 +135,7 @@ def _remembered(memory: Path) -> Iterable[dict[str, Any]]:
 
 def write_results(records: list[dict[str, Any]], folder: Path) -> None:
     """Put records into `soak.json` and `soak.md` of a folder; rows that did not run stay as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "soak.json"
     known = {record["id"]: record for record in json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
     known |= {record["id"]: record for record in records}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import maskloom
-from maskloom.config import ConfigError, RecipeT, Section, load_recipe, recipe_toml
+from maskloom.config import ConfigError, Section, load_recipe, recipe_toml
 from maskloom.files import remove_tree, write_json, write_text
 from maskloom.launch import num_processes
 from maskloom.runs.run_lock import LOCK
@@ -93,12 +93,6 @@ def _is_of_a_start(name: str) -> bool:
 def _seeds(recipe: Section) -> list[int]:
     first = getattr(recipe, "seed", 0)
     return list(range(first, first + getattr(recipe, "restarts", 1)))
-
-
-def stored_recipe(kind: type[RecipeT], out: Path) -> RecipeT | None:
-    """Return the recipe that a run folder was started with, or None when the folder holds no run."""
-    path = out / RECIPE
-    return load_recipe(kind, path) if path.exists() else None
 
 
 def environment() -> dict[str, Any]:

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from maskloom.files import is_running
 from maskloom.launch import is_first_process
 
 LOCK = ".run.lock"
@@ -241,18 +242,8 @@ def _start_of(process: int) -> str | None:
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
-        return None if Path("/proc/self").exists() or not _answers(process) else ""
+        return None if Path("/proc/self").exists() or not is_running(process) else ""
     return None if fields[0] in "ZX" else fields[19]
-
-
-def _answers(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 _held: set[int] = set()

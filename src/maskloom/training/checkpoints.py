@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.config import DataError
-from maskloom.files import DISK_ERRORS, remove_tree, rename, sync, write_hashed
+from maskloom.files import DISK_ERRORS, is_running, remove_tree, rename, sync, write_hashed
 from maskloom.launch import num_processes
 from maskloom.training.loop import TrainState
 from maskloom.training.manifests import whole_manifest, write_manifest
@@ -205,7 +205,7 @@ def _tidy(folder: Path) -> None:
     """Remove temporary folders whose writing process is gone, and give what a killed save set aside its name again."""
     for path in folder.glob("step-*.tmp-*"):
         process = path.name.rpartition("-")[2]
-        if not process.isdigit() or int(process) == os.getpid() or not Path(f"/proc/{process}").exists():
+        if not process.isdigit() or int(process) == os.getpid() or not is_running(int(process)):
             _discard(path)
     _put_back(folder)
 

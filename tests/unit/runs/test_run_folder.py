@@ -3,7 +3,7 @@ import json
 import pytest
 
 from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
-from maskloom.runs.run_folder import prepare_run_folder, run_id, stored_recipe
+from maskloom.runs.run_folder import RECIPE, prepare_run_folder, run_id
 from maskloom.runs.run_lock import run_lock
 
 
@@ -11,7 +11,7 @@ def test_a_run_folder_is_created_once(tmp_path) -> None:
     out = tmp_path / "run"
     recipe = PretrainRecipe(seed=3)
     assert prepare_run_folder(out, recipe, inputs={"corpus": "a"}, resume=False) is False
-    assert stored_recipe(PretrainRecipe, out) == recipe
+    assert load_recipe(PretrainRecipe, out / RECIPE) == recipe
     with pytest.raises(ConfigError, match="already holds a run"):
         prepare_run_folder(out, recipe, inputs={"corpus": "a"}, resume=False)
     assert prepare_run_folder(out, recipe, inputs={"corpus": "a"}, resume=True) is True
