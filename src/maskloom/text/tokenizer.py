@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,10 @@ Compatibility = Literal["google", "hf"]
 MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
 _SPECIAL_TOKEN = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# The library takes some 500 bytes a character and leaves the processor's caches on long texts, so these go in parts.
+_LONGEST_PART = 16_384
+# Characters that end a word, and before which the library cuts: white space, punctuation, Chinese characters.
+_PART_STARTS = re.compile("[ \t\n\r!-/:-@\\[-`{-~\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,13 @@ class _Pieces:
     ids: list[int]
     words: list[int]
     offsets: list[tuple[int, int]]
+
+    def extend(self, part: _Pieces, position: int, num_words: int) -> int:
+        """Add the tokens of what stands at a position, behind so many words, and return how many words there are."""
+        self.ids.extend(part.ids)
+        self.words.extend(num_words + word for word in part.words)
+        self.offsets.extend((position + start, position + end) for start, end in part.offsets)
+        return num_words + part.words[-1] + 1 if part.words else num_words
 
 
 @dataclass(frozen=True)
@@ -217,11 +228,17 @@ class Tokenizer:
             return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
         plain = [_as_text(text) for text in texts]
         is_fast = [is_agreed(text) for text in plain]
-        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok]
-        fast = iter(self._library.encode_batch_fast(batch, add_special_tokens=False) if batch else [])
+        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok and len(text) <= _LONGEST_PART]
+        fast = iter(self._library_ids(batch) if batch else [])
         return [
-            next(fast).ids if ok else self._pieces_by_rules(text).ids for text, ok in zip(plain, is_fast, strict=True)
-        ]
+            self._pieces_by_rules(text).ids if not ok
+            else next(fast) if len(text) <= _LONGEST_PART
+            else [index for _, part in _parts(text) for index in self._library_ids([part])[0]]
+            for text, ok in zip(plain, is_fast, strict=True)
+        ]  # fmt: skip
+
+    def _library_ids(self, texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[_Pieces]:
         plain = [_as_text(text) for text in texts]
@@ -236,17 +253,27 @@ class Tokenizer:
 
     def _plain_pieces(self, texts: list[str]) -> list[_Pieces]:
         is_fast = [self._is_for_library(text) for text in texts]
-        batch = [text for text, ok in zip(texts, is_fast, strict=True) if ok]
-        encodings = iter(self._library.encode_batch(batch, add_special_tokens=False) if batch else [])
-        found = []
-        for text, ok in zip(texts, is_fast, strict=True):
-            if ok:
-                encoding = next(encodings)
-                # nothing was added to the text, so every token has a word
-                found.append(_Pieces(encoding.ids, cast("list[int]", encoding.word_ids), encoding.offsets))
-            else:
-                found.append(self._pieces_by_rules(text))
-        return found
+        batch = [text for text, ok in zip(texts, is_fast, strict=True) if ok and len(text) <= _LONGEST_PART]
+        fast = iter(self._library_pieces(batch) if batch else [])
+        return [
+            self._pieces_by_rules(text) if not ok
+            else next(fast) if len(text) <= _LONGEST_PART
+            else self._long_pieces(text)
+            for text, ok in zip(texts, is_fast, strict=True)
+        ]  # fmt: skip
+
+    def _library_pieces(self, texts: list[str]) -> list[_Pieces]:
+        # nothing was added to the texts, so every token has a word
+        return [
+            _Pieces(found.ids, cast("list[int]", found.word_ids), found.offsets)
+            for found in self._library.encode_batch(texts, add_special_tokens=False)
+        ]
+
+    def _long_pieces(self, text: str) -> _Pieces:
+        pieces, num_words = _Pieces([], [], []), 0
+        for position, part in _parts(text):
+            num_words = pieces.extend(self._library_pieces([part])[0], position, num_words)
+        return pieces
 
     def _pieces_with_specials(self, text: str) -> _Pieces:
         """Cut a text at special tokens; each counts as a word of its own."""
@@ -255,10 +282,7 @@ class Tokenizer:
         position = 0
         for match in [*_SPECIAL_TOKEN.finditer(text), None]:
             part = self._plain_pieces([text[position : match.start() if match else len(text)]])[0]
-            pieces.ids.extend(part.ids)
-            pieces.words.extend(num_words + word for word in part.words)
-            pieces.offsets.extend((position + start, position + end) for start, end in part.offsets)
-            num_words += part.words[-1] + 1 if part.words else 0
+            num_words = pieces.extend(part, position, num_words)
             if match:
                 pieces.ids.append(self.vocabulary.ids[match.group()])
                 pieces.words.append(num_words)
@@ -297,6 +321,19 @@ class Tokenizer:
             offsets += [*second.offsets[:kept_second], (0, 0)]
         num_truncated = num_first + num_second - kept_first - kept_second
         return Encoding(ids, segments, words, offsets, num_truncated)
+
+
+def _parts(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the parts of a long text with their places, each cut before a character with which a word begins or ends.
+
+    What has no such character is one part, however long.
+    """
+    start = 0
+    while start < len(text):
+        cut = _PART_STARTS.search(text, start + _LONGEST_PART)
+        end = cut.start() if cut else len(text)
+        yield start, text[start:end]
+        start = end
 
 
 def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]:

@@ -177,3 +177,22 @@ def test_it_can_be_sent_to_another_process(tokenizer: Tokenizer, tmp_path: Path)
     copy = pickle.loads(pickle.dumps(tokenizer))
     assert copy == tokenizer
     assert copy.encode("the x, Σ") == tokenizer.encode("the x, Σ")
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.lists(FAST_TEXT | ANY_TEXT, max_size=6).map("".join), size=st.integers(1, 12), hf=st.booleans())
+def test_a_text_in_parts_is_the_text_in_one(letters_vocabulary: Vocabulary, text: str, size: int, hf: bool) -> None:
+    tokenizer = Tokenizer(letters_vocabulary, max_length=10_000, compatibility="hf" if hf else "google")
+    whole = tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("maskloom.text.tokenizer._LONGEST_PART", size)
+        assert (tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)) == whole
+        assert tokenizer.encode_batch([(text, text), ("a b", None)])[0].ids == tokenizer.encode(text, text).ids
+
+
+def test_a_long_text_keeps_the_places_of_its_words(tokenizer: Tokenizer) -> None:
+    text = "The abc, 中 x. " * 5000
+    encoding = Tokenizer(tokenizer.vocabulary, max_length=10**6).encode(text)
+    assert tokenizer.token_ids(text) == encoding.ids[1:-1] == tokenizer.token_ids("The abc, 中 x. ") * 5000
+    assert [text[start:end] for start, end in encoding.offsets[-7:-1]] == ["The", "abc", ",", "中", "x", "."]
+    assert encoding.words[-2] == 5000 * 6 - 1
