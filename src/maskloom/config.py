@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -55,7 +56,7 @@ class PretrainingData(Section):
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
         if self.mask_share + self.keep_share > 1.0 + 1e-9:
-            raise ValueError(f"mask_share + keep_share is {self.mask_share + self.keep_share}, it may not exceed 1")
+            raise ValueError(f"mask_share + keep_share = {self.mask_share + self.keep_share}: it may not exceed 1")
         return self
 
     def resolved_max_predictions(self) -> int:
@@ -110,6 +111,16 @@ class TrainingSection(Section):
         """Return the number of warm-up steps: `warmup_steps`, or `warmup_share` of all steps, rounded down."""
         return int(self.warmup_share * self.steps) if self.warmup_steps is None else self.warmup_steps
 
+    def refuse_contradictions(self, phase: Phase | None = None, place: str = "training") -> None:
+        """Raise ValueError for a count that exceeds the one it is a part of, in this section or in a phase of it."""
+        own = set() if phase is None else phase.model_fields_set
+        both = self if phase is None else self.model_copy(update=phase.model_dump(exclude_none=True))
+        for part, whole in (("warmup_steps", "steps"), ("micro_batch_size", "batch_size")):
+            count, limit = getattr(both, part), getattr(both, whole)
+            if None not in (count, limit) and count > limit:
+                keys = [f"{place if name in own else 'training'}.{name}" for name in (part, whole)]
+                raise ValueError(f"{keys[0]} = {count}: it may not exceed {keys[1]} = {limit}")
+
 
 class Phase(Section):
     """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
@@ -131,6 +142,16 @@ class PretrainRecipe(Section):
     training: TrainingSection = TrainingSection()
     phases: list[Phase] = Field(default_factory=list)
 
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        for number, phase in enumerate(self.phases):
+            self.training.refuse_contradictions(phase, f"phases.{number}")
+        if not self.phases:
+            self.training.refuse_contradictions()
+        if self.training.keep_best and self.data.held_out_share == 0.0:
+            raise ValueError("training.keep_best = true: with data.held_out_share = 0 nothing is there to choose by")
+        return self
+
 
 class FinetuneTraining(TrainingSection):
     """Fine-tuning counts epochs unless steps are given (paper 3.5: batch 16 or 32, 2e-5 to 5e-5, 3 or 4 epochs)."""
@@ -140,10 +161,17 @@ class FinetuneTraining(TrainingSection):
     learning_rate: Positive = 5e-5
 
     def with_steps(self, num_examples: int) -> TrainingSection:
-        """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one."""
+        """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one.
+
+        Raises ConfigError when `warmup_steps` are more than that.
+        """
         steps = self.steps or max(1, int(num_examples / self.batch_size * self.epochs))
-        values = self.model_dump(exclude={"epochs", "steps"})
-        return TrainingSection(steps=steps, **values)
+        counted = TrainingSection(steps=steps, **self.model_dump(exclude={"epochs", "steps"}))
+        if counted.resolved_warmup_steps() > steps:
+            raise ConfigError(
+                f"training.warmup_steps = {self.warmup_steps}: {num_examples} examples give {steps} steps"
+            )
+        return counted
 
 
 class SpanSection(Section):
@@ -171,6 +199,10 @@ class TaggingSection(Section):
     crf: bool = False
 
 
+# How LayerCombination names layers; whether the encoder has so many is known when it is there.
+_LAYERS = "^(embeddings|last|second_to_last|(sum|concat)_last_four|sum_all|scalar_mix|all|[-0-9, ]+)$"
+
+
 class FeaturesSection(Section):
     """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them.
 
@@ -179,7 +211,7 @@ class FeaturesSection(Section):
     the vectors on disk.
     """
 
-    layers: str = "concat_last_four"
+    layers: Annotated[str, Field(pattern=_LAYERS)] = "concat_last_four"
     lstm_size: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] = 768
     lstm_layers: Annotated[int, Field(ge=1, le=4)] = 2
     dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.1
@@ -199,7 +231,7 @@ class FinetuneRecipe(Section):
     keep_restarts: bool = False
     tune_on_dev: bool = False
     task: Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] = "single"
-    class_weights: Literal["none", "balanced"] | dict[str, float] = "none"
+    class_weights: Literal["none", "balanced"] | dict[str, Positive] = "none"
     from_scratch: bool = False
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
@@ -208,9 +240,16 @@ class FinetuneRecipe(Section):
     features: FeaturesSection | None = None
 
     @model_validator(mode="after")
-    def _features_fit(self) -> Self:
+    def _parts_fit(self) -> Self:
         if self.features is not None and (self.task != "tagging" or self.from_scratch):
             raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
+        if self.class_weights != "none" and self.task not in ("single", "pair"):
+            raise ValueError(
+                f"class_weights: the classes of task = {self.task!r} do not exclude each other; use 'none'"
+            )
+        if self.tune_on_dev and self.task == "regression":
+            raise ValueError("tune_on_dev = true: task = 'regression' has neither a temperature nor thresholds to fit")
+        self.training.refuse_contradictions()
         return self
 
     def task_settings(self) -> dict[str, Any]:
@@ -226,15 +265,29 @@ _MAX_RECIPE_BYTES = 1 << 20
 _NUM_NAMED = 50
 
 
-def load_recipe(kind: type[RecipeT], path: str | Path | None, overrides: list[str] | None = None) -> RecipeT:
+def load_recipe(
+    kind: type[RecipeT],
+    path: str | Path | None,
+    overrides: list[str] | None = None,
+    *,
+    check: Callable[[RecipeT], object] | None = None,
+) -> RecipeT:
     """Read a recipe of one kind from a TOML file and apply `key.sub=value` overrides to it.
 
-    Raises ConfigError that names the key, the value given and the file for anything unknown or ill-typed.
+    Raises ConfigError that names key, value and file for what is unknown, ill-typed or contradictory; `check` may know
+    of more and raise it.
     """
     values = {} if path is None else _read_toml(Path(path))
     for override in overrides or []:
         _apply_override(values, override)
-    return validate_recipe(kind, values, source=str(path) if path else "recipe")
+    source = str(path) if path else "recipe"
+    recipe = validate_recipe(kind, values, source=source)
+    if check is not None:
+        try:
+            check(recipe)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
+    return recipe
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -285,7 +338,8 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
-    path = [str(part) for part in problem["loc"]]
+    # Of a value that may be of two types, pydantic names the type too.
+    path = [str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "dict["))]
     key = ".".join(path) or "recipe"
     if problem["type"] == "extra_forbidden":
         known = _keys_at(kind, path[:-1])
@@ -293,6 +347,8 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
         nearest = ".".join([*path[:-1], *near])
         hint = f"did you mean {nearest!r}?" if near else f"known keys: {', '.join(sorted(known))}"
         return f"{source}: unknown key {key!r:.200}; {hint}"
+    if problem["type"] == "value_error":  # values that do not fit together; the message names them
+        return f"{source}: {'.'.join([*path, str(problem['ctx']['error'])])}"
     return f"{source}: {key:.200} = {_shown(problem['input'])}: {problem['msg']}"
 
 

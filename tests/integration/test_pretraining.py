@@ -224,7 +224,11 @@ def test_two_phases_carry_the_weights_over(corpus: Path, tmp_path: Path) -> None
     ("arguments", "code", "expected"),
     [
         (["--set", "training.stps=3"], 3, "did you mean 'training.steps'"),
-        (["--set", "data.max_length=4096"], 3, "max_position_embeddings 512"),
+        (
+            ["--set", "data.max_length=4096"],
+            3,
+            "data.max_length = 4096: it may not exceed [model.config] max_position_embeddings = 512",
+        ),
         (["--set", "model.config.hidden_size=33"], 3, "hidden_size"),
         (["--set", "model.config.hiden_size=33"], 3, "hiden_size"),
         (["--size", "huge"], 3, "huge"),

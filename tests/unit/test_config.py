@@ -1,6 +1,7 @@
 import pytest
 
 from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
+from maskloom.layers.layer_mix import LAYER_CHOICES
 
 
 def test_defaults_are_the_papers_masking_and_optimiser() -> None:
@@ -82,6 +83,37 @@ def test_finetuning_counts_its_steps_from_epochs() -> None:
     section = recipe.training.with_steps(3668)
     assert section.steps == 343
     assert section.resolved_warmup_steps() == 34
+
+
+def test_more_warm_up_than_counted_steps_is_refused() -> None:
+    recipe = load_recipe(FinetuneRecipe, None, ["training.warmup_steps=31", "training.batch_size=4"])
+    assert recipe.training.with_steps(44).warmup_steps == 31
+    with pytest.raises(ConfigError, match=r"training\.warmup_steps = 31: 40 examples give 30 steps"):
+        recipe.training.with_steps(40)
+
+
+def test_counts_of_phases_are_held_against_the_phase_alone() -> None:
+    phases = "phases=[{max_length=64, steps=30, batch_size=64}]"
+    taken = load_recipe(PretrainRecipe, None, [phases, "training.warmup_steps=30", "training.micro_batch_size=64"])
+    assert taken.training.steps > 30
+    with pytest.raises(ConfigError, match=r"training\.warmup_steps = 31: it may not exceed phases\.0\.steps = 30"):
+        load_recipe(PretrainRecipe, None, [phases, "training.steps=40", "training.warmup_steps=31"])
+
+
+@pytest.mark.parametrize("layers", [*LAYER_CHOICES, "0,1", "-1, -2", "12"])
+def test_every_choice_of_layers_is_a_recipes(layers: str) -> None:
+    chosen = load_recipe(FinetuneRecipe, None, ["task=tagging", f'features.layers="{layers}"'])
+    assert chosen.features is not None
+    assert chosen.features.layers == layers
+
+
+def test_what_a_caller_knows_more_is_said_with_the_place(tmp_path) -> None:
+    def check(_recipe: PretrainRecipe) -> None:
+        raise ConfigError("too much of it")
+
+    (tmp_path / "r.toml").write_text("seed = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"r\.toml: too much of it$"):
+        load_recipe(PretrainRecipe, tmp_path / "r.toml", check=check)
 
 
 def test_class_weights_with_odd_label_names_survive_toml(tmp_path) -> None:

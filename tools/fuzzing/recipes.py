@@ -20,11 +20,13 @@ class BadRecipe:
 def outcome_of(recipe: BadRecipe, folder: Path) -> str:
     """Return "" when the recipe is refused as it should be, else what happened."""
     import maskloom.config as config
+    from maskloom.runs.pretraining_plan import check_model
 
     path = folder / "recipe.toml"
     path.write_bytes(recipe.text.encode("utf-8", "surrogatepass"))
+    check = check_model if recipe.kind == "PretrainRecipe" else None
     try:
-        config.load_recipe(getattr(config, recipe.kind), path)
+        config.load_recipe(getattr(config, recipe.kind), path, check=check)
     except config.ConfigError as error:
         sound = re.search(recipe.refused, str(error)) and "recipe.toml" in str(error) and len(str(error)) < 20_000
         return "" if sound else f"refused otherwise: {error}"[:500]
@@ -32,6 +34,8 @@ def outcome_of(recipe: BadRecipe, folder: Path) -> str:
 
 
 _TRAINING = "[training]\n"
+_MODEL = "[model.config]\n"
+_PHASE = "[[phases]]\nmax_length = 65\n"
 _FINETUNE = "FinetuneRecipe"
 
 BAD_RECIPES: tuple[BadRecipe, ...] = (
@@ -61,6 +65,54 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     BadRecipe("shares above 1 together", "[data]\nmask_share = 0.8\nkeep_share = 0.5", "may not exceed 1"),
     BadRecipe("a length below the least", "[data]\nmax_length = 4", "data.max_length = 4"),
     BadRecipe("a length beyond all", "[data]\nmax_length = 1000001", "data.max_length = 1000001"),
+    BadRecipe(
+        "warm-up beyond the end",
+        _TRAINING + "steps = 100\nwarmup_steps = 101",
+        r"training.warmup_steps = 101: it may not exceed training.steps = 100$",
+    ),
+    BadRecipe(
+        "a micro-batch above the batch",
+        _TRAINING + "batch_size = 8\nmicro_batch_size = 16",
+        r"training.micro_batch_size = 16: it may not exceed training.batch_size = 8$",
+    ),
+    BadRecipe(
+        "warm-up beyond a phase",
+        _TRAINING + "warmup_steps = 50\n" + _PHASE + "steps = 60\n" + _PHASE + "steps = 40",
+        r"training.warmup_steps = 50: it may not exceed phases.1.steps = 40$",
+    ),
+    BadRecipe(
+        "a phase's batch below the micro-batch",
+        _TRAINING + "micro_batch_size = 4\n" + _PHASE + "steps = 60\nbatch_size = 2",
+        r"training.micro_batch_size = 4: it may not exceed phases.0.batch_size = 2$",
+    ),
+    BadRecipe(
+        "a best model of nothing",
+        "[data]\nheld_out_share = 0.0\n" + _TRAINING + "keep_best = true",
+        r"training.keep_best = true: with data.held_out_share = 0 ",
+    ),
+    BadRecipe("no checkpoint kept", _TRAINING + "keep_checkpoints = 0", "training.keep_checkpoints = 0: .*greater"),
+    BadRecipe("saved never", _TRAINING + "save_every = 0", "training.save_every = 0: .*greater"),
+    BadRecipe("a warm-up share above 1", _TRAINING + "warmup_share = 1.5", "training.warmup_share = 1.5: .*less"),
+    BadRecipe(
+        "heads that do not share the width",
+        _MODEL + "hidden_size = 100\nnum_attention_heads = 3",
+        r"\[model.config\] hidden_size 100 is not divisible by num_attention_heads 3$",
+    ),
+    BadRecipe("a negative width", _MODEL + "hidden_size = -4", r"\[model.config\] hidden_size = -4: .*greater"),
+    BadRecipe("a typo in the model", _MODEL + "hiden_size = 8", "'hiden_size'; did you mean 'hidden_size'"),
+    BadRecipe("a text for a width", _MODEL + 'hidden_size = "8"', "hidden_size = '8': .*integer"),
+    BadRecipe("a size of the vocabulary", _MODEL + "vocab_size = 8", "model.config.vocab_size = 8: "),
+    BadRecipe(
+        "longer than the positions",
+        "[data]\nmax_length = 513",
+        r"data.max_length = 513: it may not exceed \[model.config\] max_position_embeddings = 512$",
+    ),
+    BadRecipe(
+        "a phase longer than the positions",
+        _MODEL + "max_position_embeddings = 64\n" + _PHASE + "steps = 1\n[data]\nmax_length = 64",
+        r"phases.0.max_length = 65: it may not exceed \[model.config\] max_position_embeddings = 64$",
+    ),
+    BadRecipe("one segment for two sentences", _MODEL + "type_vocab_size = 1", "type_vocab_size = 1: .*next_sentence"),
     BadRecipe("an unknown size", '[model]\nsize = "huge"', "model.size = 'huge': .*'tiny'"),
     BadRecipe("an unknown schedule", _TRAINING + 'schedule = "cosine"', "training.schedule = 'cosine'"),
     BadRecipe("beta of 1", _TRAINING + "adam_beta1 = 1.0", "training.adam_beta1 = 1.0"),
@@ -76,5 +128,31 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     BadRecipe("features without tagging", 'task = "single"\n[features]\n', r"\[features\] is for task", _FINETUNE),
     BadRecipe("an unknown task", 'task = "translate"', "task = 'translate'", _FINETUNE),
     BadRecipe("epochs without end", _TRAINING + "epochs = 1e300", "training.epochs = 1e\\+300", _FINETUNE),
+    BadRecipe(
+        "warm-up beyond the end, fine-tuning",
+        _TRAINING + "steps = 10\nwarmup_steps = 11",
+        r"training.warmup_steps = 11: it may not exceed training.steps = 10$",
+        _FINETUNE,
+    ),
+    BadRecipe(
+        "weights of classes of spans",
+        'task = "span"\nclass_weights = "balanced"',
+        "class_weights: .*task = 'span'",
+        _FINETUNE,
+    ),
+    BadRecipe("a negative weight", "[class_weights]\na = -1.0", "class_weights.a = -1.0: .*greater", _FINETUNE),
+    BadRecipe("an unknown weighting", 'class_weights = "even"', "class_weights = 'even': .*'balanced'", _FINETUNE),
+    BadRecipe(
+        "tuning of a regression",
+        'task = "regression"\ntune_on_dev = true',
+        "tune_on_dev = true: task = 'regression'",
+        _FINETUNE,
+    ),
+    BadRecipe(
+        "layers by no name",
+        'task = "tagging"\n[features]\nlayers = "lastt"',
+        "features.layers = 'lastt': .*scalar_mix",
+        _FINETUNE,
+    ),
     BadRecipe("an odd LSTM", 'task = "tagging"\n[features]\nlstm_size = 3', "features.lstm_size = 3", _FINETUNE),
 )

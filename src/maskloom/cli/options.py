@@ -53,7 +53,15 @@ BadRows = Annotated[
 ]
 
 
-def chosen_recipe(kind: Any, path: Path | None, changes: list[str], out: Path, resume: bool) -> Any:
+def chosen_recipe(
+    kind: Any,
+    path: Path | None,
+    changes: list[str],
+    out: Path,
+    resume: bool,
+    *,
+    check: Callable[[Any], object] | None = None,
+) -> Any:
     """Return the recipe asked for; a resumed run without one takes its own. Raises FolderInUseError where one works."""
     from maskloom.config import load_recipe
     from maskloom.runs.run_folder import RECIPE
@@ -62,7 +70,7 @@ def chosen_recipe(kind: Any, path: Path | None, changes: list[str], out: Path, r
     refuse_if_in_use(out)  # before the heavy imports
     if resume and path is None and (out / RECIPE).exists():
         path = out / RECIPE
-    return load_recipe(kind, path, changes)
+    return load_recipe(kind, path, changes, check=check)
 
 
 @contextmanager

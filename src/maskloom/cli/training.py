@@ -43,7 +43,9 @@ def pretrain(
     from maskloom.config import PretrainRecipe
 
     changes = [*(overrides or []), *([f'model.size="{size}"'] if size else [])]
-    chosen = chosen_recipe(PretrainRecipe, recipe, changes, out, resume)
+    from maskloom.runs.pretraining_plan import check_model
+
+    chosen = chosen_recipe(PretrainRecipe, recipe, changes, out, resume, check=None if init else check_model)
     from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe is refused before it
 
     with verification(verify, resume):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from maskloom.config import ConfigError, DataError
-from maskloom.layers.activations import activation
 
 SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
@@ -51,6 +51,8 @@ class BertConfig(BaseModel):
     @field_validator("hidden_act")
     @classmethod
     def _activation_is_known(cls, value: str) -> str:
+        from maskloom.layers.activations import activation  # torch; so that wrong sizes are refused without it
+
         activation(value)
         return value
 
@@ -92,7 +94,7 @@ class BertConfig(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             problems = "; ".join(_explain(problem) for problem in error.errors(include_url=False))
-            raise ConfigError(f"[model] {problems}") from None
+            raise ConfigError(f"[model.config] {problems}") from None
 
     @classmethod
     def from_published(cls, values: dict[str, Any], source: str) -> Self:
@@ -149,5 +151,7 @@ def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     reason = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        return f"unknown model key {key!r}; known: {', '.join(sorted(BertConfig.model_fields))}"
+        near = difflib.get_close_matches(key, BertConfig.model_fields, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(BertConfig.model_fields))}"
+        return f"unknown model key {key!r:.200}; {hint}"
     return f"{key} = {problem['input']!r:.200}: {reason}" if key else reason

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import ConfigError, DataError, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.checkpoints.huggingface import load_model, read_config, save_model
+from maskloom.config import ConfigError, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus import Corpus
 from maskloom.data.masking import MaskingSettings
@@ -29,6 +29,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.best_checkpoint import write_best_model
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import write_pretraining_card
+from maskloom.runs.pretraining_plan import PhasePlan, check_model, model_config, phase_plans
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder, run_id
 from maskloom.runs.run_lock import alone_in_folder
@@ -40,29 +41,6 @@ from maskloom.training.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64
-
-
-@dataclass(frozen=True)
-class PhasePlan:
-    """One stretch of pre-training at one sequence length, with everything resolved."""
-
-    name: str
-    data: PretrainingData
-    training: TrainingSection
-
-
-def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
-    """Return the phases of a recipe; without a [[phases]] table there is one, of the recipe's own length and steps."""
-    if not recipe.phases:
-        return [PhasePlan("phase-1", recipe.data, recipe.training)]
-    plans = []
-    for number, phase in enumerate(recipe.phases, start=1):
-        given = phase.model_dump(exclude_none=True, exclude={"max_length"})
-        # A cap on predictions is tied to the length it was given for; other lengths take the published share.
-        cap = recipe.data.max_predictions if phase.max_length == recipe.data.max_length else None
-        data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions": cap})
-        plans.append(PhasePlan(f"phase-{number}", data, recipe.training.model_copy(update=given)))
-    return plans
 
 
 @alone_in_folder()
@@ -103,9 +81,9 @@ def _pretrain(
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
+    check_model(recipe, None if init is None else BertConfig.from_published(read_config(init), str(init)))
     opened = Corpus.open(corpus)
     plans = phase_plans(recipe)
-    config = _model_config(recipe, opened, plans)
     for plan in plans:
         _rows(plan, ranks)
     inputs = {"corpus": opened.fingerprint, "init_model": init and fingerprint(*model_files(init))}
@@ -119,7 +97,7 @@ def _pretrain(
     train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
-    model = _initial_model(recipe, config, init)
+    model = _initial_model(recipe, len(opened.vocabulary), init)
     ranks.spread(model)
     reference = _UnigramReference.count(opened, train) if ranks.is_first else None
     metrics: dict[str, Any] = {}
@@ -147,31 +125,15 @@ def _rows(plan: PhasePlan, ranks: Ranks) -> slice:
     return rows_of_rank(training.batch_size, training.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
-def _model_config(recipe: PretrainRecipe, corpus: Corpus, plans: list[PhasePlan]) -> BertConfig:
-    try:
-        config = BertConfig.of_size(recipe.model.size, vocab_size=len(corpus.vocabulary), **recipe.model.config)
-    except DataError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"model.config: {error}") from None
-    for plan in plans:
-        if plan.data.max_length > config.max_position_embeddings:
-            raise ConfigError(
-                f"data.max_length {plan.data.max_length} exceeds the model's max_position_embeddings "
-                f"{config.max_position_embeddings}; raise the latter in [model.config]"
-            )
-    return config
-
-
-def _initial_model(recipe: PretrainRecipe, config: BertConfig, init: str | Path | None) -> EncoderWithHeads:
+def _initial_model(recipe: PretrainRecipe, vocab_size: int, init: Path | None) -> EncoderWithHeads:
     heads = ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
     if init is None:
-        return build_model(config, heads=heads, seed=recipe.seed)
-    model, _report = load_model(Path(init), heads=heads, seed=recipe.seed)
-    if model.encoder.config.vocab_size != config.vocab_size:
+        return build_model(model_config(recipe, vocab_size=vocab_size), heads=heads, seed=recipe.seed)
+    model, _report = load_model(init, heads=heads, seed=recipe.seed)
+    if model.encoder.config.vocab_size != vocab_size:
         raise ConfigError(
             f"{init}: its vocabulary has {model.encoder.config.vocab_size} pieces, the corpus was built with "
-            f"{config.vocab_size}; build the corpus with --vocab {init}"
+            f"{vocab_size}; build the corpus with --vocab {init}"
         )
     return model
 

@@ -101,7 +101,7 @@ def test_sizes_take_overrides():
     ("arguments", "message"),
     [
         ({"name": "huge"}, "unknown model size 'huge'; known: tiny"),
-        ({"name": "tiny", "num_layers": 3}, "unknown model key 'num_layers'; known: .*num_hidden_layers"),
+        ({"name": "tiny", "num_layers": 3}, "unknown model key 'num_layers'; did you mean 'num_hidden_layers'"),
         ({"name": "tiny", "num_attention_heads": 3}, "hidden_size 128 is not divisible by num_attention_heads 3"),
         ({"name": "tiny", "hidden_act": 3}, "hidden_act = 3"),
         ({"name": "tiny", "hidden_size": "128"}, "hidden_size = '128'"),

@@ -1,0 +1,62 @@
+"""What a pre-training recipe comes to, its phases and its model, told without torch and without any data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maskloom.config import ConfigError, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.models.bert_config import BertConfig
+
+# So large that no id of a special token is refused before the corpus tells its own number.
+_ANY_VOCABULARY = 10_000_000
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One stretch of pre-training at one sequence length, with everything resolved."""
+
+    name: str
+    data: PretrainingData
+    training: TrainingSection
+
+
+def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
+    """Return the phases of a recipe; without a [[phases]] table there is one, of the recipe's own length and steps."""
+    if not recipe.phases:
+        return [PhasePlan("phase-1", recipe.data, recipe.training)]
+    plans = []
+    for number, phase in enumerate(recipe.phases, start=1):
+        given = phase.model_dump(exclude_none=True, exclude={"max_length"})
+        # A cap on predictions is tied to the length it was given for; other lengths take the published share.
+        cap = recipe.data.max_predictions if phase.max_length == recipe.data.max_length else None
+        data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions": cap})
+        plans.append(PhasePlan(f"phase-{number}", data, recipe.training.model_copy(update=given)))
+    return plans
+
+
+def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> BertConfig:
+    """Return the model's configuration; raises ConfigError for a wrong key or value of [model.config]."""
+    if "vocab_size" in recipe.model.config:
+        given = recipe.model.config["vocab_size"]
+        raise ConfigError(
+            f"model.config.vocab_size = {given!r:.200}: the corpus was built with a vocabulary, leave it out"
+        )
+    return BertConfig.of_size(recipe.model.size, vocab_size=vocab_size, **recipe.model.config)
+
+
+def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
+    """Raise ConfigError where [model], [data] and [[phases]] do not fit together, whatever the corpus holds.
+
+    `init` is the configuration of the model whose weights are the start; it counts in place of [model].
+    """
+    config = model_config(recipe, vocab_size=_ANY_VOCABULARY) if init is None else init
+    whose = "[model.config]" if init is None else "the initial model's"
+    places = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
+    for place, plan in zip(places, phase_plans(recipe), strict=True):
+        if plan.data.max_length > config.max_position_embeddings:
+            raise ConfigError(
+                f"{place} = {plan.data.max_length}: it may not exceed "
+                f"{whose} max_position_embeddings = {config.max_position_embeddings}"
+            )
+    if recipe.data.next_sentence and config.type_vocab_size < 2:
+        raise ConfigError(f"{whose} type_vocab_size = 1: data.next_sentence = true tells sentences A and B apart")

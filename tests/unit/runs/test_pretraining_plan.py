@@ -1,0 +1,43 @@
+"""A pre-training recipe is told to be impossible before anything is read."""
+
+import subprocess
+import sys
+
+import pytest
+
+from maskloom.config import ConfigError, PretrainRecipe, load_recipe
+from maskloom.models.bert_config import BertConfig
+from maskloom.runs.pretraining_plan import check_model, model_config
+
+
+def test_the_initial_models_sizes_count_in_place_of_the_recipes():
+    recipe = load_recipe(PretrainRecipe, None, ["data.max_length=64", "model.config.max_position_embeddings=32"])
+    check_model(recipe, BertConfig(max_position_embeddings=64))
+    with pytest.raises(ConfigError, match=r"data\.max_length = 64: it may not exceed \[model\.config\] max_pos"):
+        check_model(recipe)
+    with pytest.raises(ConfigError, match=r"64: it may not exceed the initial model's max_position_embeddings = 63"):
+        check_model(recipe, BertConfig(max_position_embeddings=63))
+    with pytest.raises(ConfigError, match="the initial model's type_vocab_size = 1"):
+        check_model(recipe, BertConfig(type_vocab_size=1))
+
+
+def test_one_segment_is_enough_without_next_sentences():
+    changes = ["data.next_sentence=false", "model.config.type_vocab_size=1", "model.config.pad_token_id=70"]
+    recipe = load_recipe(PretrainRecipe, None, changes, check=check_model)
+    assert model_config(recipe, vocab_size=71).type_vocab_size == 1
+    with pytest.raises(ConfigError, match="pad_token_id 70 is not below vocab_size 70"):
+        model_config(recipe, vocab_size=70)
+
+
+def test_the_command_refuses_without_torch_and_without_looking_for_the_corpus(tmp_path):
+    code = (
+        "import sys; from maskloom.cli import main\n"
+        "sys.argv = ['maskloom', 'pretrain', '--corpus', 'absent', '--out', 'run', "
+        "'--set', 'model.config.hidden_size=9', '--set', 'model.config.num_attention_heads=2']\n"
+        "try: main()\nfinally: print('torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 3
+    assert ended.stderr == "error: recipe: [model.config] hidden_size 9 is not divisible by num_attention_heads 2\n"
+    assert ended.stdout == "False\n"
+    assert not list(tmp_path.iterdir())
