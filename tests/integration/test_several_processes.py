@@ -2,7 +2,10 @@
 
 import json
 import re
+import shlex
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from safetensors.torch import load_file
 
 from maskloom.training.checkpoints import verify_checkpoint
 from tools.soak.fleets import Ended, Fleet, wait_all
+from tools.soak.processes import environment
 from tools.soak.subjects import prepare, pretraining
 
 STEPS = 50
@@ -169,3 +173,17 @@ def test_a_number_of_processes_that_does_not_divide_is_refused(
     for rank in range(2):
         _ended(ended, rank, r"3 micro-batches .* cannot be shared by 2 processes; .* that work: 1, 3", code=3)
     assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_starts_all_again_when_the_first_rank_is_killed(
+    command: list[str], alone: Path, tmp_path: Path
+) -> None:
+    """torchrun keeps its store: the ranks of the second start must not call at the addresses of the first."""
+    fault = '[ "$RANK$TORCHELASTIC_RESTART_COUNT" = 00 ] && export MASKLOOM_FAULTS=kill@training.step#23; '
+    job = f"{fault}exec {shlex.join([sys.executable, '-m', 'maskloom', *command])}"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    twice = [*torchrun, "--max-restarts", "1", "--no-python", "bash", "-c", job]
+    done = subprocess.run(twice, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 0 was lost" in done.stderr
+    _assert_same(tmp_path / "run", alone)

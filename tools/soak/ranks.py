@@ -204,7 +204,7 @@ def _torchrun(place: Path, job: Sequence[str], *, rank: int, fault: str, restart
     place.mkdir(parents=True, exist_ok=True)
     log, output = place / "passes.txt", place / "output.txt"
     faulty = (
-        f"export MASKLOOM_FAULTS={shlex.quote(fault)} MASKLOOM_FAULT_LOG={shlex.quote(str(log))}; " if fault else ""
+        f"export MASKLOOM_FAULTS={shlex.quote(fault)} MASKLOOM_FAULT_LOG={shlex.quote(str(log))}" if fault else ""
     )
     own = f'if [ "$RANK$TORCHELASTIC_RESTART_COUNT" = {rank}0 ]; then {faulty or ":"}; fi; '
     line = f"{own}exec {shlex.join([sys.executable, '-m', 'maskloom', *job])}"

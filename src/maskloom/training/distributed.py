@@ -182,12 +182,11 @@ def distributed_ranks(parallel: str, *, limit: float) -> Iterator[DistributedRan
     Raises RankLostError that names the rank for whose sake a call failed.
     """
     device = _own_device()
-    store, rank, world_size = next(rendezvous("env://", timeout=_TO_JOIN))
-    watched, _rank, _size = next(rendezvous("env://", timeout=_TO_JOIN))
-    watch = RankWatch(_of_this_start(watched), rank, world_size, limit)
+    (store, rank, world_size), (watched, _, _) = _store_of_this_start(), _store_of_this_start()
+    watch = RankWatch(watched, rank, world_size, limit)
     watch.start()
     try:
-        _await_all(_of_this_start(store), world_size)
+        _await_all(store, world_size)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_NEVER, device_id=own)
@@ -254,9 +253,15 @@ def _own_device() -> torch.device:
     return device
 
 
-def _of_this_start(store: Any) -> Any:
-    """Return the store as this start of the processes sees it: one after a failure finds nothing of the one before."""
-    return dist.PrefixStore(f"maskloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)  # pyright: ignore[reportPrivateImportUsage]
+def _store_of_this_start() -> tuple[Any, int, int]:
+    """Return a store, the rank and the number of ranks.
+
+    torchrun keeps its store when it starts the ranks again. So that nobody calls at the addresses of ranks that are
+    gone, each start sees a part of its own.
+    """
+    store, rank, world_size = next(rendezvous("env://", timeout=_TO_JOIN))
+    start = f"maskloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
+    return dist.PrefixStore(start, store), rank, world_size  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _await_all(store: Any, world_size: int) -> None:
