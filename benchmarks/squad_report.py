@@ -121,7 +121,7 @@ def _long_contexts(stage: dict[str, Any] | None) -> str:
 ## Fine-tuned for long contexts
 
 COVID-QA once more, after fine-tuning on it: two epochs of {stage["num_train"]} excerpts (about 200 words, the answer
-somewhere inside) from other documents than those of dev, from the encoder of a model trained like the v1.1 model
+somewhere inside) from other documents than those of dev, from the encoder of the v1.1 model
 above, with a new head, the same for both sides. Dev: each second question on the whole articles above,
 {stage["num_dev"]} in all; {stage["num_seeds"]} seeds, mean and standard deviation.
 
