@@ -139,8 +139,9 @@ def _refused(fleet: Fleet, folder: Path, arguments: Sequence[str]) -> Trial:
     return Trial(f"{arguments[0]}, 3 processes", is_right, "" if is_right else ended[0].said[-500:])
 
 
-# The place of the fault and the rank that meets it. Rank 0 alone evaluates and writes.
-_POINTS = (
+# The place of the fault and the rank that meets it. Rank 0 alone evaluates and writes. A write that hangs is not among
+# them: a disk may be slow, so it counts as hung after ten times `training.rank_timeout` only.
+_KILLED = (
     (1, "training.micro_batch#1"),
     (0, "training.micro_batch#9"),
     (1, "training.micro_batch#40"),
@@ -152,6 +153,7 @@ _POINTS = (
     (0, "files.rename#5"),
     (0, "files.sync#20"),
 )
+_HUNG = (*_KILLED[:7], (0, "training.micro_batch#61"), (1, "training.step#37"), (0, "evaluation.batch#3"))
 _MOST_SECONDS = 60.0
 
 
@@ -164,11 +166,14 @@ def _r15(budget: Budget) -> Iterator[Trial]:
         code, said, _seconds = _torchrun(alone.place, (*job, *mode), rank=0, fault="", restarts=0)
         if code:
             raise RuntimeError(said[-2000:])
-        for rank, point in _POINTS if mode == _DDP else _POINTS[3:7]:
-            name = f"{mode[1].rpartition('=')[2]}, rank {rank}, {point}"
-            yield _elastic(alone, budget.work / "elastic", mode, rank, point, name)
-            for action in ("kill", "hang"):
-                yield _ends(budget.work / "ends", (*job, *mode), action, rank, point, name)
+        few = slice(3, 7) if mode == _FSDP else slice(None)
+        name = mode[1].rpartition("=")[2]
+        for rank, point in _KILLED[few]:
+            yield _elastic(alone, budget.work / "elastic", mode, rank, point, f"{name}, rank {rank}, {point}")
+        for action, points in (("kill", _KILLED[few]), ("hang", _HUNG[few])):
+            for rank, point in points:
+                where = f"{name}, rank {rank}, {point}"
+                yield _ends(budget.work / "ends", (*job, *mode), action, rank, point, where)
 
 
 def _ends(place: Path, job: Sequence[str], action: str, rank: int, point: str, name: str) -> Trial:
@@ -203,9 +208,7 @@ def _torchrun(place: Path, job: Sequence[str], *, rank: int, fault: str, restart
     """
     place.mkdir(parents=True, exist_ok=True)
     log, output = place / "passes.txt", place / "output.txt"
-    faulty = (
-        f"export MASKLOOM_FAULTS={shlex.quote(fault)} MASKLOOM_FAULT_LOG={shlex.quote(str(log))}" if fault else ""
-    )
+    faulty = f"export MASKLOOM_FAULTS={shlex.quote(fault)} MASKLOOM_FAULT_LOG={shlex.quote(str(log))}" if fault else ""
     own = f'if [ "$RANK$TORCHELASTIC_RESTART_COUNT" = {rank}0 ]; then {faulty or ":"}; fi; '
     line = f"{own}exec {shlex.join([sys.executable, '-m', 'maskloom', *job])}"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -236,7 +239,7 @@ ROWS = (
         "R15",
         "one of two ranks killed or hung at a point, under torchrun, with and without elastic restart",
         "all ended within 60 s, the rank is named, no half checkpoint; a restarted run ends to the bit",
-        3 * (len(_POINTS) + 4),
+        3 * (len(_KILLED) + 4),
         _r15,
     ),
 )
