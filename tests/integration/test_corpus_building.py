@@ -71,7 +71,8 @@ def wait_until(is_so: Callable[[], bool], process: subprocess.Popen) -> bool:
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "build.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def num_shards(out: Path) -> int:

@@ -22,6 +22,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.glue import check, check_submission, glue_run, submit, submit_glue
 from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
+from maskloom.runs.rerun import rerun
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -168,6 +169,15 @@ def test_the_table_says_how_each_score_came_about(whole):
 
 
 @pytest.mark.parametrize("folder", ["MRPC", "STS-B"])
+def test_a_rerun_names_the_tasks_to_repeat(whole):
+    out, _ = whole
+    with pytest.raises(ConfigError, match="holds several runs; repeat one of them: ") as refused:
+        rerun(out, out=out.parent / "again")
+    commands = str(refused.value).partition("them: ")[2].split(" or ")
+    assert f"maskloom rerun {out / 'CoLA'} --out NEW" in commands
+    assert len(commands) == 8
+
+
 def test_the_printed_command_gives_the_same_score(whole, folder):
     out, result = whole
     words = shlex.split(result["tasks"][folder.lower()]["command"])

@@ -133,6 +133,63 @@ def test_a_rerun_gives_the_same_weights(command, alone: Path, tmp_path: Path) ->
     assert command("rerun", alone, "--out", tmp_path / "again")[0] == 3
 
 
+def test_a_corpus_is_built_again_to_the_byte_or_the_change_is_named(command, corpus, tmp_path, monkeypatch) -> None:
+    text, vocabulary = tmp_path / "texts" / "a.txt", corpus.parent / "vocab"
+    text.parent.mkdir()
+    text.write_text((corpus.parent / "topics.txt").read_text(encoding="utf-8")[:20_000], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    run, again = tmp_path / "run", tmp_path / "again"
+    start = ["corpus", "build", "texts", "--vocab", vocabulary, "--out", "run", "--sentences", "lines"]
+    assert command(*start)[0] == 0
+    content = json.loads((run / "build.json").read_text())
+    assert content["command"] == ["maskloom", *map(str, start)]
+    assert content["working_directory"] == str(tmp_path)
+    assert content["paths"] == {"texts": [str(text.parent)], "vocab": str(vocabulary)}
+    assert {"maskloom", "python", "numpy", "tokenizers", "sentencex"} <= content["versions"].keys()
+    assert {"machine", "processor", "cores"} <= content["hardware"].keys()
+    monkeypatch.chdir(vocabulary)  # not where it was built
+    code, said = command("rerun", run, "--out", again, "--json")
+    assert code == 0, said
+    result = json.loads(said[said.index('{"run') :].splitlines()[0])
+    assert (result["identical"], result["differing"]) == (True, [])
+    names = sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file())
+    assert result["num_files"] == len(names) - 1
+    assert names == sorted(path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file())
+    assert all((again / name).read_bytes() == (run / name).read_bytes() for name in names if name != "build.json")
+
+    def refused(expected: str) -> None:
+        code, said = command("rerun", run, "--out", tmp_path / "third")
+        assert code == 3, said
+        assert expected in said
+        assert not (tmp_path / "third").exists()
+
+    code, said = command("rerun", run, "--out", again)
+    assert (code, "already holds a corpus" in said) == (3, True)
+    kept = (run / "build.json").read_text()
+    (run / "build.json").write_text(kept.replace('"sentencex": "', '"sentencex": "0'))
+    refused("sentencex was 0")
+    (run / "build.json").write_text(kept)
+    text.write_text(text.read_text(encoding="utf-8") + "More.\n", encoding="utf-8")
+    refused(f"{text}: not what {run} was built from: a.txt had the SHA-256 ")
+    text.with_name("b.txt").write_text("Yet more.\n", encoding="utf-8")
+    text.unlink()
+    refused("not what")
+    shutil.rmtree(text.parent)
+    refused(f"{text.parent}: a text of {run} is not there any more")
+    (run / "build.json").unlink()
+    refused(f"`maskloom corpus build TEXT --vocab {run} --out NEW` builds it again")
+
+
+def test_a_vocabulary_and_a_folder_of_runs_are_told_what_repeats_them(command, corpus, alone, tmp_path) -> None:
+    code, said = command("rerun", corpus.parent / "vocab", "--out", tmp_path / "again")
+    assert code == 3
+    assert "is a vocabulary: `maskloom vocab train` with the same text and options writes the same bytes" in said
+    code, said = command("rerun", alone.parent, "--out", tmp_path / "again")
+    assert code == 3
+    assert f"holds several runs; repeat one of them: maskloom rerun {alone} --out NEW" in said
+    assert command("rerun", tmp_path, "--out", tmp_path / "again")[0] == 3
+
+
 def _changed(run: Path, change) -> None:
     content = json.loads((run / "run.json").read_text())
     change(content)
@@ -224,7 +281,7 @@ def test_a_folder_in_use_is_refused_by_the_name_of_its_holder(command, corpus, r
     assert f"error: {run_folder} is in use by PID " in said
 
 
-def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path: Path) -> None:
+def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path: Path, monkeypatch) -> None:
     for name, size in (("train", 16), ("dev", 6)):
         rows = ["text,label", *(f"{'good' if n % 3 else 'bad'} film {n},{n % 2}" for n in range(size))]
         (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -232,6 +289,9 @@ def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path
     settings += ["data.max_length=16", "task=single"]
     start = ["finetune", "--model", alone, "--train", tmp_path / "train.csv", "--dev", tmp_path / "dev.csv"]
     start += ["--out", tmp_path / "run", *(word for setting in settings for word in ("--set", setting))]
+    (tmp_path / "names.txt").write_text("1\n0\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    start += ["--labels", "names.txt"]
     fault_points.arm("eio@files.write#120+")
     assert command(*start)[0] == 74
     fault_points.arm()
@@ -241,6 +301,11 @@ def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path
     code, said = command(*start, "--resume", "--verify")
     assert code == 0
     assert "no checkpoint to verify; `maskloom rerun` repeats a whole run" in said
+    monkeypatch.chdir(alone)  # where the file of labels is not to be found by its name
     code, said = command("rerun", tmp_path / "run", "--out", tmp_path / "again")
     assert code == 0, said
     assert _model(tmp_path / "again") == _model(tmp_path / "run")
+    (tmp_path / "names.txt").write_text("0\n1\n", encoding="utf-8")
+    code, said = command("rerun", tmp_path / "run", "--out", tmp_path / "third")
+    assert code == 3
+    assert f"{tmp_path / 'names.txt'}: the labels of {tmp_path / 'run'} has changed" in said

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import stat
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import app
+from maskloom.config import ConfigError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.runs.rerun import rerun
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -81,3 +84,17 @@ def test_a_shell_repeats_a_trial_to_the_last_digit(finished, folder, tmp_path):
     assert again["best"] == trial["best"]
     assert again["restarts"] == trial["restarts"]
     assert again["metric"] == "f1"
+
+
+def test_the_best_trial_is_repeated_to_the_bit_and_the_others_by_their_commands(finished, folder, tmp_path):
+    _, result = finished
+    out, again = folder / "out", tmp_path / "again"
+    done = CliRunner().invoke(app, ["rerun", str(out), "--out", str(again)])
+    assert done.exit_code == 0, done.output
+    weights = [path / "model" / "model.safetensors" for path in (out, again)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    other = result["trials"][1]
+    with pytest.raises(ConfigError) as refused:
+        rerun(out / "trials" / other["name"], out=tmp_path / "other")
+    assert other["command"] in str(refused.value)
+    assert shlex.join(["maskloom", "rerun", str(out), "--out", "NEW"]) in str(refused.value)

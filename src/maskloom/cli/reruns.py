@@ -11,7 +11,7 @@ from maskloom.cli.options import AsJson, Out, Resume, progress_display, show
 
 
 def rerun(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training or fine-tuning run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning, search or corpus.")],
     out: Out,
     allow_version_change: Annotated[
         bool, typer.Option("--allow-version-change", help="Repeat it with other versions of the program too.")
@@ -19,7 +19,7 @@ def rerun(
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat a run from what its folder says, and tell whether the weights are the same bits (else exit code 1)."""
+    """Repeat a run from what its folder says, and tell whether the same bits came out (else exit code 1)."""
     from maskloom.runs.run_lock import refuse_if_in_use
 
     refuse_if_in_use(out)

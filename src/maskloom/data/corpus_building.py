@@ -15,6 +15,7 @@ import numpy as np
 
 from maskloom.build_lock import held_alone
 from maskloom.data.corpus_manifest import (
+    BUILD,
     DOCUMENT_OFFSETS,
     MANIFEST,
     SENTENCE_LENGTHS,
@@ -32,7 +33,7 @@ from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token
 from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
-from maskloom.files import sync
+from maskloom.files import sync, write_json
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.worker_processes import Engine, results_of_processes
 
@@ -77,6 +78,7 @@ def build_corpus(
     shard_tokens: int = SHARD_TOKENS,
     language: str = "en",
     engine: Engine | None = None,
+    origin: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Build a corpus folder from text files and return its manifest (BERT paper 3.3.2: document-level text).
@@ -87,7 +89,7 @@ def build_corpus(
     shards that are finished, and `num_kept_shards` of what is returned says how many. Exact duplicates of documents are
     dropped, at 27 to 53 bytes of memory for each document; other memory is bounded by the shards in work (about
     `shard_tokens` tokens each, by their characters) and by the cache of words. `progress` receives ("reading and
-    encoding", bytes done, all bytes).
+    encoding", bytes done, all bytes). `origin`, what a caller wants to be known of the build, goes to `build.json`.
 
     A folder that holds the finished corpus already is left as it is; its manifest comes back with
     `already_built` set. Raises ConfigError when the folder holds a corpus made from other text or settings or anything
@@ -99,7 +101,7 @@ def build_corpus(
     counts = _Counts()
     files = source_files(paths, counts.reading)
     settings = _settings(tokenizer, sentences, on_bad_text, shard_tokens, language)
-    recipe = {"settings": settings, "sources": [_describe_source(source) for source in files]}
+    recipe = {"settings": settings, "sources": [describe_source(source) for source in files]}
     if (out / MANIFEST).exists():
         return _finished_corpus(out, recipe)
     with _building(out):
@@ -119,6 +121,8 @@ def build_corpus(
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
+        if origin is not None:
+            write_json(out / BUILD, origin)
         manifest = _finish(out, records, recipe, counts, token_type(len(tokenizer.vocabulary)))
         return {**manifest, "num_kept_shards": len(kept)}
 
@@ -151,7 +155,8 @@ def _settings(
     }
 
 
-def _describe_source(source: SourceFile) -> dict[str, Any]:
+def describe_source(source: SourceFile) -> dict[str, Any]:
+    """Return a text file's name, size and SHA-256, as the manifest lists it."""
     return {"name": source.name, **describe_file(source.path)}
 
 

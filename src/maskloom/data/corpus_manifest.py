@@ -15,6 +15,8 @@ from maskloom.foreign_files import read_json, why_unreadable
 FORMAT = "maskloom corpus"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+# By which command, where and of which files the corpus was built: the one file whose bytes differ between two builds.
+BUILD = "build.json"
 
 SHARD_FOLDER = "shards"
 SENTENCE_LENGTHS = "sentence_lengths.bin"

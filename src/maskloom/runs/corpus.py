@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -36,12 +37,16 @@ def build_corpus_from_files(
     """Build a corpus folder with the tokenizer of folder `vocab`; return its folder, counts and what was left out.
 
     `already_built` says that the finished corpus was there, `num_kept_shards` how many shards an earlier build that was
-    interrupted had finished. Raises as `build_corpus`, `Tokenizer.load` and `chosen_engine` do.
+    interrupted had finished. `build.json` in the folder tells command, versions, hardware and where the texts lie, for
+    `rerun`. Raises as `build_corpus`, `Tokenizer.load` and `chosen_engine` do.
     """
     from maskloom.data.corpus_building import build_corpus
     from maskloom.runs.ray_tasks import chosen_engine
+    from maskloom.runs.run_folder import environment
     from maskloom.text.tokenizer import Tokenizer
 
+    texts = [texts] if isinstance(texts, str | Path) else list(texts)
+    paths = {"texts": [os.path.abspath(path) for path in texts], "vocab": os.path.abspath(vocab)}
     manifest = build_corpus(
         texts,
         tokenizer=Tokenizer.load(vocab),
@@ -50,6 +55,7 @@ def build_corpus_from_files(
         sentences=sentences,
         on_bad_text=on_bad_text,
         engine=chosen_engine(engine, ray_address),
+        origin={"paths": paths, **environment(trains=False)},
         progress=progress,
     )
     return {

@@ -111,20 +111,16 @@ def _finetune(
     tokenizer = load_tokenizer(source)
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
-    inputs = {
-        "model": fingerprint(*model_files(source)),
-        "train": fingerprint(train),
-        "dev": fingerprint(dev),
-        "reading": reading.as_dict(),
-        "metric": prepared.task.primary,
-    }
+    paths = {"model": source, "train": train, "dev": dev}
+    paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
+    inputs = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
+    inputs |= {"reading": reading.as_dict(), "metric": prepared.task.primary}
     settings = _settings(recipe, prepared.train.num_examples)
     plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
     initial_model(plan, recipe.seed)  # weights that do not fit are refused here, before anything is written
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
-    paths = {"model": source, "train": train, "dev": dev}
     continues = ranks.is_first and prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     if ranks.is_first:
         claim(out)

@@ -1,9 +1,10 @@
-"""Doing a run again from what its folder says, and comparing the weights to the bit."""
+"""Doing a run again from what its folder says, and comparing what comes out to the bit."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from safetensors.torch import load_file
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus import Corpus
+from maskloom.data.corpus_manifest import MANIFEST
 from maskloom.launch import num_processes
 from maskloom.runs.finetune import finetune
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.rerun_corpus import check_versions, rerun_corpus
+from maskloom.runs.rerun_folders import best_trial, is_search, refuse_what_is_no_run, without_model
 from maskloom.runs.run_folder import RECIPE, described, environment
 from maskloom.runs.verification import differing_tensors, sum_of_tensors
 from maskloom.tasks.columns import ReadingOptions
@@ -28,6 +32,7 @@ _SUMS: dict[str, Callable[[Path], str]] = {
     "model": lambda path: fingerprint(*model_files(path)),
     "train": fingerprint,
     "dev": fingerprint,
+    "labels": fingerprint,
 }
 # Where `inputs` has another name for what a path leads to.
 _INPUT_NAMES = {"init": "init_model"}
@@ -41,19 +46,28 @@ def rerun(
     allow_version_change: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Repeat a finished pre-training or fine-tuning run in a new folder, and return whether the weights are identical.
+    """Repeat a finished run in a new folder, and return whether what came out is identical.
 
-    Recipe, inputs, seeds and number of threads are those that the folder `run` tells; nothing in it changes. The result
-    holds `identical`, the SHA-256 sums of both models' tensors and the first `differing` ones. Before the start raises
-    ConfigError for what cannot be repeated, for other versions of the program and its libraries (unless
+    Recipe, inputs, seeds and number of threads are those that the folder `run` tells; nothing in it changes. A run is
+    a pre-training, a fine-tuning, a search, whose best trial is repeated, or a corpus, whose files are compared. The
+    result holds `identical`, the SHA-256 sums of both models' tensors and the first `differing` ones. Before the start
+    raises ConfigError for what cannot be repeated, for other versions of the program and its libraries (unless
     `allow_version_change`) and for another number of processes, DataError for data that changed or is gone.
     """
     run, out, progress = Path(run), Path(out), progress or SilentProgress()
-    content = described(run)
+    if (run / MANIFEST).exists():
+        return rerun_corpus(run, out=out, allow_version_change=allow_version_change, progress=progress)
+    refuse_what_is_no_run(run)
+    model, content = run / "model", described(run)
+    if is_search(content):
+        run = best_trial(run)
+        content = described(run)
+        progress.say(f"the best trial is repeated: {run}")
     kind = _kind_of(run, content)
-    if not (run / "model" / WEIGHTS).exists():
-        raise ConfigError(f"{run}: the run is not finished, so there is nothing to compare with; finish it by --resume")
-    _check_versions(run, content, allow_version_change, progress)
+    if not (model / WEIGHTS).exists():
+        raise ConfigError(without_model(run))
+    check_versions(run, content["versions"], environment()["versions"], allow_version_change, progress)
+    _check_machine(run, content, progress)
     paths = _checked_paths(run, content)
     torch.set_num_threads(content["hardware"]["threads"])
     if kind == "pretrain":
@@ -61,6 +75,7 @@ def rerun(
         pretrain(recipe, corpus=paths["corpus"], init=paths.get("init"), out=out, resume=resume, progress=progress)
     else:
         inputs = content["inputs"]
+        reading = ReadingOptions(**inputs["reading"])
         finetune(
             load_recipe(FinetuneRecipe, run / RECIPE),
             model=paths["model"],
@@ -68,17 +83,15 @@ def rerun(
             dev=paths["dev"],
             out=out,
             resume=resume,
-            reading=ReadingOptions(**inputs["reading"]),
+            reading=replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading,
             metric=inputs["metric"],
             progress=progress,
         )
-    return _compared(run, out)
+    return _compared(model, out)
 
 
 def _kind_of(run: Path, content: dict[str, Any]) -> str:
     kind = tomllib.loads((run / RECIPE).read_text(encoding="utf-8")).get("kind")
-    if "space" in content["inputs"]:
-        raise ConfigError(f"{run} is a search; rerun one of its trials, such as {run / 'trials' / 'trial-001'}")
     if kind not in ("pretrain", "finetune"):
         raise ConfigError(f"{run}: a run of kind {kind!r} cannot be repeated; pretrain and finetune can")
     if "paths" not in content or "world_size" not in content:
@@ -86,24 +99,16 @@ def _kind_of(run: Path, content: dict[str, Any]) -> str:
     return kind
 
 
-def _check_versions(run: Path, content: dict[str, Any], allow_change: bool, progress: Progress) -> None:
-    """Raise ConfigError when this is not what made the run; say what else may change the last bits."""
-    now, before = environment(), content["versions"]
-    changes = [
-        f"{name} was {before.get(name)}, is {now['versions'].get(name)}"
-        for name in sorted(before.keys() | now["versions"].keys())
-        if before.get(name) != now["versions"].get(name)
-    ]
-    if changes and not allow_change:
-        raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run all the same")
+def _check_machine(run: Path, content: dict[str, Any], progress: Progress) -> None:
+    """Raise ConfigError for another number of processes; say what of the machine may change the last bits."""
     if num_processes() != content["world_size"]:
         raise ConfigError(
             f"{run} was trained by {content['world_size']} processes, this is {num_processes()}; "
             f"start with torchrun --nproc-per-node {content['world_size']}"
         )
-    for name in ("machine", "processor", "cuda"):
-        if content["hardware"].get(name) != now["hardware"][name]:
-            changes.append(f"{name} was {content['hardware'].get(name)}, is {now['hardware'][name]}")
+    before, now = content["hardware"], environment()["hardware"]
+    names = ("machine", "processor", "cuda")
+    changes = [f"{name} was {before.get(name)}, is {now[name]}" for name in names if before.get(name) != now[name]]
     if changes:
         progress.say(f"WARNING: {'; '.join(changes)}: the last bits may differ")
 
@@ -120,11 +125,11 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     return paths
 
 
-def _compared(run: Path, out: Path) -> dict[str, Any]:
-    before, now = (load_file(folder / "model" / WEIGHTS) for folder in (run, out))
+def _compared(model: Path, out: Path) -> dict[str, Any]:
+    before, now = (load_file(folder / WEIGHTS) for folder in (model, out / "model"))
     differing = differing_tensors(before, now)
     return {
-        "run": str(run),
+        "run": str(model.parent),
         "rerun": str(out),
         "identical": not differing,
         "sha256_of_run": sum_of_tensors(before),

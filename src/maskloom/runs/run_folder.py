@@ -95,30 +95,40 @@ def _seeds(recipe: Section) -> list[int]:
     return list(range(first, first + getattr(recipe, "restarts", 1)))
 
 
-def environment() -> dict[str, Any]:
-    """Return the command, the versions and the hardware of this process."""
-    import numpy as np  # here, so that what only reads run folders starts without them
-    import torch
+def environment(*, trains: bool = True) -> dict[str, Any]:
+    """Return the command with the folder it was given in, the versions and the hardware of this process.
 
-    return {
+    What does not train is told without torch, and with the version of the library that finds sentences.
+    """
+    import numpy as np  # here, so that what only reads run folders starts without them
+
+    libraries = ("tokenizers", "safetensors") if trains else ("tokenizers", "sentencex")
+    content: dict[str, Any] = {
         "command": ["maskloom", *sys.argv[1:]],
+        "working_directory": _working_directory(),
         "versions": {
             "maskloom": maskloom.__version__,
             "python": platform.python_version(),
-            "torch": torch.__version__,
             "numpy": np.__version__,
-            "tokenizers": version("tokenizers"),
-            "safetensors": version("safetensors"),
+            **{name: version(name) for name in libraries},
         },
-        "world_size": num_processes(),
-        "hardware": {
-            "machine": platform.machine(),
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
+        "hardware": {"machine": platform.machine(), "processor": _processor(), "cores": os.cpu_count()},
     }
+    if trains:
+        import torch
+
+        content["versions"]["torch"] = torch.__version__
+        content["world_size"] = num_processes()
+        content["hardware"]["threads"] = torch.get_num_threads()
+        content["hardware"]["cuda"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return content
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # removed while the program runs
+        return None
 
 
 def _processor() -> str:
