@@ -221,6 +221,16 @@ def test_scores_of_pieces_are_the_scores_of_the_whole(name, prepared):
     assert task.primary in whole.scores
 
 
+def test_outputs_that_are_no_numbers_are_neither_scored_nor_predicted(prepared):
+    task, model, tokenizer, dev = prepared
+    with torch.no_grad():
+        next(model.heads[task.heads[-1]].parameters()).view(-1)[0] = torch.nan
+    with pytest.raises(ValueError, match="not finite numbers"):
+        evaluate_task(model, task, task.encode(dev, tokenizer, MAX_LENGTH))
+    with pytest.raises(DataError, match="not finite numbers"):
+        Predictor(model, tokenizer, task=task, max_length=MAX_LENGTH).predict_examples(dev)
+
+
 def test_data_without_labels_is_not_scored(name, prepared, files):
     task, _, _, dev = prepared
     examples = KINDS[name].read(files[1], ReadingOptions(), task.settings, needs_label=False).examples

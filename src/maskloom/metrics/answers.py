@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
@@ -98,6 +99,16 @@ def fitted_threshold(scores: np.ndarray, null_odds: np.ndarray, has_answer: np.n
     return float((below + above) / 2.0)
 
 
+def _finite_odds(value: float, owner: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number with hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"the null odds of {owner} are {number}; a finite number is expected")
+    return number
+
+
 class AnswerMetric:
     """Exact match and F1 over questions; a few numbers a question are kept, no text.
 
@@ -112,6 +123,8 @@ class AnswerMetric:
     ) -> None:
         if primary not in ("f1", "exact_match"):
             raise ValueError(f"primary {primary!r}: questions are compared by f1 or exact_match")
+        if null_threshold is not None and math.isnan(null_threshold):
+            raise ValueError("the null threshold is nan; a number is expected")
         self.null_threshold = null_threshold
         self._has_unanswerable = has_unanswerable
         self._primary = primary
@@ -125,11 +138,15 @@ class AnswerMetric:
         return self._primary
 
     def update(self, predictions: Sequence[tuple[str, float | None]], targets: Sequence[Sequence[str]]) -> None:
-        """Take in (text, null odds or None) and the gold answers of some questions, in one order."""
+        """Take in (text, null odds or None) and the gold answers of some questions, in one order.
+
+        Raises ValueError for null odds that are not finite, and for a v1.1 question without gold answer.
+        """
         if len(predictions) != len(targets):
             raise ValueError(f"{len(predictions)} predictions, {len(targets)} targets; they must agree")
         rows = np.empty((len(predictions), 7))
-        for row, (text, odds), golds in zip(rows, predictions, targets, strict=True):
+        for number, (row, (text, odds), golds) in enumerate(zip(rows, predictions, targets, strict=True)):
+            odds = None if odds is None else _finite_odds(odds, f"question {number}")
             if not golds and self._has_unanswerable is False:
                 raise ValueError("a question has no gold answer; only data with unanswerable questions may have none")
             old = answer_scores(text, golds, has_unanswerable=False) if golds else (0.0, 0.0)
@@ -269,14 +286,15 @@ def score_answers(
     """Score predictions by id against gold answers by id.
 
     A question without prediction counts as wrong in both versions, as in the script of v1.1; that of v2.0 leaves it out
-    of the mean. `num_unknown` predictions belong to no question. Raises ValueError when `null_odds` lack a prediction.
+    of the mean. `num_unknown` predictions belong to no question. Raises ValueError when `null_odds` lack a prediction
+    or are not finite.
     """
     missing = tuple(name for name in golds if name not in predictions)
     metric = AnswerMetric(has_unanswerable=has_unanswerable, null_threshold=null_threshold)
     found = [name for name in golds if name in predictions]
     if null_odds is not None and (without := [name for name in found if name not in null_odds]):
         raise ValueError(f"{len(without)} questions have a prediction but no null odds, the first is {without[0]!r}")
-    odds = [None if null_odds is None else float(null_odds[name]) for name in found]
+    odds = [None if null_odds is None else _finite_odds(null_odds[name], f"{name!r:.80}") for name in found]
     texts = [predictions[name] for name in found]
     metric.update(list(zip(texts, odds, strict=True)), [golds[name] for name in found])
     if missing:

@@ -10,7 +10,8 @@ from maskloom.metrics.metric import checked_pair, gathered
 class RegressionMetric:
     """Pearson and Spearman correlation, their mean, and the mean squared error.
 
-    A correlation is not defined when either side is constant or holds fewer than two examples; it then counts 0.
+    A correlation is not defined when either side is constant, but for rounding, or holds fewer than two examples; it
+    then counts 0.
     Spearman's ranks need every value at once, so 16 bytes an example are kept: 1.6 megabytes for 100,000.
     """
 

@@ -177,7 +177,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Join tokens into readable text: `##` pieces glued to what stands before, a space between words.
 
-        Case, accents and the white space of the source are not in the ids, so they do not come back.
+        Case, accents and the white space of the source are not in the ids, so they do not come back. The ids of a text
+        do, when what they are decoded to is encoded: without special tokens ([UNK] too) where these are skipped, with
+        them where they are kept here and `parse_special_tokens` reads them there.
         """
         special_ids = self.vocabulary.special_ids
         text = ""

@@ -187,6 +187,18 @@ def test_wrong_use_is_refused():
         metric.best_null_threshold()
 
 
+@pytest.mark.parametrize("odds", [math.nan, math.inf, -math.inf, 10**400])
+def test_null_odds_that_are_no_finite_numbers_are_refused(odds):
+    with pytest.raises(ValueError, match="null odds of question 1 are"):
+        AnswerMetric().update([("cat", 0.0), ("dog", odds)], [("cat",), ()])
+    with pytest.raises(ValueError, match="null odds of 'b' are"):
+        score_answers(
+            {"a": ["cat"], "b": []}, {"a": "cat", "b": "dog"}, has_unanswerable=True, null_odds={"a": 0, "b": odds}
+        )
+    with pytest.raises(ValueError, match="null threshold is nan"):
+        AnswerMetric(null_threshold=math.nan)
+
+
 @pytest.mark.parametrize("has_unanswerable", [False, True])
 def test_missing_predictions_are_wrong_and_named(has_unanswerable):
     golds = {"1": ["cat"], "2": ["dog"], "3": [] if has_unanswerable else ["mouse"], "4": ["owl"]}
@@ -223,6 +235,13 @@ def test_files_of_predictions_that_are_wrong(tmp_path):
         path.write_text(content)
         with pytest.raises(DataError, match=message):
             score_files(data, path)
+    rows = tmp_path / "predictions.jsonl"
+    for odds, score in (("2", 0.0), ("2.0", 0.0), ("-1", 100.0), ('"2"', 100.0)):
+        rows.write_text(f'{{"id": "1", "answer": "cat", "null_odds": {odds}}}\n')
+        assert score_files(data, rows, null_threshold=0.0).scores["f1"] == score
+    rows.write_text('{"id": "1", "answer": "cat", "null_odds": 1e999}\n')
+    with pytest.raises(DataError, match=r"predictions.jsonl: the null odds of '1' are inf"):
+        score_files(data, rows)
     path.write_text('{"1": "the cat"}')
     assert score_files(data, path).scores == {"exact_match": 100.0, "f1": 100.0}
 

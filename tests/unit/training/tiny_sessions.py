@@ -20,9 +20,14 @@ from maskloom.training.session import TrainingSession
 VOCABULARY = 23
 
 
-def tiny_state(seed: int = 0, **settings) -> TrainState:
+def tiny_state(seed: int = 0, *, hidden_size: int = 8, **settings) -> TrainState:
     config = BertConfig.of_size(
-        "tiny", vocab_size=VOCABULARY, hidden_size=8, num_attention_heads=2, intermediate_size=12, num_hidden_layers=1
+        "tiny",
+        vocab_size=VOCABULARY,
+        hidden_size=hidden_size,
+        num_attention_heads=2,
+        intermediate_size=12,
+        num_hidden_layers=1,
     )
     return TrainState.fresh(build_model(config, seed=seed), TrainingSection(**settings))
 

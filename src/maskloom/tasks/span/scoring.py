@@ -67,6 +67,7 @@ def _rows(path: Path) -> tuple[dict[str, str], dict[str, float] | None]:
         if name in texts:
             raise DataError(f"{path}: line {row.line}: the id {name!r:.80} comes twice")
         texts[name] = text
-        if isinstance(fields.get("null_odds"), float):
-            odds[name] = fields["null_odds"]
+        null_odds = fields.get("null_odds")
+        if isinstance(null_odds, int | float) and not isinstance(null_odds, bool):
+            odds[name] = null_odds
     return texts, odds or None

