@@ -113,8 +113,8 @@ def _finetune(
     prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
     paths = {"model": source, "train": train, "dev": dev}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
-    inputs = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
-    inputs |= {"reading": reading.as_dict(), "metric": prepared.task.primary}
+    sums = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
+    inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
     settings = _settings(recipe, prepared.train.num_examples)
     plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
     initial_model(plan, recipe.seed)  # weights that do not fit are refused here, before anything is written
@@ -133,7 +133,7 @@ def _finetune(
         progress.say(note)
     plan = replace(plan, folder=out, verify=verify)
     if prepared.task.freezes_encoder:
-        plan = with_features(plan, out / "features", inputs["model"], progress)
+        plan = with_features(plan, out / "features", sums["model"], progress)
     with (EventLog if ranks.is_first else NoLog)(out / "events.jsonl") as log:
         log.write("data", **prepared.account)
         results, failures = _run_restarts(plan, recipe, out, log, progress, ranks)
