@@ -140,7 +140,8 @@ class Predictor:
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """Return, for each [MASK] of a text in order, the `top_k` likeliest tokens with their probabilities.
 
-        Raises ConfigError when the model has no masked-LM head, ValueError when the text has no [MASK] that fits.
+        Raises ConfigError when the model has no masked-LM head, DataError when the text has no [MASK] that fits or the
+        model's outputs are not finite.
         """
         if "mlm" not in self.model.heads:
             raise ConfigError("this model has no masked-LM head; pre-train one, or take a model that kept its head")
@@ -166,6 +167,7 @@ class Predictor:
         )
         hidden = self._hidden(batch)[0][torch.from_numpy(positions)]
         probabilities = self.model.heads["mlm"](hidden).float().softmax(-1)
+        _finite(probabilities.cpu().numpy())
         best = probabilities.topk(min(top_k, probabilities.shape[-1]))
         return [
             [
@@ -188,9 +190,7 @@ class Predictor:
         self.num_truncated += data.num_truncated_examples
         for batch in batches_by_length(data, max_tokens=self.max_tokens or tokens_at_once(self.model)):
             outputs[batch.indices] = run(batch).cpu().numpy()
-        if not np.isfinite(outputs).all():
-            raise DataError("the model's outputs are not finite numbers; its weights are broken")
-        return outputs
+        return _finite(outputs)
 
     def _hidden(self, batch: ClassificationBatch) -> tuple[Tensor, SequenceLayout]:
         device = next(self.model.parameters()).device
@@ -214,6 +214,12 @@ class Predictor:
             if takes_pairs == isinstance(text, str):
                 wanted, got = ("a pair of texts", "one text") if takes_pairs else ("one text", "a pair of texts")
                 raise ConfigError(f"input {number}: this model was fine-tuned on {wanted} an example, this is {got}")
+
+
+def _finite(outputs: np.ndarray) -> np.ndarray:
+    if not np.isfinite(outputs).all():
+        raise DataError("the model's outputs are not finite numbers; its weights are broken")
+    return outputs
 
 
 def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> Task | None:

@@ -144,6 +144,8 @@ def test_broken_weights_are_noticed(folder):
         next(predictor.model.parameters()).fill_(float("nan"))
     with pytest.raises(DataError, match="not finite"):
         predictor.encode(["alpha"])
+    with pytest.raises(DataError, match="not finite"):
+        predictor.fill_mask("alpha [MASK]")
 
 
 def test_where_a_model_is(folder, tmp_path):
