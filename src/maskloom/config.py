@@ -21,6 +21,8 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 # More than any run can count to; beyond some 300 digits a whole number is no floating-point number any more.
 _MOST = 10**12
 Count = Annotated[int, Field(ge=1, le=_MOST)]
+# The largest batch of the published recipes (LAMB) has 65,536 sequences.
+BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 CountOrNone = Annotated[int, Field(ge=0, le=_MOST)]
 Length = Annotated[int, Field(le=1_000_000)]
 
@@ -82,7 +84,7 @@ class TrainingSection(Section):
     """
 
     steps: Count = 10_000
-    batch_size: Count = 32
+    batch_size: BatchSize = 32
     micro_batch_size: Count | None = None
     learning_rate: Positive = 1e-4
     head_learning_rate: Positive | None = None
@@ -127,7 +129,7 @@ class Phase(Section):
 
     max_length: Annotated[Length, Field(ge=5)]
     steps: Count
-    batch_size: Count | None = None
+    batch_size: BatchSize | None = None
     learning_rate: Positive | None = None
     warmup_steps: CountOrNone | None = None
 

@@ -127,6 +127,12 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     BadRecipe("two megabytes", "#" * (2 << 20), "larger than 1,048,576 bytes"),
     BadRecipe("features without tagging", 'task = "single"\n[features]\n', r"\[features\] is for task", _FINETUNE),
     BadRecipe("an unknown task", 'task = "translate"', "task = 'translate'", _FINETUNE),
+    BadRecipe(
+        "a batch beyond all memory",
+        _TRAINING + "batch_size = 1000000000000",
+        "training.batch_size = 1000000000000",
+        _FINETUNE,
+    ),
     BadRecipe("epochs without end", _TRAINING + "epochs = 1e300", "training.epochs = 1e\\+300", _FINETUNE),
     BadRecipe(
         "warm-up beyond the end, fine-tuning",

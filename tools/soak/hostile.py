@@ -177,5 +177,5 @@ ROWS = (
     Row("H5", _PLACES, "none is opened", 159, _pickles),
     Row("H6", _ODD, "refused in 220 MB", 79, _escapes),
     Row("H7", "bad data sets", _STATED, 54, _data_sets),
-    Row("H9", "wrong recipes", "refused with the key, within 1 s, before data is read", 64, _recipes),
+    Row("H9", "wrong recipes", "refused with the key, within 1 s, before data is read", 65, _recipes),
 )

@@ -140,7 +140,8 @@ def _finetune(
     if not ranks.is_first:
         return {}
     result = _result(prepared, results, failures, out)
-    _write_models(out, recipe, prepared, results, result, reading, tokenizer)
+    with ranks.at("save"):
+        _write_models(out, recipe, prepared, results, result, reading, tokenizer)
     if recipe.tune_on_dev:
         result["tuned"] = {"fitted_on": str(dev), **tune_folder(out / "model", prepared.dev)}
     write_json(out / "metrics.json", result)

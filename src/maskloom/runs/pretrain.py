@@ -108,15 +108,27 @@ def _pretrain(
         )
     whole = ranks.whole(model)
     if ranks.is_first:
-        tokenizer = Tokenizer.load(opened.folder)
-        save_model(whole, out / "model")
-        tokenizer.save(out / "model")
-        write_pretraining_card(out / "model", recipe, metrics)
-        if recipe.training.keep_best:
-            step = write_best_model(whole, out / "checkpoints" / plans[-1].name, tokenizer, out / "best-model")
-            progress.say("no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}")
-        write_json(out / "metrics.json", metrics)
+        with ranks.at("save"):
+            _write_results(whole, recipe, Tokenizer.load(opened.folder), plans[-1], out, metrics, progress)
     return metrics
+
+
+def _write_results(
+    whole: EncoderWithHeads,
+    recipe: PretrainRecipe,
+    tokenizer: Tokenizer,
+    last: PhasePlan,
+    out: Path,
+    metrics: dict[str, Any],
+    progress: Progress,
+) -> None:
+    save_model(whole, out / "model")
+    tokenizer.save(out / "model")
+    write_pretraining_card(out / "model", recipe, metrics)
+    if recipe.training.keep_best:
+        step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
+        progress.say("no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}")
+    write_json(out / "metrics.json", metrics)
 
 
 def _rows(plan: PhasePlan, ranks: Ranks) -> slice:

@@ -102,13 +102,14 @@ class DistributedRanks:
         """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
         if not self.is_sharded:
             return model
+        self._watch.call()
         shared = dict(model.named_parameters())
         own = {} if self._whole is None else dict(self._whole.named_parameters())
         for name, parameter in shared.items():
             full = full_tensor(parameter.detach())
             if name in own:
                 own[name].data.copy_(full)
-        self._watch.call()
+            self._watch.beat()
         return model if self._whole is None else self._whole
 
     @torch.no_grad()
@@ -193,6 +194,7 @@ def distributed_ranks(parallel: str, *, limit: float) -> Iterator[DistributedRan
         control = dist.new_group(backend="gloo", timeout=_NEVER)
         assert isinstance(control, dist.ProcessGroup)
         yield DistributedRanks(parallel, watch, control, device)
+        watch.call()  # whoever has not come here yet lets the others wait
         dist.barrier(group=control)
         watch.stop()
         dist.barrier(group=control)  # the store may be this process's: it goes when nobody looks at it any more
