@@ -63,7 +63,9 @@ def _become(request: dict[str, Any]) -> None:
         from maskloom.cli import main as maskloom_main
 
         os.setpgid(0, 0)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job hands down that it is ignored
+        # jobs in the background and under nohup hand down that these are ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.chdir(request["folder"])
         silent, output = os.open(os.devnull, os.O_RDONLY), os.open(request["output"], os.O_WRONLY | os.O_APPEND)
         for source, target in ((silent, 0), (output, 1), (output, 2)):

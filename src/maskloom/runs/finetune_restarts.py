@@ -7,6 +7,7 @@ import math
 import shutil
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.session import TrainingSession
 
 _RESULT = "result.json"
+_REMOVED = "checkpoints.removed"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def run_restart(
     """
     if ranks.any_(ranks.is_first and (folder / _RESULT).exists()):
         if ranks.is_first:
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            _remove_checkpoints(folder)
         return json.loads((folder / _RESULT).read_text(encoding="utf-8"))
     settings = plan.settings
     model = initial_model(plan, seed)
@@ -92,8 +94,16 @@ def run_restart(
         return result
     log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
     write_json(folder / _RESULT, result)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    _remove_checkpoints(folder)
     return result
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    """Remove what a finished restart needs no more; a stop on the way leaves nothing that is named as a checkpoint."""
+    with suppress(OSError):
+        (folder / "checkpoints").rename(folder / _REMOVED)
+    for name in (_REMOVED, "checkpoints"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def plan_rows(settings: TrainingSection, ranks: Ranks) -> slice:
