@@ -15,9 +15,10 @@ def test_a_stop_while_checkpoints_are_removed_leaves_none_that_is_half(tmp_path,
     def stopped(folder, **_):
         raise Interrupted(signal.SIGTERM)
 
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+    with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", stopped)
-        finetune_restarts._remove_checkpoints(tmp_path)
+        with pytest.raises(Interrupted):
+            finetune_restarts._remove_checkpoints(tmp_path)
     assert not (tmp_path / "checkpoints").exists()
     finetune_restarts._remove_checkpoints(tmp_path)
     assert not list(tmp_path.iterdir())
