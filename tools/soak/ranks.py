@@ -21,7 +21,8 @@ from tools.soak.subjects import RUN, finetuning, prepare, pretraining
 STEPS = 50
 _DDP, _FSDP = (("--set", f"training.parallel={mode}") for mode in ("ddp", "fsdp"))
 _MICRO = ("--set", "training.micro_batch_size=2")
-_KILLED_AT = 18
+# The step at which a journey's first stage is killed; later ones are at half as many of their own.
+_KILLED_AT = {"pretrain": 18, "finetune": 6}
 
 # Each step of a journey is a number of processes and how they share the work; all but the last are killed on the way.
 _JOURNEYS: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...] = (
@@ -53,7 +54,7 @@ def _r14(budget: Budget) -> Iterator[Trial]:
                 folder, problem = _Folder(budget.work / f"{name}-journey-{number}", arguments), ""
                 for stage, (size, mode) in enumerate(journey):
                     is_last = stage == len(journey) - 1
-                    fault = "" if is_last else f"kill@training.step#{_KILLED_AT // (1 + (stage > 0))}"
+                    fault = "" if is_last else f"kill@training.step#{_KILLED_AT[name] // (1 + (stage > 0))}"
                     problem = problem or folder.run(fleet, size, mode, resume=stage > 0, fault=fault)
                 problem = problem or folder.difference(alone, 1e-5)
                 way = " -> ".join(f"{size} {mode[1].rpartition('=')[2]}" for size, mode in journey)
