@@ -41,7 +41,9 @@ def _random_texts(budget: Budget) -> Iterator[Trial]:
     pairs, draw = list(_tokenizers()), budget.draw("texts")
     for number in range(1_000_000 // _TEXTS_AT_ONCE):
         texts = [random_text(draw) for _ in range(_TEXTS_AT_ONCE)]
-        problems = [f"{name}: {problem}" for name, *pair in pairs if (problem := problem_of(*pair, texts))]
+        problems = [
+            f"{name}: {problem}" for name, ours, theirs in pairs if (problem := problem_of(ours, theirs, texts))
+        ]
         yield Trial(f"texts from {number * _TEXTS_AT_ONCE:,}", not problems, "; ".join(problems)[:300])
 
 
