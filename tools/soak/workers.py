@@ -66,14 +66,14 @@ def kill(pid: int, running: CommandLine) -> None:
 
 
 def slow_down(pid: int, running: CommandLine) -> None:
-    """Let a process work for a moment every two seconds, until it was named; then let it go."""
+    """Let a process work for a moment every five seconds, until it was named; then let it go."""
 
     def hinder() -> None:
         end = time.monotonic() + 120
         try:
             while time.monotonic() < end and f"worker process {pid} has been" not in _told(running):
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep(2)
+                time.sleep(5)
                 os.kill(pid, signal.SIGCONT)
                 time.sleep(0.002)
         except ProcessLookupError:
