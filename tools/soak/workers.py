@@ -42,6 +42,10 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+# A worker that had little left to do may end, however slow, before it has to be named; then another one is chosen.
+_ENDED_EARLY, _ATTEMPTS = "nothing was said before the build ended", 5
+
+
 def workers(pid: int) -> list[int]:
     """Return the processes that do tasks for a build: its own, or those of Ray that have one."""
     found = []
@@ -127,7 +131,7 @@ def try_worker(
         for child in _alive(started):
             os.kill(child, signal.SIGKILL)
     problems = [] if code == 0 else [f"exit code {code}: {_told(running)[-500:]}"]
-    problems += [] if told in _told(running) else ["nothing was said"]
+    problems += [] if told in _told(running) else [_ENDED_EARLY if seconds < _SECONDS_TO_NAME else "nothing was said"]
     problems += [] if seconds < _SECONDS_TO_NAME else [f"said after {seconds:.0f} s"]
     problems += [] if folder_bytes(out) == build.files else ["the files differ"]
     problems += ["processes are left"] if has_left_some else []
@@ -142,7 +146,13 @@ def troubled_workers(budget: Budget) -> Iterator[Trial]:
     plan = [(kill, "died with exit code -9")] * 6
     plan += [(stop, "without processor time")] * 2 + [(slow_down, "has been at")] * 2
     for number, (trouble, told) in enumerate(plan):
-        yield try_worker(build, trouble, told, budget.draw("R13", number), budget.work / "troubled")
+        trial = None
+        for attempt in range(_ATTEMPTS):
+            if trial is None or trial.detail == _ENDED_EARLY:
+                draw = budget.draw("R13", number, attempt)
+                trial = try_worker(build, trouble, told, draw, budget.work / "troubled")
+        assert trial is not None
+        yield trial
 
 
 def on_ray(build: Build) -> Build:
