@@ -80,6 +80,7 @@ def _become(request: dict[str, Any]) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a new interpreter would be gone by now
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

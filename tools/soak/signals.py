@@ -105,13 +105,15 @@ def _problems_of_stop(running: Running, code: int, expected: int, folder: Path, 
     from maskloom.training.checkpoints import verify_checkpoint
 
     said = running.output.read_text(encoding="utf-8", errors="replace")
-    problems = [] if code == expected else [f"exit code {code} instead of {expected}: {said[-500:]}"]
+    # one more SIGINT on the way out ends the process by the signal itself, which a shell also calls 130
+    is_right = code == expected or (expected, code) == (130, -signal.SIGINT)
+    problems = [] if is_right else [f"exit code {code} instead of {expected}: {said[-500:]}"]
     if "Traceback" in said:
         problems.append(f"a traceback: {said[-1500:]}")
     if says_how and "--resume" not in said:
         problems.append("it does not say how to go on")
     for path in (folder / RUN).rglob("step-*"):
-        if path.name[5:].isdigit() and (problem := verify_checkpoint(path)):
+        if path.name[5:].isdigit() and "checkpoints.removed" not in path.parts and (problem := verify_checkpoint(path)):
             problems.append(problem)
     end = time.monotonic() + 5.0
     while _group(running.pid) and time.monotonic() < end:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 
 import typer
@@ -70,6 +71,7 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except Interrupted as stop:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # another one ends what is left of the way out, without a word
         _tell_how_to_go_on(stop)
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
