@@ -120,7 +120,7 @@ def new_step_folder(
         if not isinstance(error, OSError):
             raise
         raise _failure(error, step, folder, temporary) from error
-    _drop_old(folder, step, keep, pinned)
+    drop_old_checkpoints(folder, step, keep, pinned)
 
 
 def restore_checkpoint(
@@ -225,8 +225,8 @@ def _put_back(folder: Path) -> None:
             rename(path, final)
 
 
-def _drop_old(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
-    """Remove checkpoints before the newest `keep` up to a step, which was just written and is whole.
+def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
+    """Remove checkpoints before the newest `keep` up to a step, which was just written or read and is whole.
 
     Later ones were passed over on resume: they count for nothing, and are replaced when their step comes. What cannot
     be removed stays and does no harm.

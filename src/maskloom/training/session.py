@@ -15,7 +15,7 @@ from maskloom.config import TrainingSection
 from maskloom.objectives.objective import Objective
 from maskloom.training.background_saves import BackgroundSaves
 from maskloom.training.bad_steps import BadSteps
-from maskloom.training.checkpoints import restore_checkpoint
+from maskloom.training.checkpoints import drop_old_checkpoints, restore_checkpoint
 from maskloom.training.events import EventLog
 from maskloom.training.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
 from maskloom.training.loop import NextBatch, NonFiniteStepError, NumericalError, StepReport, TrainState, train_steps
@@ -82,6 +82,8 @@ class TrainingSession:
         self._evaluation_is_due = own.get("evaluation_is_due", False)
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
         self._bad_steps.rewinds = own.get("rewinds", 0)
+        if self.ranks.is_first:  # a kill between the last save and this would leave one too many
+            drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
         return restored.step
 
     def run(self) -> None:

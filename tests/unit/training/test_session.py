@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.training.tiny_sessions import VOCABULARY, are_equal, weights_of
+from tests.unit.training.tiny_sessions import VOCABULARY, are_equal, run_session, tiny_session, weights_of
 
 from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
@@ -211,6 +211,17 @@ def test_micro_batches_are_halved_until_they_fit_and_the_losses_stay(tmp_path: P
     assert objective.__dict__["asked"][:4] == [5, 3, 2, 1]
     assert [(e["step"], e["micro_batch_size"]) for e in _events(tmp_path, "out_of_memory")] == [(1, 1)]
     assert len([text for text in session.said if "memory ran out" in text]) == 1
+
+
+def test_what_a_killed_run_had_no_time_to_remove_goes_when_it_is_resumed(tmp_path: Path) -> None:
+    run_session(tiny_session(tmp_path, keep_checkpoints=3))
+    kept = tmp_path / "checkpoints"
+    assert sorted(path.name[-1] for path in kept.iterdir()) == ["4", "6", "8"]
+    (kept / "step-00000008" / "manifest.json").unlink()
+    resumed = tiny_session(tmp_path, keep_checkpoints=1)
+    with resumed.log:
+        assert resumed.resume() == 6
+    assert sorted(path.name[-1] for path in kept.iterdir()) == ["6", "8"]
 
 
 def test_the_size_that_fits_is_remembered_by_checkpoints(tmp_path: Path) -> None:
