@@ -21,8 +21,7 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 # More than any run can count to; beyond some 300 digits a whole number is no floating-point number any more.
 _MOST = 10**12
 Count = Annotated[int, Field(ge=1, le=_MOST)]
-# The largest batch of the published recipes (LAMB) has 65,536 sequences.
-BatchSize = Annotated[int, Field(ge=1, le=2**20)]
+BatchSize = Annotated[int, Field(ge=1, le=2**20)]  # the largest of the published recipes (LAMB) is 2**16
 CountOrNone = Annotated[int, Field(ge=0, le=_MOST)]
 Length = Annotated[int, Field(le=1_000_000)]
 
