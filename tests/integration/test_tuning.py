@@ -164,11 +164,8 @@ def test_fine_tuning_ends_with_tuning(tmp_path):
     # a run that ended after its models were written, and before its result was, goes on to the same
     (run / "metrics.json").unlink()
     assert finetune(recipe, model=source, train=train, dev=dev, out=run, resume=True) == result
-    score = validate_recipe(FinetuneRecipe, {**values, "task": "regression"}, source="test")
-    rows = write_rows(tmp_path / "scores.jsonl", "regression")
     with pytest.raises(ConfigError, match="neither a temperature"):
-        finetune(score, model=source, train=rows, dev=rows, out=tmp_path / "no")
-    assert not (tmp_path / "no").exists()
+        validate_recipe(FinetuneRecipe, {**values, "task": "regression"}, source="test")
 
 
 @pytest.mark.slow
