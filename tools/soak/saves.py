@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from tools.soak.subjects import RUN, Subject, differences, outcome, prepare, pre
 DISK_FAILURES = ("enospc", "eio", "erofs", "edquot")
 NUM_TRUNCATIONS, NUM_FLIPS, NUM_DISK_POINTS = 20, 200, 20
 _FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
-_EVERY, OLDER = 5, "older checkpoints"
+_EVERY = 5
 _NEWER_FORMATS = (3, 4, 1000)
 
 
@@ -82,18 +83,21 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted((folder / RUN / "checkpoints" / "phase-1").glob("step-????????"))
 
 
-def _problem_after_resume(scene: _Scene, folder: Path, *, but: str = "nothing") -> str:
-    """Return what is wrong with a run after it is continued, `but` for files of a name or of older checkpoints."""
+def _problem_after_resume(scene: _Scene, folder: Path, *, but: Callable[[str], bool] = lambda _: False) -> str:
+    """Return what is wrong with a run after it is continued, but for the differences that are told, or nothing."""
+    from maskloom.training.checkpoints import verify_checkpoint
+
     code, said = scene.run(folder, resume=True)
     if code or "Traceback" in said:
         return f"resumed with exit code {code}: {said[-300:]}"
-    found = differences(outcome(folder / RUN), scene.expected)
-    newest = _checkpoints(scene.alone)[-1].name
-    is_older = ["checkpoints/" in difference and newest not in difference for difference in found]
-    counted = [
-        each for each, older in zip(found, is_older, strict=True) if not (older if but == OLDER else but in each)
-    ]
-    return "; ".join(counted[:3])
+    halves = [problem for path in _checkpoints(folder) if (problem := verify_checkpoint(path))]
+    found = [each for each in differences(outcome(folder / RUN), scene.expected) if not but(each)]
+    return "; ".join([*halves, *found][:3])
+
+
+def _is_older_one(difference: str) -> bool:
+    """Tell whether a checkpoint before the newest is another one than in the run left alone, not one of other bytes."""
+    return bool(re.match(r"checkpoints/phase-1/step-000000(15|20)/.* is (too many|missing)", difference))
 
 
 def broken_saves(budget: Budget) -> Iterator[Trial]:
@@ -110,7 +114,7 @@ def broken_saves(budget: Budget) -> Iterator[Trial]:
                 if not detail and (code not in (0, 74, -9) or "Traceback" in said):
                     detail = f"exit code {code}: {said[-300:]}"
                 # where one save failed and the run went on, an older checkpoint stands beside the newest
-                but = OLDER if "was not saved" in said else "nothing"
+                but = _is_older_one if "was not saved" in said else lambda _: False
                 yield _trial(f"{action} at pass {number}", detail or _problem_after_resume(scene, folder, but=but))
 
 
@@ -185,7 +189,9 @@ def formats(budget: Budget) -> Iterator[Trial]:
             files = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in sums.items()}
             manifest = {"format_version": 1, "step": int(path.name[5:]), "files": files}
             (path / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        yield _trial("format 1", _problem_after_resume(scene, folder, but="manifest.json"))
+        yield _trial(
+            "format 1", _problem_after_resume(scene, folder, but=lambda difference: "manifest.json" in difference)
+        )
         for version in _NEWER_FORMATS:
             folder = scene.place("format", copied=True)
             for path in _checkpoints(folder):

@@ -109,9 +109,7 @@ def _problems_of_stop(running: Running, code: int, expected: int, folder: Path, 
     from maskloom.training.checkpoints import verify_checkpoint
 
     said = running.output.read_text(encoding="utf-8", errors="replace")
-    # one more SIGINT on the way out ends the process by the signal itself, which a shell also calls 130
-    is_right = code == expected or (expected, code) == (130, -signal.SIGINT)
-    problems = [] if is_right else [f"exit code {code} instead of {expected}: {said[-500:]}"]
+    problems = [] if code == expected else [f"exit code {code} instead of {expected}: {said[-500:]}"]
     if "Traceback" in said:
         problems.append(f"a traceback: {said[-1500:]}")
     if says_how and "--resume" not in said:

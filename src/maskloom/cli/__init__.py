@@ -71,9 +71,10 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except Interrupted as stop:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # another one ends what is left of the way out, without a word
+        code = stop.exit_code
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # another one ends the way out at once
         _tell_how_to_go_on(stop)
-        sys.exit(stop.exit_code)
+        sys.exit(code)
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         sys.exit(EXIT_INTERRUPTED)
