@@ -103,10 +103,12 @@ def balanced_weights(labels: np.ndarray, num_labels: int) -> list[float]:
 
 
 def weights_by_name(weights: dict[str, float], names: tuple[str, ...]) -> list[float]:
-    """Return weights in the order of ids; a name left out weighs 1. Raises ConfigError for unknown ones."""
-    for name in weights:
+    """Return weights in the order of ids; a name left out weighs 1. Raises ConfigError for unknown or bad ones."""
+    for name, weight in weights.items():
         if name not in names:
             raise ConfigError(f"class_weights: there is no label {name!r:.80}; the labels are {', '.join(names)}")
+        if not 0.0 < weight < float("inf"):
+            raise ConfigError(f"class_weights: {name} = {weight}; a weight is a finite number above 0")
     return [float(weights.get(name, 1.0)) for name in names]
 
 
