@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 # Below this number of multiplications oneDNN's preparation of a kernel for a new shape costs more than it wins.
 _SMALLEST_PRODUCT = 1 << 24
+# Bytes that oneDNN takes from the C library at most to prepare a product, without asking whether it got them.
+_ROOM_OF_ONEDNN = 1 << 20
 
 
 @cache
@@ -38,6 +40,7 @@ def prefers_onednn(x: Tensor, num_outputs: int) -> bool:
         and x.ndim == 2
         and x.numel() * num_outputs >= _SMALLEST_PRODUCT
         and _has_wide_kernels()
+        and torch.backends.mkldnn.enabled
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )
@@ -53,7 +56,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     num_rows, step = len(x), row_step(len(x))
     if num_missing := -num_rows % step:
         x = torch.cat([x, x.new_zeros(num_missing, x.shape[1])])
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")[:num_rows]
+    return _onednn_product(x, weight, bias)[:num_rows]
 
 
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:
@@ -65,10 +68,16 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     first, second = left[:num_whole].t(), right[:num_whole].t()
     # oneDNN's front end copies a transposed first factor but not a second one: the cheaper goes first.
     if num_rows * num_left <= (num_rows + num_left) * num_right:
-        result = torch.ops.mkldnn._linear_pointwise(first, second, None, "none", [], "")
+        result = _onednn_product(first, second)
     else:
-        result = torch.ops.mkldnn._linear_pointwise(second, first, None, "none", [], "").t().contiguous()
+        result = _onednn_product(second, first).t().contiguous()
     return result if num_whole == num_rows else result.addmm_(left[num_whole:].t(), right[num_whole:])
+
+
+def _onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # Where memory has run out, torch raises an error here; oneDNN would write to address 0, and end the process.
+    torch.empty(_ROOM_OF_ONEDNN, dtype=torch.uint8)
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def row_step(num_rows: int) -> int:

@@ -15,7 +15,7 @@ from maskloom.data.counter_random import integers
 from maskloom.fault_points import fault_point
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, SummedObjective
-from maskloom.training.memory import is_out_of_memory, release_cached_memory
+from maskloom.training.memory import give_up_kernels, is_out_of_memory, release_cached_memory
 from maskloom.training.optimizers import make_optimizer, rate_of
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.schedules import make_schedule
@@ -205,10 +205,13 @@ def _gradients_of_step(
 
 
 def _halved(size: int | None, batch: Any, step: int, why: str) -> int:
-    """Return half of the micro-batch size, rounded up; raises MemoryExhaustedError when it is one sequence already."""
+    """Return half of the micro-batch size, rounded up; where only a kernel of oneDNN has no room, 1 is tried again.
+
+    Raises MemoryExhaustedError when one sequence is too much.
+    """
     whole = len(batch.split(1))
     size = min(size or whole, whole)
-    if size == 1:
+    if size == 1 and not give_up_kernels(why):
         raise MemoryExhaustedError(
             f"step {step}: memory ran out on a micro-batch of one sequence (the longest of the batch has "
             f"{int(max(batch.lengths))} tokens): {why}. The weights were not changed. Shorter sequences "

@@ -12,15 +12,16 @@ import torch
 
 from maskloom.machine_memory import available_memory as available_memory
 
-# How torch's allocators and the C++ library word it; oneDNN has no room for its code and buffers when it cannot create
-# a primitive.
+# oneDNN has no room for its code and buffers.
+_NO_ROOM_FOR_KERNEL = "could not create a primitive"
+# How torch's allocators and the C++ library word it.
 _RAN_OUT = (
     "can't allocate memory",
     "cannot allocate memory",
     "not enough memory",
     "out of memory",
     "bad_alloc",
-    "could not create a primitive",
+    _NO_ROOM_FOR_KERNEL,
 )
 
 
@@ -61,3 +62,15 @@ def release_cached_memory() -> None:
     release_free_memory()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def give_up_kernels(why: str) -> bool:
+    """Let this process do without oneDNN from here on, where `why` is that it had no room for a kernel.
+
+    oneDNN keeps kernels for every shape that it has met, and torch has no means to drop them; torch's other libraries
+    make none. Returns False where that is not the trouble, or was done before.
+    """
+    if _NO_ROOM_FOR_KERNEL not in why or not torch.backends.mkldnn.enabled:
+        return False
+    torch.backends.mkldnn.set_flags(False)
+    return True

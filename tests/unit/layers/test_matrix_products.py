@@ -4,6 +4,7 @@ import torch.nn.functional as F
 
 from maskloom.layers import matrix_products
 from maskloom.layers.matrix_products import Dense, dense, prefers_onednn, product, row_step, transposed_product
+from maskloom.training.memory import is_out_of_memory
 
 
 def tensors(rows, inputs, outputs, dtype=torch.float32):
@@ -67,6 +68,22 @@ def test_few_row_counts_reach_onednn(monkeypatch):
             transposed_product(x[:num_rows], torch.ones(num_rows, 512))
     assert 2 * 7 <= len(seen) <= 2 * 9
     assert [row_step(n) for n in (0, 1, 15, 16, 255, 256, 511, 512)] == [1, 1, 1, 2, 16, 32, 32, 64]
+
+
+def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
+    if not matrix_products._has_wide_kernels():
+        pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
+    monkeypatch.setattr(matrix_products, "_ROOM_OF_ONEDNN", 1 << 60)
+    x, weight, _ = tensors(700, 160, 200)
+    for multiply in (lambda: product(x, weight), lambda: transposed_product(x, torch.ones(700, 200))):
+        with pytest.raises(RuntimeError) as caught:
+            multiply()
+        assert is_out_of_memory(caught.value)
+
+
+def test_nothing_goes_to_onednn_where_torch_is_told_to_do_without(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert not prefers_onednn(torch.empty(4096, 128), 512)
 
 
 def test_no_gradient_is_made_for_what_is_frozen():
