@@ -3,7 +3,8 @@
 `MASKLOOM_FAULTS` holds rules `ACTION@NAME#COUNT` with commas between them: at the COUNT-th pass of the places whose
 name matches NAME (a shell pattern such as `files.*`) the ACTION happens once, or at every later pass too for `#COUNT+`.
 Actions: `kill` (SIGKILL to this process), `eio`, `enospc`, `erofs`, `edquot` (an `OSError` of that number), `hang`,
-`exception` (a `RuntimeError`). `MASKLOOM_FAULT_LOG` names a file to which every pass appends its name as a line.
+`exception` (a `RuntimeError`), `enomem` (a `MemoryError`). `MASKLOOM_FAULT_LOG` names a file to which every pass
+appends its name as a line.
 """
 
 import errno
@@ -15,7 +16,7 @@ import time
 from dataclasses import dataclass
 
 DISK_ERRORS = {"eio": errno.EIO, "enospc": errno.ENOSPC, "erofs": errno.EROFS, "edquot": errno.EDQUOT}
-ACTIONS = ("kill", *DISK_ERRORS, "hang", "exception")
+ACTIONS = ("kill", *DISK_ERRORS, "hang", "exception", "enomem")
 
 
 @dataclass
@@ -57,6 +58,8 @@ def _act(action: str, name: str) -> None:
         raise OSError(DISK_ERRORS[action], os.strerror(DISK_ERRORS[action]), f"fault point {name}")
     if action == "exception":
         raise RuntimeError(f"fault point {name}")
+    if action == "enomem":
+        raise MemoryError(f"fault point {name}")
     while True:
         time.sleep(3600)
 

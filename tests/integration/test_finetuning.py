@@ -20,6 +20,7 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.progress import SilentProgress
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.events import read_events
@@ -104,6 +105,23 @@ def test_every_kind_learns_and_can_be_used(model_folder, data, tmp_path, kind, p
         assert prediction[0]["score"] > 3 > prediction[1]["score"]
     else:
         assert [row["labels"] for row in prediction] == [["kind"], ["song"]]
+
+
+def test_batches_of_like_length_are_there_for_the_asking(model_folder, data, tmp_path, monkeypatch):
+    train, dev = data("single")
+    next_batch, sizes = ShuffledBatches.next_batch, []
+
+    def watched(batches, position):
+        batch, after = next_batch(batches, position)
+        sizes.append(batch.num_tokens)
+        return batch, after
+
+    monkeypatch.setattr(ShuffledBatches, "next_batch", watched)
+    for is_grouped in (False, True):
+        training = {"steps": 16, "group_by_length": is_grouped}
+        finetune(recipe(training=training), model=model_folder, train=train, dev=dev, out=tmp_path / str(is_grouped))
+    assert np.std(sizes[16:]) > 2 * np.std(sizes[:16])  # few tokens in a batch of short texts, many in one of long
+    assert sum(sizes[16:]) == sum(sizes[:16])
 
 
 def test_pairs_and_restarts(model_folder, data, tmp_path):

@@ -21,6 +21,10 @@ STEPS = 50
 FSDP = ("--set", "training.parallel=fsdp")
 # what a batch of 8 is cut into; with it, dropout draws the same for every number of ranks
 MICRO = ("--set", "training.micro_batch_size=2")
+NO_DROPOUT = (
+    *("--set", "model.config.hidden_dropout_prob=0.0"),
+    *("--set", "model.config.attention_probs_dropout_prob=0.0"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +191,21 @@ def test_torchrun_starts_all_again_when_the_first_rank_is_killed(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank 0 was lost" in done.stderr
     _assert_same(tmp_path / "run", alone)
+
+
+@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.slow), FSDP], ids=["ddp", "fsdp"])
+def test_memory_that_runs_out_on_one_process_halves_micro_batches_at_the_next_start(
+    fleet: Fleet, command: list[str], tmp_path: Path, more: tuple
+) -> None:
+    """Dropout draws belong to micro-batches, so there is none here."""
+    plain = [*command, *NO_DROPOUT]
+    alone = _run(fleet, 1, plain, tmp_path / "alone")
+    own = {1: {"MASKLOOM_FAULTS": "enomem@training.micro_batch#47"}}
+    ended = fleet.run(2, [*plain, *more], tmp_path, own=own)
+    _ended(ended, 1, r"memory ran out on rank 1 of 2 .* in micro-batches of 1")
+    _ended(ended, 0, "rank 1 failed: MemoryExhaustedError")
+    run = _run(fleet, 2, [*plain, *more, "--resume"], tmp_path)
+    _assert_same(run, alone)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    (told,) = [event for event in events if event["event"] == "out_of_memory"]
+    assert (told["step"], told["micro_batch_size"]) == (21, 1)

@@ -11,7 +11,7 @@ next; what that leaves over is filled up with zero rows, or given to MKL.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 # Below this number of multiplications oneDNN's preparation of a kernel for a new shape costs more than it wins.
 _SMALLEST_PRODUCT = 1 << 24
-# Bytes that oneDNN takes from the C library at most to prepare a product, without asking whether it got them.
-_ROOM_OF_ONEDNN = 1 << 20
+# Bytes that oneDNN may take to make a kernel. Blocks above 32 MiB do not change what the C library keeps for itself.
+_ROOM_OF_KERNEL = 33 << 20
 
 
 @cache
@@ -74,9 +74,20 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     return result if num_whole == num_rows else result.addmm_(left[num_whole:].t(), right[num_whole:])
 
 
+@lru_cache(maxsize=512)  # fewer kernels than oneDNN keeps
+def _find_room(*_shapes: object) -> None:
+    """Raise RuntimeError, in oneDNN's words, where a first product of its shapes finds no room for a kernel.
+
+    oneDNN does not look whether the C library gave it memory; it would write to address 0, and end the process.
+    """
+    try:
+        torch.empty(_ROOM_OF_KERNEL, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise RuntimeError(f"could not create a primitive: {error}") from None
+
+
 def _onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # Where memory has run out, torch raises an error here; oneDNN would write to address 0, and end the process.
-    torch.empty(_ROOM_OF_ONEDNN, dtype=torch.uint8)
+    _find_room(x.shape, x.stride(), weight.shape, weight.stride())
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 

@@ -116,7 +116,10 @@ def _finetune(
     sums = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
     settings = _settings(recipe, prepared.train.num_examples)
-    plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
+    plan = FinetunePlan(
+        *(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings),
+        group_by_length=recipe.training.group_by_length,
+    )
     initial_model(plan, recipe.seed)  # weights that do not fit are refused here, before anything is written
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:

@@ -42,6 +42,7 @@ class FinetunePlan:
     train: EncodedData
     dev: EncodedData
     settings: TrainingSection
+    group_by_length: bool = False
     folder: Path | None = None
     verify: bool = False
 
@@ -62,7 +63,8 @@ def run_restart(
     model = initial_model(plan, seed)
     ranks.spread(model)
     state = TrainState.fresh(model, settings)
-    batches = ShuffledBatches(plan.train, settings.batch_size, seed, plan_rows(settings, ranks))
+    rows = plan_rows(settings, ranks)
+    batches = ShuffledBatches(plan.train, settings.batch_size, seed, rows, plan.group_by_length)
     watch = _DevWatch(plan, state, folder, ranks)
     session = TrainingSession(
         state=state,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast
@@ -15,6 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from maskloom.errors import ConfigError
 from maskloom.text import tokenizer_files
 from maskloom.text.agreed_characters import is_agreed
+from maskloom.text.long_texts import LONGEST_PART, parts_of
 from maskloom.text.normalization import words_with_sources
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece import wordpiece_spans
@@ -23,10 +24,6 @@ Compatibility = Literal["google", "hf"]
 MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
 _SPECIAL_TOKEN = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# The library takes some 500 bytes a character and leaves the processor's caches on long texts, so these go in parts.
-_LONGEST_PART = 16_384
-# Characters that end a word, and before which the library cuts: white space, punctuation, Chinese characters.
-_PART_STARTS = re.compile("[ \t\n\r!-/:-@\\[-`{-~\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
@@ -230,12 +227,12 @@ class Tokenizer:
             return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
         plain = [_as_text(text) for text in texts]
         is_fast = [is_agreed(text) for text in plain]
-        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok and len(text) <= _LONGEST_PART]
+        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
         fast = iter(self._library_ids(batch) if batch else [])
         return [
             self._pieces_by_rules(text).ids if not ok
-            else next(fast) if len(text) <= _LONGEST_PART
-            else [index for _, part in _parts(text) for index in self._library_ids([part])[0]]
+            else next(fast) if len(text) <= LONGEST_PART
+            else [index for part in parts_of(text, self._library_words) for index in self._library_ids([part.text])[0]]
             for text, ok in zip(plain, is_fast, strict=True)
         ]  # fmt: skip
 
@@ -255,11 +252,11 @@ class Tokenizer:
 
     def _plain_pieces(self, texts: list[str]) -> list[_Pieces]:
         is_fast = [self._is_for_library(text) for text in texts]
-        batch = [text for text, ok in zip(texts, is_fast, strict=True) if ok and len(text) <= _LONGEST_PART]
+        batch = [text for text, ok in zip(texts, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
         fast = iter(self._library_pieces(batch) if batch else [])
         return [
             self._pieces_by_rules(text) if not ok
-            else next(fast) if len(text) <= _LONGEST_PART
+            else next(fast) if len(text) <= LONGEST_PART
             else self._long_pieces(text)
             for text, ok in zip(texts, is_fast, strict=True)
         ]  # fmt: skip
@@ -273,9 +270,17 @@ class Tokenizer:
 
     def _long_pieces(self, text: str) -> _Pieces:
         pieces, num_words = _Pieces([], [], []), 0
-        for position, part in _parts(text):
-            num_words = pieces.extend(self._library_pieces([part])[0], position, num_words)
+        for part in parts_of(text, self._library_words):
+            found, position = self._library_pieces([part.text])[0], part.position
+            if part.gaps:
+                offsets = [(part.place_in_text(start), part.place_in_text(end)) for start, end in found.offsets]
+                found, position = replace(found, offsets=offsets), 0
+            num_words = pieces.extend(found, position, num_words)
         return pieces
+
+    def _library_words(self, text: str) -> list[str]:
+        normal = self._library.normalizer.normalize_str(text)  # pyright: ignore[reportOptionalMemberAccess]
+        return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]  # pyright: ignore[reportOptionalMemberAccess]
 
     def _pieces_with_specials(self, text: str) -> _Pieces:
         """Cut a text at special tokens; each counts as a word of its own."""
@@ -323,19 +328,6 @@ class Tokenizer:
             offsets += [*second.offsets[:kept_second], (0, 0)]
         num_truncated = num_first + num_second - kept_first - kept_second
         return Encoding(ids, segments, words, offsets, num_truncated)
-
-
-def _parts(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the parts of a long text with their places, each cut before a character with which a word begins or ends.
-
-    What has no such character is one part, however long.
-    """
-    start = 0
-    while start < len(text):
-        cut = _PART_STARTS.search(text, start + _LONGEST_PART)
-        end = cut.start() if cut else len(text)
-        yield start, text[start:end]
-        start = end
 
 
 def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]:

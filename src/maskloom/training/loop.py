@@ -42,7 +42,14 @@ class NonFiniteStepError(NumericalError):
 
 
 class MemoryExhaustedError(RuntimeError):
-    """Memory does not suffice for a micro-batch of one sequence; the weights were not stepped."""
+    """Memory does not suffice, for one sequence or on one of several ranks; the weights were not stepped.
+
+    `micro_batch_size` is what several ranks, which cannot halve it in the middle of a step, may start again with.
+    """
+
+    def __init__(self, message: str, *, micro_batch_size: int | None = None) -> None:
+        super().__init__(message)
+        self.micro_batch_size = micro_batch_size
 
 
 @dataclass
@@ -194,7 +201,7 @@ def _gradients_of_step(
             if not is_out_of_memory(error):
                 raise
             if ranks.world_size > 1:  # the others are within sums of gradients that this rank will not join
-                raise MemoryExhaustedError(_out_of_memory_here(ranks, size, state.step + 1)) from error
+                raise _out_of_memory_here(ranks, size, batch, state.step + 1, str(error)) from error
             why = str(error) or type(error).__name__
         if losses is not None:
             return ranks.sum_(losses)
@@ -220,11 +227,13 @@ def _halved(size: int | None, batch: Any, step: int, why: str) -> int:
     return (size + 1) // 2
 
 
-def _out_of_memory_here(ranks: Ranks, size: int | None, step: int) -> str:
-    return (
+def _out_of_memory_here(ranks: Ranks, size: int | None, batch: Any, step: int, why: str) -> MemoryExhaustedError:
+    half = _halved(size, batch, step, f"{why} (rank {ranks.rank} of {ranks.world_size})")
+    return MemoryExhaustedError(
         f"step {step}: memory ran out on rank {ranks.rank} of {ranks.world_size} and the weights were not changed; "
-        f"give a smaller training.micro_batch_size (now {size or 'the whole part of a rank'}): several processes do "
-        "not halve it by themselves"
+        f"started again, by torchrun's --max-restarts or with --resume, all ranks go on from the last checkpoint in "
+        f"micro-batches of {half}",
+        micro_batch_size=half,
     )
 
 

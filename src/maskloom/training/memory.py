@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import torch
 
+from maskloom.files import write_json
 from maskloom.machine_memory import available_memory as available_memory
 
 # oneDNN has no room for its code and buffers.
@@ -23,6 +26,7 @@ _RAN_OUT = (
     "bad_alloc",
     _NO_ROOM_FOR_KERNEL,
 )
+_NOTE = "micro_batch_size.json"
 
 
 @cache
@@ -74,3 +78,15 @@ def give_up_kernels(why: str) -> bool:
         return False
     torch.backends.mkldnn.set_flags(False)
     return True
+
+
+def note_micro_batch_size(folder: Path, size: int | None) -> None:
+    """Write into a run's folder the size that it is to go on with when it is started again; None is nothing to note."""
+    if size is not None:
+        write_json(folder / _NOTE, {"micro_batch_size": size})
+
+
+def noted_micro_batch_size(folder: Path) -> int | None:
+    """Return the size that was noted in a run's folder, or None."""
+    path = folder / _NOTE
+    return json.loads(path.read_text(encoding="utf-8"))["micro_batch_size"] if path.exists() else None

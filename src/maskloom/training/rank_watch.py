@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from maskloom.training.disk_waits import waits_for_disk
+
 _SECONDS_BETWEEN_SIGNS = 1.0
 _SECONDS_TO_BE_READ = 5 * _SECONDS_BETWEEN_SIGNS
 # A rank that ends tells it to the others at once; their main threads have so long to end on their own.
@@ -55,7 +57,7 @@ class RankView:
 
     `calls` counts the calls that all ranks make in the same order, so the rank with the fewest is the one that the
     others wait for; `activity` counts anything, `processor` the seconds of a processor that the process has taken.
-    `place` is the innermost line of its main thread.
+    `place` is the innermost line of its main thread. At `written_at` it last did anything or waited for a disk.
     """
 
     sign: int = -1
@@ -66,6 +68,7 @@ class RankView:
     work: Work = "own"
     heard_at: float = 0.0
     active_at: float = 0.0
+    written_at: float = 0.0
     ended: str | None = None
     has_left: bool = False
 
@@ -74,6 +77,8 @@ class RankView:
         is_busy = values["processor"] - self.processor > _BUSY_SHARE * (now - self.heard_at)
         if values["activity"] != self.activity or (is_busy and values["work"] != "step"):
             self.active_at = now
+        if self.active_at == now or values["waits_for_disk"]:
+            self.written_at = now
         if values["sign"] != self.sign:
             self.heard_at, self.processor = now, values["processor"]
         self.sign, self.calls, self.activity = values["sign"], values["calls"], values["activity"]
@@ -84,7 +89,8 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     """Return what is wrong with which rank, or None: no sign of life for a third of the limit, or no step forward.
 
     A rank hangs when others have made more calls and it has done nothing for the whole limit, or for ten times that
-    in a save. What counts as doing nothing depends on its work: in a step no call, in any other no processor time.
+    in a save that waits for a disk. What counts as doing nothing depends on its work: in a step no call, in any other
+    no processor time.
     """
     present = {rank: view for rank, view in views.items() if not view.has_left}
     for rank, view in present.items():
@@ -95,7 +101,8 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     rank, slowest = min(present.items(), key=lambda item: item[1].calls)
     idle = now - slowest.active_at
     is_behind = any(view.calls > slowest.calls for view in present.values())
-    if idle > limit * (1 if is_behind and slowest.work != "save" else _LONGER):
+    is_slow_save = slowest.work == "save" and now - slowest.written_at <= limit
+    if idle > limit * (1 if is_behind and not is_slow_save else _LONGER):
         if is_behind:
             return f"rank {rank} hangs: nothing done for {idle:.0f} s at {slowest.place}, the others wait for it"
         places = "; ".join(f"rank {rank} at {view.place}" for rank, view in present.items())
@@ -128,7 +135,7 @@ class RankWatch:
     def start(self) -> None:
         """Sign for the first time and start the thread; to be called in the main thread."""
         now = time.monotonic()
-        self._views = {rank: RankView(heard_at=now, active_at=now) for rank in range(self.world_size)}
+        self._views = {rank: RankView(heard_at=now, active_at=now, written_at=now) for rank in range(self.world_size)}
         self._main = threading.get_ident()
         self.store.set(f"sign/{self.rank}", self._sign(0))
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
@@ -223,6 +230,7 @@ class RankWatch:
                 "place": self._place(),
                 "processor": time.process_time(),
                 "work": self._work,
+                "waits_for_disk": self._work == "save" and waits_for_disk(),
             }
         )
 

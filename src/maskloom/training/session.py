@@ -18,9 +18,17 @@ from maskloom.training.bad_steps import BadSteps
 from maskloom.training.checkpoints import drop_old_checkpoints, restore_checkpoint
 from maskloom.training.events import EventLog
 from maskloom.training.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
-from maskloom.training.loop import NextBatch, NonFiniteStepError, NumericalError, StepReport, TrainState, train_steps
+from maskloom.training.loop import (
+    MemoryExhaustedError,
+    NextBatch,
+    NonFiniteStepError,
+    NumericalError,
+    StepReport,
+    TrainState,
+    train_steps,
+)
 from maskloom.training.loss_watch import LossWatch
-from maskloom.training.memory import release_free_memory
+from maskloom.training.memory import note_micro_batch_size, noted_micro_batch_size, release_free_memory
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.saves import NoSaves, Saves
 from maskloom.training.step_dumps import write_dump
@@ -73,6 +81,7 @@ class TrainingSession:
         """Load the newest whole checkpoint, if any, and return the step to continue from; refused ones are named."""
         restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
         if restored is None:
+            self._take_noted_size()
             return 0
         for problem in restored.refused:
             self._tell(f"warning: checkpoint passed over: {problem}")
@@ -81,6 +90,7 @@ class TrainingSession:
         own = self.memory.pop(_OWN, {})
         self._evaluation_is_due = own.get("evaluation_is_due", False)
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
+        self._take_noted_size()
         self._bad_steps.rewinds = own.get("rewinds", 0)
         if self.ranks.is_first:  # a kill between the last save and this would leave one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
@@ -105,6 +115,16 @@ class TrainingSession:
                     self._train(stop, saves)
                 except NonFiniteStepError as bad:
                     self._answer(bad, saves)
+                except MemoryExhaustedError as error:
+                    note_micro_batch_size(self.log.path.parent, error.micro_batch_size)
+                    raise
+
+    def _take_noted_size(self) -> None:
+        """Go on in the micro-batches that a rank out of memory asked for when it ended the run."""
+        noted = noted_micro_batch_size(self.log.path.parent) if self.ranks.is_first else None
+        size = int(self.ranks.sum_({"size": float(noted or 0)})["size"])
+        if size:
+            self.state.micro_batch_size = min(size, self.state.micro_batch_size or size)
 
     def _train(self, stop: StopRequests, saves: Saves) -> None:
         steps = train_steps(

@@ -73,7 +73,8 @@ def test_few_row_counts_reach_onednn(monkeypatch):
 def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
     if not matrix_products._has_wide_kernels():
         pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
-    monkeypatch.setattr(matrix_products, "_ROOM_OF_ONEDNN", 1 << 60)
+    monkeypatch.setattr(matrix_products, "_ROOM_OF_KERNEL", 1 << 60)
+    matrix_products._find_room.cache_clear()
     x, weight, _ = tensors(700, 160, 200)
     for multiply in (lambda: product(x, weight), lambda: transposed_product(x, torch.ones(700, 200))):
         with pytest.raises(RuntimeError) as caught:

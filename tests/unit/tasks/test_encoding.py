@@ -57,8 +57,22 @@ def test_batches_do_not_depend_on_length_and_change_with_seed_and_epoch():
     assert not np.array_equal(ShuffledBatches(data, 101, 5).indices(0), ShuffledBatches(data, 101, 5).indices(1))
 
 
-def test_a_position_is_all_that_is_needed():
-    batches = ShuffledBatches(encoded(), 8, seed=2)
+@pytest.mark.parametrize("batch_size", [1, 7, 32, 101])
+def test_grouped_batches_hold_like_lengths_and_every_example_as_often(batch_size):
+    data = encoded()
+    batches = ShuffledBatches(data, batch_size, seed=5, group_by_length=True)
+    found = [batches.indices(number) for number in range(16 * 101)]  # where a window ends with an epoch
+    assert (np.bincount(np.concatenate(found), minlength=101) == 16 * batch_size).all()
+    assert np.mean([np.ptp(data.lengths[indices]) for indices in found]) < 4 < np.ptp(data.lengths)
+    assert [data.lengths[indices].max() for indices in found[:16]] != sorted(
+        data.lengths[indices].max() for indices in found[:16]
+    )
+    assert not np.array_equal(batches.indices(0), batches.indices(16))
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_a_position_is_all_that_is_needed(is_grouped):
+    batches = ShuffledBatches(encoded(), 8, seed=2, group_by_length=is_grouped)
     position: dict[str, int] = {}
     walked = []
     for _ in range(20):

@@ -179,13 +179,26 @@ def test_it_can_be_sent_to_another_process(tokenizer: Tokenizer, tmp_path: Path)
     assert copy.encode("the x, Σ") == tokenizer.encode("the x, Σ")
 
 
+# runs of one character or two, long enough to be shortened
+LONG_WORD = st.builds(
+    lambda unit, number: unit * number,
+    st.sampled_from(
+        ["a", "É", "e\u0301", "\u0301", "ก", "\u0e31", "🙂", "\u00ad", "\u200d", "。", "İ", "ﬁ", "각", "\x7f"]
+    ),
+    st.integers(250, 1600),
+)
+
+
 @settings(max_examples=200, deadline=None)
-@given(text=st.lists(FAST_TEXT | ANY_TEXT, max_size=6).map("".join), size=st.integers(1, 12), hf=st.booleans())
+@given(
+    text=st.lists(FAST_TEXT | ANY_TEXT | LONG_WORD, max_size=6).map("".join), size=st.integers(1, 12), hf=st.booleans()
+)
 def test_a_text_in_parts_is_the_text_in_one(letters_vocabulary: Vocabulary, text: str, size: int, hf: bool) -> None:
     tokenizer = Tokenizer(letters_vocabulary, max_length=10_000, compatibility="hf" if hf else "google")
     whole = tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maskloom.text.tokenizer._LONGEST_PART", size)
+        for module in ("tokenizer", "long_texts"):
+            patch.setattr(f"maskloom.text.{module}.LONGEST_PART", size)
         assert (tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)) == whole
         assert tokenizer.encode_batch([(text, text), ("a b", None)])[0].ids == tokenizer.encode(text, text).ids
 

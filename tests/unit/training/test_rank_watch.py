@@ -26,10 +26,13 @@ def test_a_rank_without_signs_of_life_is_lost_whatever_it_is_at() -> None:
     assert "rank 1 was lost" in str(culprit(views, 100.0, LIMIT))
 
 
-@pytest.mark.parametrize(("work", "seconds"), [("step", LIMIT), ("own", LIMIT), ("save", 10 * LIMIT)])
-def test_a_rank_behind_the_others_that_does_nothing_hangs(work: Work, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("work", "written_at", "seconds"),
+    [("step", 1000.0, LIMIT), ("own", 1000.0, LIMIT), ("save", 0.0, LIMIT), ("save", 1000.0, 10 * LIMIT)],
+)
+def test_a_rank_behind_the_others_that_does_nothing_hangs(work: Work, written_at: float, seconds: float) -> None:
     views = _views(7, 6, 7, now=1000.0)
-    views[1].work = work
+    views[1].work, views[1].written_at = work, written_at
     for view in views.values():
         view.active_at = 1000.0 - seconds + 1
     assert culprit(views, 1000.0, LIMIT) is None
@@ -38,8 +41,21 @@ def test_a_rank_behind_the_others_that_does_nothing_hangs(work: Work, seconds: f
     assert culprit(views, 1000.0, LIMIT) == expected
 
 
-def _sign(number: int, processor: float, work: Work) -> dict:
-    return {"sign": number, "calls": 3, "activity": 8, "processor": processor, "place": "line", "work": work}
+def _sign(number: int, processor: float, work: Work, waits_for_disk: bool = False) -> dict:
+    return {
+        "sign": number, "calls": 3, "activity": 8, "processor": processor, "place": "line", "work": work,
+        "waits_for_disk": waits_for_disk,
+    }  # fmt: skip
+
+
+def test_a_save_is_seen_to_wait_for_a_disk() -> None:
+    view = RankView(activity=8, heard_at=1.0)
+    view.update(_sign(1, 0.0, "save"), 2.0)
+    assert view.written_at == 0.0
+    view.update(_sign(2, 0.0, "save", waits_for_disk=True), 3.0)
+    assert (view.active_at, view.written_at) == (0.0, 3.0)
+    view.update(_sign(3, 0.5, "save"), 4.0)
+    assert (view.active_at, view.written_at) == (4.0, 4.0)
 
 
 def test_a_rank_that_computes_on_its_own_is_at_work_and_one_that_computes_in_a_step_is_not() -> None:
