@@ -116,10 +116,7 @@ def _finetune(
     sums = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
     settings = _settings(recipe, prepared.train.num_examples)
-    plan = FinetunePlan(
-        *(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings),
-        group_by_length=recipe.training.group_by_length,
-    )
+    plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
     initial_model(plan, recipe.seed)  # weights that do not fit are refused here, before anything is written
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:
@@ -128,13 +125,15 @@ def _finetune(
     if ranks.is_first:
         claim(out)
     if ranks.any_(continues and (out / "metrics.json").exists()):
+        if ranks.is_first:
+            _remove_best_weights(out)
         progress.say(f"{out} is complete; nothing is left to do{VERIFY_FINISHED if verify else ''}")
         return json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     for note in prepared.account["notes"]:
         progress.say(note)
-    plan = replace(plan, folder=out, verify=verify)
+    plan = replace(plan, group_by_length=recipe.training.group_by_length, folder=out, verify=verify)
     if prepared.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)
     with (EventLog if ranks.is_first else NoLog)(out / "events.jsonl") as log:
@@ -148,9 +147,14 @@ def _finetune(
     if recipe.tune_on_dev:
         result["tuned"] = {"fitted_on": str(dev), **tune_folder(out / "model", prepared.dev)}
     write_json(out / "metrics.json", result)
+    _remove_best_weights(out)
+    return result
+
+
+def _remove_best_weights(out: Path) -> None:
+    """Remove what `model` was made of, also where a run was stopped before it had come to that."""
     for restart in (out / "restarts").glob("seed-*"):
         shutil.rmtree(restart / "best", ignore_errors=True)
-    return result
 
 
 def _run_restarts(
