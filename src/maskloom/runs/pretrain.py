@@ -29,7 +29,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.best_checkpoint import write_best_model
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import write_pretraining_card
-from maskloom.runs.pretraining_plan import PhasePlan, check_model, model_config, phase_plans
+from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder, run_id
 from maskloom.runs.run_lock import alone_in_folder
@@ -94,6 +94,8 @@ def _pretrain(
     ranks.barrier()
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
+    for sentence in left_aside(recipe, has_init=init is not None):
+        progress.say(sentence)
     train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from maskloom.config import ConfigError, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.config import ConfigError, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.models.bert_config import BertConfig
 
 # So large that no id of a special token is refused before the corpus tells its own number.
@@ -60,3 +60,12 @@ def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
             )
     if recipe.data.next_sentence and config.type_vocab_size < 2:
         raise ConfigError(f"{whose} type_vocab_size = 1: data.next_sentence = true tells sentences A and B apart")
+
+
+def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
+    """Return what of a recipe does not count because initial weights or [[phases]] decide it, one sentence each."""
+    own = [f"model.{key}" for key, value in iter(ModelSection()) if getattr(recipe.model, key) != value]
+    said = [f"{', '.join(own)}: left aside, the initial model has sizes of its own"] if has_init and own else []
+    if recipe.phases and recipe.training.steps != TrainingSection().steps:
+        said.append(f"training.steps = {recipe.training.steps}: left aside, every phase has steps of its own")
+    return said

@@ -7,7 +7,7 @@ import pytest
 
 from maskloom.config import ConfigError, PretrainRecipe, load_recipe
 from maskloom.models.bert_config import BertConfig
-from maskloom.runs.pretraining_plan import check_model, model_config
+from maskloom.runs.pretraining_plan import check_model, left_aside, model_config
 
 
 def test_the_initial_models_sizes_count_in_place_of_the_recipes():
@@ -19,6 +19,17 @@ def test_the_initial_models_sizes_count_in_place_of_the_recipes():
         check_model(recipe, BertConfig(max_position_embeddings=63))
     with pytest.raises(ConfigError, match="the initial model's type_vocab_size = 1"):
         check_model(recipe, BertConfig(type_vocab_size=1))
+
+
+def test_what_does_not_count_is_said():
+    assert left_aside(PretrainRecipe(), has_init=True) == []
+    changes = ["model.size=tiny", "model.config.hidden_size=8", "training.steps=40"]
+    recipe = load_recipe(PretrainRecipe, None, [*changes, "phases=[{max_length=32, steps=3}]"])
+    assert left_aside(recipe, has_init=True) == [
+        "model.size, model.config: left aside, the initial model has sizes of its own",
+        "training.steps = 40: left aside, every phase has steps of its own",
+    ]
+    assert left_aside(load_recipe(PretrainRecipe, None, changes), has_init=False) == []
 
 
 def test_one_segment_is_enough_without_next_sentences():
