@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -83,7 +83,7 @@ class BackgroundSaves:
             self._pending = None
             pending.result()
 
-    def __enter__(self) -> BackgroundSaves:
+    def __enter__(self) -> Self:
         """Make the folder, which later saves do not make again around a run that was removed."""
         with suppress(OSError):  # the first save tells it
             self._folder.mkdir(parents=True, exist_ok=True)

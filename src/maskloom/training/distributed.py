@@ -55,10 +55,17 @@ class DistributedRanks:
     averaged: losses are divided by the counts of the whole batch already.
     """
 
-    def __init__(self, parallel: str, watch: RankWatch, control: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self,
+        parallel: str,
+        watch: RankWatch,
+        control: dist.ProcessGroup,
+        device: torch.device,
+        saving: dist.ProcessGroup | None = None,
+    ) -> None:
         self.rank, self.world_size = watch.rank, watch.world_size
         self.is_first = self.rank == 0
-        self.control = control
+        self.control, self._saving = control, saving or control
         self.device = device
         self.is_sharded = parallel == "fsdp"
         self._watch = watch
@@ -73,6 +80,12 @@ class DistributedRanks:
         total = torch.tensor(list(values.values()), dtype=torch.float64)
         dist.all_reduce(total, group=self.control)
         return dict(zip(values, total.tolist(), strict=True))
+
+    def for_saving(self) -> DistributedRanks:
+        """Return the same ranks for a thread that saves, whose sums do not meet those of training."""
+        ranks = copy.copy(self)
+        ranks.control = self._saving
+        return ranks
 
     def any_(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank."""
@@ -191,9 +204,10 @@ def distributed_ranks(parallel: str, *, limit: float) -> Iterator[DistributedRan
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_NEVER, device_id=own)
-        control = dist.new_group(backend="gloo", timeout=_NEVER)
+        control, saving = (dist.new_group(backend="gloo", timeout=_NEVER) for _ in range(2))
         assert isinstance(control, dist.ProcessGroup)
-        yield DistributedRanks(parallel, watch, control, device)
+        assert isinstance(saving, dist.ProcessGroup)
+        yield DistributedRanks(parallel, watch, control, device, saving)
         watch.call()  # whoever has not come here yet lets the others wait
         dist.barrier(group=control)
         watch.stop()

@@ -128,6 +128,7 @@ class RankWatch:
     _work: Work = "own"
     _views: dict[int, RankView] = field(default_factory=dict)
     _is_over: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
     _main: int = 0
     _troubled_at: float | None = None
@@ -148,9 +149,10 @@ class RankWatch:
             self._thread.join()
 
     def call(self) -> None:
-        """Count a call that every rank makes."""
-        self.calls += 1
-        self.activity += 1
+        """Count a call that every rank makes, in training or in the thread that saves."""
+        with self._lock:
+            self.calls += 1
+            self.activity += 1
 
     def beat(self) -> None:
         """Say that the main thread is at work."""

@@ -12,8 +12,9 @@ import hashlib
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Collection
-from contextlib import ExitStack, suppress
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,17 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from maskloom.errors import DataError
 from maskloom.files import write_hashed
+from maskloom.training.background_saves import BackgroundSaves
 from maskloom.training.checkpoints import REST, SHARDED, Snapshot, check_shapes, new_step_folder
 from maskloom.training.distributed import DistributedRanks
 from maskloom.training.loop import TrainState
 from maskloom.training.manifests import write_manifest
 from maskloom.training.ranks import Ranks
-from maskloom.training.saves import DiskTroubles
 
 # What the description of a DCP folder is made of. Nothing here does anything when it is made from data.
 _HARMLESS = {
@@ -102,54 +105,44 @@ def write_sharded(
     return folder / f"step-{snapshot.step:08d}"
 
 
-class ShardedSaves:
-    """Saves of a state of which every rank has its share: all ranks start together and training waits.
+class ShardedSaves(BackgroundSaves):
+    """Saves of a state of which every rank has its share, by a thread of each rank; all ranks start them together.
 
-    As with `BackgroundSaves`, one failure for the disk's sake is said and forgiven until a save succeeds; `save` raises
-    every one. `on_whole(step, path)` is called on every rank.
+    They are as those of one process, but what a write failed with is told by the next `start`, `save` or `wait`, which
+    all ranks come to at the same step. `on_whole(step, path)` is called on every rank.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        ranks: Ranks,
-        *,
-        keep: int,
-        on_whole: Callable[[int, Path], None],
-        say: Callable[[str], None],
-        run: str | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, ranks: Ranks, **settings: Any) -> None:
         if not isinstance(ranks, DistributedRanks):
             raise TypeError(f"{type(ranks).__name__} does not share the weights")
-        self._folder, self._ranks, self._keep, self._run = folder, ranks, keep, run
-        self._on_whole, self._troubles = on_whole, DiskTroubles(say)
+        super().__init__(folder, **settings)
+        self._ranks = ranks.for_saving()
 
-    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
-        """Save the state; a first failure is forgiven."""
-        self._troubles.outlive(lambda: self.save(state, extra, pinned))
+    def check(self) -> None:
+        """Do nothing: writes do not end at the same step on all ranks, and all must learn of a failure at the same."""
 
-    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
-        """Save the state and return its folder."""
-        snapshot = Snapshot.of(state, extra)
+    def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
         path = write_sharded(snapshot, self._folder, self._ranks, keep=self._keep, pinned=pinned, run=self._run)
         self._troubles.end()
         self._on_whole(snapshot.step, path)
         return path
 
-    def check(self) -> None:
-        """Do nothing: a failure was raised where it happened."""
+    def _copy(self, key: str, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, DTensor):
+            return super()._copy(key, tensor)
+        share, mesh = super()._copy(key, tensor.to_local()), tensor.device_mesh
+        if mesh.device_type != "cpu":
+            mesh = init_device_mesh("cpu", (self._ranks.world_size,))
+        shape = {"shape": tensor.shape, "stride": tensor.stride()}
+        return DTensor.from_local(share, mesh, tensor.placements, run_check=False, **shape)
 
-    def wait(self) -> None:
-        """Do nothing: no save is under way."""
-
-    def __enter__(self) -> ShardedSaves:
-        """Make the folder, which later saves do not make again around a run that was removed."""
-        with suppress(OSError):  # the first save tells it
-            self._folder.mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Do nothing: no save is under way."""
+    def _has_room(self, snapshot: Snapshot) -> bool:
+        model, moments = (
+            {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+            for tensors in (snapshot.model, snapshot.optimizer)
+        )
+        has_room = super()._has_room(replace(snapshot, model=model, optimizer=moments))
+        return not self._ranks.any_(not has_room)
 
 
 def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:

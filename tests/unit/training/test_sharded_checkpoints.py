@@ -1,6 +1,7 @@
 """Checkpoints of shares: whole or refused, and never code."""
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from maskloom.config import DataError, TrainingSection
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.training import sharded_checkpoints
 from maskloom.training.checkpoints import Snapshot, check_checkpoint, restore_checkpoint, write_checkpoint
 from maskloom.training.distributed import DistributedRanks
 from maskloom.training.loop import TrainState
@@ -182,14 +184,39 @@ def test_a_failed_write_leaves_the_older_checkpoint_and_is_forgiven_once(
     for _ in range(3):
         _step(state)
     with ShardedSaves(saved.parent, ranks, keep=2, on_whole=lambda step, path: None, say=said.append) as saves:
-        fault_points.arm("enospc@files.write#1")
+        fault_points.arm("enospc@files.write#1+")
         try:
             saves.start(state, {})
+            saves.start(state, {})
             assert "No space left" in said[0]
-            assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-            fault_points.arm("enospc@files.write#1")
             with pytest.raises(OSError, match="No space left"):
-                saves.start(state, {})
+                saves.wait()
+            assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+            with pytest.raises(OSError, match="No space left"):
+                saves.save(state, {})
         finally:
             fault_points.arm()
     assert restore_checkpoint(_plain(0), saved.parent) is not None
+
+
+def test_training_goes_on_while_shares_are_written(
+    ranks: DistributedRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, may_write, write = _shared(ranks, 1), threading.Event(), sharded_checkpoints.write_sharded
+
+    def held_back(*arguments, **settings):
+        assert may_write.wait(60)
+        return write(*arguments, **settings)
+
+    monkeypatch.setattr(sharded_checkpoints, "write_sharded", held_back)
+    _step(state)
+    saved = _values(state)
+    with ShardedSaves(tmp_path, ranks, keep=2, on_whole=lambda step, path: None, say=print) as saves:
+        saves.start(state, {})
+        _step(state)
+        may_write.set()
+        saves.wait()
+    restored = _plain(0)
+    assert restore_checkpoint(restored, tmp_path).step == 1
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(_values(restored), saved, strict=True))
+    assert not torch.equal(_values(state)[0], saved[0])
