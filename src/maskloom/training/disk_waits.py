@@ -21,12 +21,17 @@ def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
         folders = list(threads.iterdir())
     except OSError:
         return True
+    places = []
     for folder in folders:
         try:
             state = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-            place = (folder / "wchan").read_text(encoding="utf-8") if state == "S" else ""
+            if state == "D":
+                return True
+            if state == "S":
+                places.append((folder / "wchan").read_text(encoding="utf-8"))
         except OSError:  # this thread has ended
             continue
-        if state == "D" or (state == "S" and not any(name in place for name in _OTHER_WAITS)):
-            return True
-    return False
+    told = [place for place in places if place not in ("", "0")]  # a thread that went on meanwhile has no place
+    if places and not told:
+        return True
+    return any(not any(name in place for name in _OTHER_WAITS) for place in told)

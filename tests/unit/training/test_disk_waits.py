@@ -24,7 +24,7 @@ def _thread(folder: Path, state: str, place: str) -> None:
         ("S", "sk_wait_data", False),
         ("D", "folio_wait_bit_common", True),
         ("S", "request_wait_answer", True),
-        ("S", "0", True),
+        ("S", "0", False),
     ],
 )
 def test_the_place_in_the_kernel_decides(tmp_path: Path, state: str, place: str, expected: bool) -> None:
@@ -35,6 +35,9 @@ def test_the_place_in_the_kernel_decides(tmp_path: Path, state: str, place: str,
 
 
 def test_where_the_system_does_not_tell_a_disk_may_be_slow(tmp_path: Path) -> None:
+    for name in "123":
+        _thread(tmp_path / name, "S", "0")
+    assert waits_for_disk(tmp_path)
     assert waits_for_disk(tmp_path / "absent")
 
 
