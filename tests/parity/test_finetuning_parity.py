@@ -24,25 +24,36 @@ TEXTS = [
 ] * NUM_STEPS
 
 
-@pytest.fixture(scope="module")
-def both(minilm_folder, tmp_path_factory):
-    """Our model and theirs with the same weights, classifier included, and no dropout."""
+DRAW = np.random.default_rng(0)
+LABELS = {
+    "pair": DRAW.integers(0, 2, len(TEXTS)),
+    "multilabel": DRAW.integers(0, 2, (len(TEXTS), 5)).astype(np.float32),
+    "regression": DRAW.uniform(0, 5, len(TEXTS)).astype(np.float32),
+}
+OUTPUTS = {"pair": 2, "multilabel": 5, "regression": 1}
+PROBLEMS = {"pair": "single_label", "multilabel": "multi_label", "regression": "regression"}
+
+
+def both(minilm_folder, folder, kind):
+    """Return our model and theirs with the same weights, classifier included, and no dropout."""
     transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("start")
-    start, _ = load_model(minilm_folder, heads=("classifier",), num_labels=2, seed=1)
-    save_model(start, folder, extra_config={"id2label": {"0": "0", "1": "1"}, "label2id": {"0": 0, "1": 1}})
+    start, _ = load_model(minilm_folder, heads=("classifier",), num_labels=OUTPUTS[kind], seed=1)
+    names = [str(number) for number in range(OUTPUTS[kind])]
+    save_model(start, folder, extra_config={"id2label": dict(zip(names, names, strict=True))})
     Tokenizer.load(minilm_folder).save(folder)
     config = read_config(folder)
+    config["problem_type"] = PROBLEMS[kind] + ("" if kind == "regression" else "_classification")
     write_json(folder / "config.json", {**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
     oracle = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     return load_model(folder)[0], oracle, transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def test_losses_and_weights_agree_at_every_step(both):
+@pytest.mark.parametrize("kind", list(LABELS))
+def test_losses_and_weights_agree_at_every_step(minilm_folder, tmp_path, kind):
     from transformers import get_linear_schedule_with_warmup
 
-    model, oracle, tokenizer = both
-    labels = np.random.default_rng(0).integers(0, 2, len(TEXTS))
+    model, oracle, tokenizer = both(minilm_folder, tmp_path, kind)
+    labels = LABELS[kind]
     settings = FinetuneTraining(
         steps=NUM_STEPS, batch_size=BATCH_SIZE, learning_rate=1e-4, warmup_steps=2, weight_decay=0.05, clip_norm=0.5
     ).with_steps(len(TEXTS))
@@ -53,8 +64,9 @@ def test_losses_and_weights_agree_at_every_step(both):
         number = position.get("batch", 0)
         return data.batch(np.arange(number * BATCH_SIZE, (number + 1) * BATCH_SIZE)), {"batch": number + 1}
 
+    names = () if kind == "regression" else tuple(map(str, range(OUTPUTS[kind])))
     state = TrainState.fresh(model, settings)
-    reports = list(train_steps(state, make_task("pair", ("0", "1")).objective, next_batch, settings=settings, seed=0))
+    reports = list(train_steps(state, make_task(kind, names).objective, next_batch, settings=settings, seed=0))
 
     exempt = ("bias", "LayerNorm")
     named = list(oracle.named_parameters())
