@@ -133,6 +133,21 @@ def test_a_rerun_gives_the_same_weights(command, alone: Path, tmp_path: Path) ->
     assert command("rerun", alone, "--out", tmp_path / "again")[0] == 3
 
 
+def test_a_run_folder_is_a_start_as_its_model_is(command, corpus, alone: Path, tmp_path: Path) -> None:
+    for name, init in (("run", alone), ("model", alone / "model")):
+        more = ("--set", "training.steps=2", "--set", "data.max_length=24")
+        code, said = command("pretrain", "--corpus", corpus, "--init", init, "--out", tmp_path / name, *more)
+        assert code == 0, said
+    assert _model(tmp_path / "run") == _model(tmp_path / "model")
+
+
+def test_a_rerun_goes_beside_the_run_when_no_place_is_given(command, alone: Path, tmp_path: Path) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    code, said = command("rerun", tmp_path / "run")
+    assert code == 0, said
+    assert _model(tmp_path / "run-rerun") == _model(alone)
+
+
 def test_a_corpus_is_built_again_to_the_byte_or_the_change_is_named(command, corpus, tmp_path, monkeypatch) -> None:
     text, vocabulary = tmp_path / "texts" / "a.txt", corpus.parent / "vocab"
     text.parent.mkdir()

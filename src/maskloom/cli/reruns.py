@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from maskloom.cli.options import AsJson, Out, Resume, progress_display, show
+from maskloom.cli.options import AsJson, Resume, progress_display, show
 
 
 def rerun(
     run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning, search or corpus.")],
-    out: Out,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write; by default RUN-rerun beside the run.")
+    ] = None,
     allow_version_change: Annotated[
         bool, typer.Option("--allow-version-change", help="Repeat it with other versions of the program too.")
     ] = False,
@@ -22,6 +24,9 @@ def rerun(
     """Repeat a run from what its folder says, and tell whether the same bits came out (else exit code 1)."""
     from maskloom.runs.run_lock import refuse_if_in_use
 
+    if out is None:
+        whole = run.resolve()
+        out = whole.with_name(f"{whole.name}-rerun")
     refuse_if_in_use(out)
     from maskloom.runs.rerun import rerun as repeat
 

@@ -22,6 +22,7 @@ from maskloom.data.rank_rows import rows_of_rank
 from maskloom.data.sampling import DataPosition, SamplingSettings
 from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
+from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
@@ -67,7 +68,7 @@ def pretrain(
     training = recipe.training
     with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
         heard = progress if progress is not None and ranks.is_first else SilentProgress()
-        start = None if init is None else Path(init)
+        start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
 
 

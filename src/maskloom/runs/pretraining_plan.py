@@ -64,7 +64,7 @@ def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
 
 def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     """Return what of a recipe does not count because initial weights or [[phases]] decide it, one sentence each."""
-    own = [f"model.{key}" for key, value in iter(ModelSection()) if getattr(recipe.model, key) != value]
+    own = [f"model.{key}" for key, value in ModelSection() if getattr(recipe.model, key) != value]
     said = [f"{', '.join(own)}: left aside, the initial model has sizes of its own"] if has_init and own else []
     if recipe.phases and recipe.training.steps != TrainingSection().steps:
         said.append(f"training.steps = {recipe.training.steps}: left aside, every phase has steps of its own")
