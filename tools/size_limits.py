@@ -4,7 +4,7 @@ import ast
 import sys
 from pathlib import Path
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 
