@@ -1,6 +1,7 @@
-"""Every recipe of the repository is one that the commands take."""
+"""Every recipe of the package is one that the commands take."""
 
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.tasks.kinds import KINDS
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+RECIPES = sorted(Path(str(files("maskloom"))).glob("recipes/*.toml"))
 
 
 def test_there_are_recipes():
