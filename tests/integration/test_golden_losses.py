@@ -1,0 +1,21 @@
+"""20 steps of pre-training and of every kind of task give the losses that were stored when they were right."""
+
+import json
+
+import pytest
+from tools.golden_losses import STORED, compute, machine_class, names
+
+GOLDEN = json.loads(STORED.read_text(encoding="utf-8"))
+
+
+def test_every_run_is_stored():
+    assert list(GOLDEN["runs"]) == names()
+
+
+@pytest.mark.parametrize("name", names())
+def test_losses_stay(name, tmp_path):
+    stored, now = GOLDEN["runs"][name], compute(name, tmp_path)
+    assert len(now["losses"]) == 20
+    assert now["losses"] == pytest.approx(stored["losses"], rel=1e-6)
+    if machine_class() == GOLDEN["machine"]:
+        assert now == stored
