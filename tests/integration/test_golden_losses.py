@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from tools.golden_losses import STORED, compute, machine_class, names
 
 GOLDEN = json.loads(STORED.read_text(encoding="utf-8"))
