@@ -1,33 +1,40 @@
-# `make quickstart` and `make test` do everything on a machine with CPython 3.11, pip, gcc, make and git.
+# `make quickstart` and `make test` do everything on a machine with CPython 3.11 or later, pip, gcc, make and git.
+# TORCH is what pip is given for torch, such as TORCH='torch --index-url URL' with a URL of pytorch.org's install page.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: quickstart test test-all soak check install bench clean format
+.PHONY: quickstart test test-all soak check install develop bench clean format
 
-install: $(VENV)/.installed
+# What running needs; `develop` adds what tests and checks need.
+install: $(VENV)/.running
+develop: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.running: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.running
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,check]'
 	touch $@
 
 quickstart: install
 	$(BIN)/maskloom quickstart
 
-test: install
+test: develop
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test-all: install
+test-all: develop
 	$(BIN)/python -m pytest
 
 # The whole sheet of what a run survives, for hours; ROWS=R1,R3 MINUTES=15 for a part of it.
-soak: install
+soak: develop
 	$(BIN)/python -m tools.soak $(if $(ROWS),--rows $(ROWS)) $(if $(MINUTES),--minutes $(MINUTES))
 
-check: install
+check: develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings --level error
@@ -36,11 +43,11 @@ check: install
 	$(BIN)/python tools/banned_calls.py src tools benchmarks
 	$(BIN)/python tools/readme_table.py --check
 
-format: install
+format: develop
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install
+bench: develop
 	$(BIN)/python benchmarks/pretraining_step.py
 
 clean:

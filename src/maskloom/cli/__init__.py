@@ -6,9 +6,11 @@ import os
 import shlex
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
+from maskloom import __version__
 from maskloom.cli import training, use
 from maskloom.cli.answer import answer, score_answers
 from maskloom.cli.corpora import corpus_app, vocab_app
@@ -50,8 +52,19 @@ EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: 
 _RESUMABLE = frozenset({"quickstart", "pretrain", "finetune", "rerun", "search", "glue"})
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"maskloom {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _listen(context: typer.Context) -> None:
+def _listen(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
     if context.invoked_subcommand in _RESUMABLE:
         context.with_resource(StopRequests())
 
