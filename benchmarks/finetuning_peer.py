@@ -104,7 +104,7 @@ def train_with_transformers(
 ) -> list[dict[str, float]]:
     """Fine-tune as the Trainer does and return the dev scores after each epoch, or after the last alone.
 
-    An epoch is so many steps as `num_rows` over the batch size gives: questions of SQuAD, not their windows.
+    An epoch is so many steps as `num_rows` over the batch size gives; a recipe may give the steps themselves.
     `is_grouped` makes batches of rows of like length, not of any rows.
     """
     from transformers import get_linear_schedule_with_warmup, set_seed
@@ -120,7 +120,7 @@ def train_with_transformers(
         eps=training["adam_epsilon"],
     )
     epoch = num_rows // training["batch_size"]
-    steps = int(num_rows / training["batch_size"] * training["epochs"])
+    steps = training.get("steps") or int(num_rows / training["batch_size"] * training["epochs"])
     schedule = get_linear_schedule_with_warmup(optimizer, int(training["warmup_share"] * steps), steps)
     features = kind.training_features(train)
     how: dict[str, Any] = {"batch_size": training["batch_size"], "shuffle": True}
