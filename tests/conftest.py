@@ -11,7 +11,7 @@ from hypothesis import settings
 # The suite draws the same examples every time, so that a change is judged by what it changed. To look further:
 # pytest --hypothesis-profile=search
 settings.register_profile("search", max_examples=2000, deadline=None)
-settings.register_profile("suite", derandomize=True)
+settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
 

@@ -139,7 +139,7 @@ def test_wrong_use_changes_nothing(tmp_path):
     assert settings_of(folder) == {}
     content = json.loads((folder / "maskloom.json").read_text())
     write_json(folder / "maskloom.json", {**content, "settings": {"temperature": -1}})
-    with pytest.raises(DataError, match=r"maskloom\.json: temperature -1: a finite number above 0"):
+    with pytest.raises(DataError, match=r"maskloom\.json: temperature -1: a number from 1e-06"):
         Predictor.load(folder)
 
 

@@ -24,6 +24,7 @@ from maskloom.tasks.evaluation import ModelOutputs, model_outputs, tokens_at_onc
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.inputs import checked_text, text_example
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 
@@ -270,7 +271,9 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
         raise DataError(
             f"{path / 'config.json'}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}"
         )
-    return tuple(by_id[number] for number in range(len(by_id)))
+    names = tuple(by_id[number] for number in range(len(by_id)))
+    check_distinct(names, f"{path / 'config.json'}: id2label")
+    return names
 
 
 def examples_of_inputs(inputs: Sequence[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:

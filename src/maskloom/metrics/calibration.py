@@ -7,7 +7,6 @@ logits first (Guo et al. 2017): above 1 it takes confidence away, below 1 it add
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,8 @@ import numpy as np
 NUM_BINS = 15
 # A model that makes no mistake on the data it is fitted on would get temperature 0, which says nothing of other data.
 TEMPERATURE_RANGE = (0.05, 20.0)
+# Logits of fp32 divided by less may be infinite, and their probabilities no numbers.
+_POSSIBLE_TEMPERATURES = (1e-6, 1e6)
 
 
 def softmax(logits: np.ndarray, *, axis: int = -1) -> np.ndarray:
@@ -151,10 +152,11 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
 
 
 def checked_temperature(value: Any) -> float:
-    """Return a temperature; raises ValueError unless it is a finite number above 0."""
+    """Return a temperature; raises ValueError unless it is a number that logits can be divided by in fp32."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0.0 < value <= sys.float_info.max:
-        raise ValueError(f"temperature {value!r:.80}: a finite number above 0 is expected")
+    low, high = _POSSIBLE_TEMPERATURES
+    if not is_number or not low <= value <= high:
+        raise ValueError(f"temperature {value!r:.80}: a number from {low:g} to {high:g} is expected")
     return float(value)
 
 

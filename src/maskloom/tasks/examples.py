@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: JSON can spell it, but it is not valid Unicode and cannot be written as UTF-8."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import read_bytes
 from maskloom.tasks.catalog.row import Kind
-from maskloom.tasks.examples import Example, ReadExamples
+from maskloom.tasks.examples import LONE_SURROGATE, Example, ReadExamples
 
 _MOST_LABEL_BYTES = 16 << 20
 
@@ -34,6 +34,16 @@ def read_label_names(path: str | Path) -> tuple[str, ...]:
     if not names:
         raise DataError(f"{path}: no label names")
     return tuple(names)
+
+
+def check_distinct(names: tuple[str, ...], source: str) -> None:
+    """Raise DataError where two ids have one name, which would be one probability for both, or a name is no text."""
+    first: dict[str, int] = {}
+    for number, name in enumerate(names):
+        if first.setdefault(name, number) != number:
+            raise DataError(f"{source}: ids {first[name]} and {number} have the same name {name!r:.80}; rename one")
+        if LONE_SURROGATE.search(name):
+            raise DataError(f"{source}: id {number}: the name {name!r:.80} is not valid Unicode")
 
 
 def label_names_of(train: ReadExamples, kind: Kind) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -20,9 +21,13 @@ from maskloom.tasks.columns import (
     columns_of_header,
     wants_numbers,
 )
-from maskloom.tasks.examples import BadRowError, Example, ReadExamples, ReadingReport
+from maskloom.tasks.examples import LONE_SURROGATE, BadRowError, Example, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
+# float() also takes "1_000", "infinity" and the digits of other scripts.
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+# The square of an error is an fp32 number (at most 3.4e38), and so is a batch's sum of them.
+_LARGEST_TARGET = 1e16
 _TAKES_PAIR: dict[Kind, bool | None] = {"single": False, "pair": True, "regression": None, "multilabel": None}
 
 
@@ -186,7 +191,7 @@ def _text(record: Row, key: str | int) -> str:
         raise BadRowError("text is not a string", f"{key!r:.80} is {type(value).__name__}")
     if not value.strip():
         raise BadRowError("empty text")
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if LONE_SURROGATE.search(value):
         raise BadRowError("text holds half of a surrogate pair", f"{key!r:.80} is not valid Unicode")
     return value
 
@@ -221,18 +226,27 @@ def _name(value: Any) -> str:
     name = str(value).strip()
     if not name:
         raise BadRowError("missing label")
+    if LONE_SURROGATE.search(name):
+        raise BadRowError("label holds half of a surrogate pair", f"{name!r} is not valid Unicode")
     return name
 
 
 def _number(value: Any, label_range: tuple[float, float] | None) -> float:
     if value is None or value == "":
         raise BadRowError("missing label")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str):
+        is_number = _NUMBER.fullmatch(value.strip()) is not None
     try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
+        number = float(value) if is_number else math.nan
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf
     if not math.isfinite(number):
-        raise BadRowError("label is not a finite number", repr(value))
+        raise BadRowError("label is not a finite number", f"{value!r:.80}; such as -3, 2.5 or 1e-3 is expected")
+    if abs(number) > _LARGEST_TARGET:
+        raise BadRowError(
+            "label is too large for fp32", f"{value!r}; squared errors stay finite up to {_LARGEST_TARGET:g}"
+        )
     if label_range and not label_range[0] <= number <= label_range[1]:
         raise BadRowError("label out of range", f"{number}, expected {label_range[0]} to {label_range[1]}")
     return number

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -136,6 +138,31 @@ def test_foreign_classifier_folders(tmp_path):
     first, second = predictor.predict(["alpha", ("beta", "gamma")])
     assert set(first["probabilities"]) == {"no", "yes"}
     assert first["probabilities"] != second["probabilities"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"0": "yes", "1": "yes"}, r"config\.json: id2label: ids 0 and 1 have the same name 'yes'"),
+        ({"0": 1, "1": "1"}, r"config\.json: id2label: ids 0 and 1 have the same name '1'"),
+        ({"0": "no", "1": "\ud800"}, r"config\.json: id2label: id 1: .* is not valid Unicode"),
+    ],
+)
+def test_labels_that_could_not_be_told_apart_or_written_are_refused(tmp_path, names, message):
+    folder = write_model(tmp_path, heads=("classifier",), num_labels=2)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": names}))
+    with pytest.raises(DataError, match=message):
+        Predictor.load(folder)
+
+
+def test_a_temperature_that_would_give_no_numbers_is_refused(tmp_path):
+    folder = write_model(tmp_path, heads=("classifier",), num_labels=2)
+    for kind in ("single", "multilabel"):
+        content = {"kind": kind, "settings": {"temperature": 1e-300}}
+        (folder / "maskloom.json").write_text(json.dumps(content))
+        with pytest.raises(DataError, match=r"maskloom\.json: temperature 1e-300: a number from 1e-06 to 1e\+06"):
+            Predictor.load(folder)
 
 
 def test_broken_weights_are_noticed(folder):

@@ -3,6 +3,7 @@
 import json
 import time
 
+import numpy as np
 import pytest
 
 from maskloom.config import ConfigError, DataError
@@ -24,6 +25,66 @@ def read(kind, path, content, **options):
 def test_labels_that_only_look_like_numbers_are_names(tmp_path, label):
     train = read("single", tmp_path / "d.csv", f"text,label\na,{label}\nb,1\n")
     assert set(label_names_of(train, "single")) == {label, "1"}
+
+
+@pytest.mark.parametrize("score", ["1e308", "-1e17", "3.4e38"])
+@pytest.mark.parametrize("name", ["d.csv", "d.jsonl"])
+def test_a_target_whose_squared_error_fp32_cannot_hold_is_named(tmp_path, name, score):
+    rows = {
+        "d.csv": f"text,score\na,1\nb,{score}\n",
+        "d.jsonl": f'{{"text": "a", "score": 1}}\n{{"text": "b", "score": {score}}}',
+    }
+    line = 3 if name == "d.csv" else 2
+    with pytest.raises(DataError, match=rf"{name}: line {line}: label is too large for fp32: .*{score[:2]}"):
+        read("regression", tmp_path / name, rows[name])
+    assert np.isfinite(np.float32(1e16) ** 2 * np.float32(4096))
+
+
+@pytest.mark.parametrize("score", ["1_000", "１２", "٣", "infinity", "0x10", "1e", ".", "+-1", "1 2"])
+def test_a_score_is_written_in_plain_digits(tmp_path, score):
+    with pytest.raises(DataError, match=r"d\.csv: line 3: label is not a finite number: "):
+        read("regression", tmp_path / "d.csv", f"text,score\na,1\nb,{score}\n")
+    kept = read("regression", tmp_path / "d.csv", f"text,score\na,1\nb,{score}\n", on_bad_rows="skip")
+    assert kept.report.dropped == {"label is not a finite number": 1}
+
+
+def test_scores_in_every_plain_spelling(tmp_path):
+    spelled = ["-3", "+2.5", ".5", "7.", " 1e-3 ", "1E2", "1e-400"]
+    data = read(
+        "regression",
+        tmp_path / "d.csv",
+        "".join(f"a,{score}\n" for score in ["score", *spelled]).replace("a,score", "text,score"),
+    )
+    assert [example.label for example in data.examples] == [-3.0, 2.5, 0.5, 7.0, 1e-3, 100.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "what"),
+    [
+        ("single", {"text": "b", "label": "half \ud800"}, "label"),
+        ("pair", {"text_a": "b", "text_b": "c", "label": "\udc00"}, "label"),
+        ("multilabel", {"text": "b", "labels": ["fine", "\ud800"]}, "label"),
+        ("multilabel", {"text": "b", "labels": "fine,\ud800"}, "label"),
+        ("choice", {"id": "\ud800", "context": "b", "choices": ["c", "d"], "label": 0}, "id"),
+        ("span", {"id": "\ud800", "question": "b?", "context": "c", "answers": ["c"], "answer_start": [0]}, "id"),
+        ("tagging", {"tokens": ["b"], "tags": ["B-\ud800"]}, "text"),
+    ],
+)
+def test_half_of_a_surrogate_pair_in_a_name_is_refused_at_reading(tmp_path, kind, row, what):
+    """It once passed, and ended in a traceback when the labels were written after training, or in predict."""
+    with pytest.raises(DataError, match=rf"d\.jsonl: line 2: .*{what} holds half of a surrogate pair"):
+        read(
+            kind,
+            tmp_path / "d.jsonl",
+            json.dumps(row).replace("\\ud800", "x").replace("\\udc00", "y") + "\n" + json.dumps(row),
+        )
+
+
+def test_half_of_a_surrogate_pair_in_an_id_of_squad_is_refused_with_its_place(tmp_path):
+    question = {"id": "\ud800", "question": "Who?", "answers": [{"text": "Bob", "answer_start": 0}]}
+    document = {"data": [{"title": "t", "paragraphs": [{"context": "Bob.", "qas": [question]}]}]}
+    with pytest.raises(DataError, match=r"d\.json: article 1 .*question 1 .*id holds half of a surrogate pair"):
+        read("span", tmp_path / "d.json", json.dumps(document))
 
 
 @pytest.mark.parametrize("column", ["²", DIGITS, "1²"])

@@ -149,7 +149,7 @@ def test_a_score_has_nothing_to_tune():
     "settings",
     [
         {"thresholds": [0.5]}, {"thresholds": [0.5, 1.5]}, {"thresholds": ["a", "b"]}, {"thresholds": 0.5},
-        {"thresholds": [0.5, float("nan")]}, {"temperature": 0}, {"temperature": "hot"},
+        {"thresholds": [0.5, float("nan")]}, {"temperature": 0}, {"temperature": "hot"}, {"temperature": 1e-300},
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused(settings):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from maskloom.config import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
 from maskloom.tasks.columns import ReadingOptions, is_column_number
-from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.examples import LONE_SURROGATE, ReadingReport
 from maskloom.tasks.tables import Row, read_rows
 from maskloom.tasks.tagging.layout import DOCUMENT_START, SPACES, layout_of_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, SchemeFinder, TagForm, breach_of, convert_tags
@@ -375,5 +375,5 @@ def _strings(values: Any, line: int, what: str) -> tuple[str, ...]:
 
 
 def _check_unicode(text: str, line: int) -> None:
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if LONE_SURROGATE.search(text):
         raise _BadSentenceError("text holds half of a surrogate pair", line, "it is not valid Unicode")
