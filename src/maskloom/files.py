@@ -45,12 +45,53 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
         os.chmod(temporary, 0o666 & ~mask)
         fault_point("files.rename")
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # what went wrong first is what a person should read
             fault_point("files.unlink")
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            raise OSError(error.errno, f"{error.strerror}; it was not written", str(path)) from None
         raise
     sync(path.parent)
+
+
+@contextmanager
+def replacing_folder(final: Path) -> Iterator[Path]:
+    """Yield a new folder beside `final` that takes its name at the end; on an error nothing of it is left.
+
+    An older folder of that name stands until the last moment.
+    """
+    temporary, former = (final.with_name(f".{final.name}.{what}-{os.getpid()}") for what in ("tmp", "tmp-old"))
+    for left in final.parent.glob(f".{escape(final.name)}.tmp-*"):
+        process = left.name.rpartition("-")[2]
+        if process.isdigit() and (int(process) == os.getpid() or not is_running(int(process))):
+            remove_tree(left)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        sync(temporary)
+        if final.exists():
+            rename(final, former)
+        rename(temporary, final)
+        sync(final.parent)
+    except BaseException:
+        with suppress(OSError):
+            if former.exists() and not final.exists():
+                rename(former, final)
+            if temporary.exists():
+                remove_tree(temporary)
+        raise
+    if former.exists():
+        remove_tree(former)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy the files of a folder into another; raises OSError as `replacing` does."""
+    for path in sorted(source.iterdir()):
+        with path.open("rb") as file, replacing(target / path.name) as copy:
+            while chunk := file.read(_CHUNK):
+                fault_point("files.copy")
+                copy.write(chunk)
 
 
 def _remove_abandoned(path: Path) -> None:

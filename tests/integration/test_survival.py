@@ -1,9 +1,10 @@
-"""The fast part of the soak's R1 and R3: real kills of real runs, which go on to the bits of the run left alone."""
+"""The fast part of R1, R3 and R7 of the soak: runs that are killed or out of disk go on to the bits of others."""
 
 import shutil
 
 import pytest
 
+from tools.soak.full_disks import model_places, try_full_disk
 from tools.soak.kills import KILLS_IN_A_ROW, kill_once, kills_of, leave_alone, try_kill
 from tools.soak.subjects import RUN, differences, finetuning, grid_search, outcome, prepare, pretraining, run_whole
 
@@ -18,6 +19,16 @@ def pretrained_alone(server, budget, data):
     return leave_alone(server, pretraining(data, steps=50, evaluate_every=20), budget.work / "pretrain")
 
 
+@pytest.fixture(scope="module")
+def finetuned_alone(server, budget, data):
+    return leave_alone(server, finetuning(data, epochs=2), budget.work / "finetune")
+
+
+@pytest.fixture(scope="module")
+def searched_alone(server, budget, data):
+    return leave_alone(server, grid_search(data, epochs=1), budget.work / "search")
+
+
 def _kill_once_of_each(server, alone, budget, **plan):
     for kill in kills_of(alone, plan, budget):
         trial = try_kill(server, alone, kill, budget.work / "killed")
@@ -29,14 +40,22 @@ def test_pretraining_goes_on_to_the_bit_after_a_kill(server, pretrained_alone, b
     _kill_once_of_each(server, pretrained_alone, budget, **{kind: 1})
 
 
-def test_finetuning_goes_on_to_the_bit_after_a_kill(server, data, budget):
-    alone = leave_alone(server, finetuning(data, epochs=2), budget.work / "finetune")
-    _kill_once_of_each(server, alone, budget, save=1, evaluation=1)
+def test_finetuning_goes_on_to_the_bit_after_a_kill(server, finetuned_alone, budget):
+    _kill_once_of_each(server, finetuned_alone, budget, save=1, evaluation=1)
 
 
-def test_a_grid_search_goes_on_to_the_bit_after_a_kill(server, data, budget):
-    alone = leave_alone(server, grid_search(data, epochs=1), budget.work / "search")
-    _kill_once_of_each(server, alone, budget, clock=1)
+def test_a_grid_search_goes_on_to_the_bit_after_a_kill(server, searched_alone, budget):
+    _kill_once_of_each(server, searched_alone, budget, clock=1)
+
+
+@pytest.mark.parametrize("kind", ["pretrained", "finetuned", "searched"])
+def test_a_disk_that_is_full_at_a_model_folder_ends_a_run_with_74_and_one_line(server, budget, request, kind):
+    alone = request.getfixturevalue(f"{kind}_alone")
+    rules = model_places(alone)
+    assert rules
+    for rule in rules[:1] if kind == "pretrained" else rules[::2]:
+        trial = try_full_disk(server, alone, rule, budget.work / "full" / "run")
+        assert trial.passed, f"{trial.name}: {trial.detail}"
 
 
 def test_a_run_survives_kills_in_a_row(server, pretrained_alone, budget):

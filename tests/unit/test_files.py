@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from maskloom.files import replacing, write_bytes, write_json, write_text
+from maskloom import fault_points
+from maskloom.files import copy_files, replacing, replacing_folder, write_bytes, write_json, write_text
 
 
 def test_a_file_is_replaced_whole(tmp_path) -> None:
@@ -74,3 +75,24 @@ def test_a_stream_that_breaks_off_leaves_nothing(tmp_path) -> None:
         break_off()
     assert path.read_bytes() == "eins\r\nä\n".encode()
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path) -> None:
+    final, source = tmp_path / "model", tmp_path / "source"
+    write_text(final / "a.txt", "old")
+    write_text(source / "a.txt", "new")
+    write_text(source / "b.txt", "new")
+    fault_points.arm("enospc@files.copy#2")
+    try:
+        with (
+            pytest.raises(OSError, match=r"No space left on device; it was not written: .*b\.txt"),
+            replacing_folder(final) as new,
+        ):
+            copy_files(source, new)
+    finally:
+        fault_points.arm()
+    assert {path.name: path.read_text() for path in final.iterdir()} == {"a.txt": "old"}
+    with replacing_folder(final) as new:
+        copy_files(source, new)
+    assert {path.name: path.read_text() for path in final.iterdir()} == {"a.txt": "new", "b.txt": "new"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "source"]

@@ -34,7 +34,7 @@ PLANS = {
 }
 KILLS_IN_A_ROW = 10
 # What a process is at when it passes the points of a family, once training has begun.
-_KIND_OF = {"files": "save", "checkpoints": "save", "evaluation": "evaluation"}
+_KIND_OF = {"files": "save", "model": "save", "checkpoints": "save", "evaluation": "evaluation"}
 
 
 @dataclass(frozen=True)

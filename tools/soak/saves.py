@@ -1,4 +1,4 @@
-"""R2, R5, R7 and R17: saves that are killed, damaged, or meet a disk that fails, and checkpoints of other formats."""
+"""R2, R5 and R17, and a part of R7: saves that are killed, damaged or fail, and checkpoints of other formats."""
 
 from __future__ import annotations
 
@@ -220,13 +220,6 @@ ROWS = [
         "named, the one before taken",
         232,
         tampered,
-    ),
-    Row(
-        "R7",
-        "a disk that is full, read-only or broken from a drawn place on",
-        "exit 74, resumed to the bit",
-        21,
-        failing_disks,
     ),
     Row("R17", "checkpoints of format 1 and of newer formats", "old loads, newer refused by number", 4, formats),
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor
 
 from maskloom.checkpoints.bert_names import (
@@ -25,8 +22,11 @@ from maskloom.checkpoints.bert_names import (
     is_ignored,
     model_names,
 )
+from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
 from maskloom.config import ConfigError, DataError, Section, validate_recipe
+from maskloom.fault_points import fault_point
+from maskloom.files import replacing, write_json
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.machine_memory import available_memory
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
@@ -131,25 +131,18 @@ def load_model(
 def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:
     """Write config.json and model.safetensors so that transformers opens them with equal logits.
 
-    `extra_config` adds keys such as id2label, label2id, problem_type. Both files appear whole or not at all: they are
-    written under temporary names, synced and renamed. Raises ConfigError when `extra_config` contradicts the model.
+    `extra_config` adds keys such as id2label, label2id, problem_type. Each file appears whole or not at all, the
+    configuration last. Raises ConfigError when `extra_config` contradicts the model, OSError when the disk fails.
     """
     folder = Path(folder)
     content = _config_content(model, extra_config or {})
     folder.mkdir(parents=True, exist_ok=True)
     tensors = _published_tensors(model, has_prefix=content["architectures"] != ["BertModel"])
-    temporary = {name: folder / f".{name}.tmp-{os.getpid()}" for name in (WEIGHTS, CONFIG)}
-    try:
-        save_file(tensors, temporary[WEIGHTS], metadata={"format": "pt"})
-        temporary[CONFIG].write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        for path in temporary.values():
-            _sync(path)
-        for name, path in temporary.items():
-            path.rename(folder / name)
-        _sync(folder)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
+    with replacing(folder / WEIGHTS) as file:
+        for piece in safetensors_pieces(tensors, metadata={"format": "pt"}):
+            fault_point("model.write")
+            file.write(piece)
+    write_json(folder / CONFIG, content)
 
 
 class _BiLSTMOptions(Section):
@@ -351,11 +344,3 @@ def _config_path(folder: Path) -> Path:
         if (path := file_inside(folder, name)) is not None:
             return path
     raise DataError(f"{folder}: no {CONFIG} (nor {_GOOGLE_CONFIG}); a model folder has one beside its weights")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

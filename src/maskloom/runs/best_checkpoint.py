@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from maskloom.checkpoints.huggingface import save_model
+from maskloom.files import replacing_folder
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpoints import MODEL, REST, step_folders
@@ -31,6 +32,7 @@ def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Toke
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    save_model(model, folder)
-    tokenizer.save(folder)
+    with replacing_folder(folder) as temporary:
+        save_model(model, temporary)
+        tokenizer.save(temporary)
     return kept["step"]

@@ -13,7 +13,7 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
-from maskloom.files import write_json
+from maskloom.files import copy_files, replacing_folder, write_json
 from maskloom.inference.model_folder import FORMAT_VERSION, SETTINGS_FILE, load_tokenizer, resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.runs.features import with_features
@@ -320,26 +320,25 @@ def _write_model(
     tokenizer: Tokenizer,
 ) -> None:
     """Put a seed's best weights, tokenizer, settings and card together under a temporary name, then rename that."""
-    temporary, primary = final.with_name("model.tmp"), prepared.task.primary
-    shutil.rmtree(temporary, ignore_errors=True)
-    if not final.exists():
-        shutil.copytree(out / "restarts" / f"seed-{restart['seed']}" / "best", temporary)
-        tokenizer.save(temporary)
+    if final.exists():
+        return
+    with replacing_folder(final) as folder:
+        copy_files(out / "restarts" / f"seed-{restart['seed']}" / "best", folder)
+        tokenizer.save(folder)
         settings = {
             "format_version": FORMAT_VERSION,
             "maskloom": maskloom.__version__,
             "kind": prepared.task.kind,
             "takes_pairs": prepared.takes_pairs,
             "labels": list(prepared.task.labels),
-            "primary": primary,
+            "primary": prepared.task.primary,
             "max_length": recipe.data.max_length,
             "reading": {**reading.as_dict(), "labels": None},
             "settings": prepared.task.settings,
         }
-        write_json(temporary / SETTINGS_FILE, settings)
+        write_json(folder / SETTINGS_FILE, settings)
         summary = (
             f"A model for a {prepared.task.kind} task, seed {restart['seed']}, epoch {restart['best']['epoch']}: "
-            f"the best on dev by {primary}."
+            f"the best on dev by {prepared.task.primary}."
         )
-        write_card(temporary, "Fine-tuned BERT", summary, recipe, restart["best"]["scores"])
-        temporary.rename(final)
+        write_card(folder, "Fine-tuned BERT", summary, recipe, restart["best"]["scores"])

@@ -21,7 +21,7 @@ from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.rank_rows import rows_of_rank
 from maskloom.data.sampling import DataPosition, SamplingSettings
 from maskloom.data.splitting import split_documents
-from maskloom.files import write_json
+from maskloom.files import replacing_folder, write_json
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.models.assembled import EncoderWithHeads, build_model
@@ -125,9 +125,10 @@ def _write_results(
     metrics: dict[str, Any],
     progress: Progress,
 ) -> None:
-    save_model(whole, out / "model")
-    tokenizer.save(out / "model")
-    write_pretraining_card(out / "model", recipe, metrics)
+    with replacing_folder(out / "model") as folder:
+        save_model(whole, folder)
+        tokenizer.save(folder)
+        write_pretraining_card(folder, recipe, metrics)
     if recipe.training.keep_best:
         step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
         progress.say("no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}")

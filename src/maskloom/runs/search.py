@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe
-from maskloom.files import write_json, write_text
+from maskloom.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.finetune import finetune
 from maskloom.runs.progress import Progress, SilentProgress
@@ -311,12 +311,12 @@ def _place_model(setup: _Search, name: str) -> None:
     source, final = setup.out / "trials" / name / "model", setup.out / "model"
     if not source.exists():
         return
-    temporary, former = setup.out / "model.tmp", setup.out / "model.old"
-    for path in (temporary, former):
-        shutil.rmtree(path, ignore_errors=True)
     if setup.keep_models == "all":
-        shutil.copytree(source, temporary)
-        source = temporary
+        with replacing_folder(final) as folder:
+            copy_files(source, folder)
+        return
+    former = setup.out / ".model.tmp-old"
+    shutil.rmtree(former, ignore_errors=True)
     if final.exists():
         final.rename(former)
     source.rename(final)

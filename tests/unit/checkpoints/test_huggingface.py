@@ -1,5 +1,6 @@
 import json
 import os
+import stat
 
 import numpy as np
 import pytest
@@ -270,6 +271,19 @@ class TestSaving:
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         save_model(model, tmp_path)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    def test_both_files_have_the_mode_that_the_umask_gives(self, model, tmp_path):
+        before = os.umask(0o027)
+        try:
+            save_model(model, tmp_path / "new")
+        finally:
+            os.umask(before)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
+        assert modes == {"config.json": 0o640, "model.safetensors": 0o640}
+
+    def test_the_bytes_are_those_of_the_safetensors_library(self, folder, tmp_path):
+        save_file(load_file(folder / "model.safetensors"), tmp_path / "theirs", metadata={"format": "pt"})
+        assert (folder / "model.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
 
     def test_a_failing_save_keeps_the_old_files(self, folder, model, monkeypatch):
         before = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,0 +1,141 @@
+"""R7: disks that are full, read-only or broken while a run writes checkpoints, its best weights and its model."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tools.soak.kills import LeftAlone, leave_alone
+from tools.soak.processes import ForkServer
+from tools.soak.rows import Budget, Row, Trial
+from tools.soak.saves import NUM_DISK_POINTS, failing_disks
+from tools.soak.subjects import RUN, differences, finetuning, grid_search, outcome, prepare, pretraining, run_whole
+
+NUM_SIZES = 3
+_ENOUGH = "256m"
+# What writes model folders, by the places that a full disk can meet there.
+MODEL_PLACES = {
+    "pretrain": ("model.write",),
+    "finetune": ("model.write", "files.copy"),
+    "search": ("model.write", "files.copy"),
+}
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Make a folder a file system of its own, in memory, and tell whether this machine lets us; away at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mounted = _mount(f"size={_ENOUGH}", "-t", "tmpfs", "none", str(folder))
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
+def _mount(options: str, *arguments: str) -> bool:
+    program = shutil.which("mount")
+    return bool(program) and subprocess.run([program, "-o", options, *arguments], capture_output=True).returncode == 0
+
+
+def _resize(folder: Path, size: str) -> None:
+    if not _mount(f"remount,size={size}", str(folder)):
+        raise RuntimeError(f"{folder}: its size cannot be changed to {size}")
+
+
+def _used(folder: Path) -> int:
+    return shutil.disk_usage(folder).used
+
+
+def _started(server: ForkServer, alone: LeftAlone, folder: Path, *, resume: bool = False, **environment: str) -> Trial:
+    """Run the subject into the full disk, and tell whether it ended with 74 and one line."""
+    arguments = alone.subject.resumed() if resume else alone.subject.arguments
+    output = folder.parent / "output.txt"  # not on the disk that is full
+    code = server.start(arguments, folder, output, **environment).wait()
+    said = output.read_text(encoding="utf-8", errors="replace")
+    is_told = code == 74 and "Traceback" not in said and said.count("error: ") == 1
+    return Trial(alone.subject.name, is_told, "" if is_told else f"exit code {code}: {said[-300:]}")
+
+
+def _resumed(server: ForkServer, alone: LeftAlone, folder: Path) -> str:
+    try:
+        run_whole(server, alone.subject.resumed(), folder)
+    except RuntimeError as error:
+        return str(error)[-400:]
+    return "; ".join(differences(outcome(folder / RUN), alone.outcome)[:3])
+
+
+def model_places(alone: LeftAlone) -> list[str]:
+    """Return rules by which the disk is full from the first or the last pass on of each place of a model folder."""
+    places = MODEL_PLACES[alone.subject.name]
+    return [f"enospc@{place}#{count}+" for place in places for count in sorted({1, alone.passes.count(place)})]
+
+
+def try_full_disk(server: ForkServer, alone: LeftAlone, rule: str, folder: Path) -> Trial:
+    """Let the disk be full as a rule says, which the run ends with, and let it go on when there is room again."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    ended = _started(server, alone, folder, MASKLOOM_FAULTS=rule)
+    detail = ended.detail or _resumed(server, alone, folder)
+    return Trial(f"{alone.subject.name}, {rule}", not detail, detail)
+
+
+def _small_disks(server: ForkServer, alone: LeftAlone, budget: Budget) -> Iterator[Trial]:
+    """Give a run a real file system that is too small, then a larger one."""
+    draw, name = budget.draw("small disks", alone.subject.name), alone.subject.name
+    for number in range(NUM_SIZES):
+        with small_disk(budget.work / "small" / "disk") as mounted:
+            if not mounted:
+                return
+            folder = budget.work / "small" / "disk"
+            whole = sum(path.stat().st_size for path in (budget.work / f"{name}-alone").rglob("*") if path.is_file())
+            size = draw.randrange(64 << 10, whole * 3 // 4)
+            _resize(folder, str(size))
+            ended = _started(server, alone, folder)
+            _resize(folder, _ENOUGH)
+            detail = ended.detail or _resumed(server, alone, folder)
+            yield Trial(f"{name}, a disk of {size >> 10} KiB, trial {number}", not detail, detail)
+    for place in MODEL_PLACES[name]:
+        with small_disk(budget.work / "small" / "disk") as mounted:
+            if not mounted:
+                return
+            folder = budget.work / "small" / "disk"
+            server.start(
+                alone.subject.arguments, folder, folder.parent / "killed.txt", MASKLOOM_FAULTS=f"kill@{place}#1"
+            ).wait()
+            _resize(folder, str(_used(folder) + (24 << 10)))
+            ended = _started(server, alone, folder, resume=True)
+            _resize(folder, _ENOUGH)
+            detail = ended.detail or _resumed(server, alone, folder)
+            yield Trial(f"{name}, a disk that is full at {place}", not detail, detail)
+
+
+def full_disks(budget: Budget) -> Iterator[Trial]:
+    """Try injected failures at any place, at the places of model folders, and file systems that are really full."""
+    yield from failing_disks(Budget(budget.seed, budget.work / "injected", budget.seconds))
+    with ForkServer() as server:
+        data = prepare(server, budget.work / "data", num_topics=40)
+        for subject in (
+            pretraining(data, steps=21, save_every=5, evaluate_every=10),
+            finetuning(data, epochs=2),
+            grid_search(data, epochs=1),
+        ):
+            alone = leave_alone(server, subject, budget.work / f"{subject.name}-alone")
+            for rule in model_places(alone):
+                yield try_full_disk(server, alone, rule, budget.work / "places" / "run")
+            yield from _small_disks(server, alone, budget)
+
+
+ROWS = (
+    Row(
+        "R7",
+        "a disk that is full, read-only or broken from a drawn place on, in pre-training; full where pre-training, "
+        "fine-tuning and search write model folders; real file systems that are too small",
+        "exit 74 with one line; resumed to the bit",
+        NUM_DISK_POINTS + 1 + 10 + 3 * NUM_SIZES + 5,
+        full_disks,
+    ),
+)
