@@ -14,6 +14,9 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
+from maskloom.runs.progress import SilentProgress
+from maskloom.runs.report.examples import examples_of
+from maskloom.runs.report.record import read_run
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import batches_by_length
 from maskloom.tasks.evaluation import evaluate_task, model_outputs
@@ -291,3 +294,9 @@ def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_pat
     settings = json.loads((tmp_path / "run" / "model" / "maskloom.json").read_text(encoding="utf-8"))
     assert config["architectures"][0].startswith("BertFor")
     assert settings["kind"] == name
+    shown = examples_of(read_run(tmp_path / "run", "run"), 100, SilentProgress())
+    assert shown.num_predicted == shown.num_in_file == 9
+    assert all(one.text and one.truth and one.answer for one in [*shown.right, *shown.wrong])
+    if "accuracy" in scored and name != "tagging":
+        assert shown.num_right == round(9 * scored["accuracy"])
+        assert len(shown.right) + len(shown.wrong) == 9 or max(map(len, (shown.right, shown.wrong))) == 8

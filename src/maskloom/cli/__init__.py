@@ -16,6 +16,7 @@ from maskloom.cli.answer import answer, score_answers
 from maskloom.cli.corpora import corpus_app, vocab_app
 from maskloom.cli.features import features
 from maskloom.cli.glue import glue_app
+from maskloom.cli.report import report
 from maskloom.cli.reruns import rerun
 from maskloom.cli.search import search
 from maskloom.cli.tune import tune
@@ -45,6 +46,7 @@ app.command("fill-mask")(use.fill_mask)
 app.command("embed")(use.embed)
 app.command("features")(features)
 app.command("info")(use.info)
+app.command("report")(report)
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
 

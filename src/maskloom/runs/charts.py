@@ -9,16 +9,23 @@ from html import escape
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 120, 14, 40
+_MAX_DOTS = 60
+# What fits to the right of a chart, and to the left of a row of dots.
+_MAX_NAME = 17
 
 
 @dataclass(frozen=True)
 class Line:
-    """A series of (x, y) points; `style` is the CSS class of its colour, `is_faint` draws it thin and behind."""
+    """A series of (x, y) points; `style` is the CSS class of its colour, `is_faint` draws it thin and behind.
+
+    With `has_dots` few points are marked.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     style: str
     is_faint: bool = False
+    has_dots: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,14 +86,15 @@ def line_chart(
         faint = " faint" if line.is_faint else ""
         title = f"<title>{escape(line.name)}</title>"
         parts.append(f'<polyline class="line {line.style}{faint}" points="{places}">{title}</polyline>')
-        if not line.is_faint:
+        if not line.is_faint and line.points:
             parts += [
                 f'<circle class="dot {line.style}" cx="{x_place(x):.1f}" cy="{y_place(y):.1f}" r="3">'
                 f"<title>{escape(line.name)}: {_figure(y, as_percent, exact=True)} at {x:g}</title></circle>"
-                for x, y in line.points
+                for x, y in (line.points if line.has_dots and len(line.points) <= _MAX_DOTS else line.points[-1:])
             ]
             ends.append((y_place(line.points[-1][1]), line.name, f"name {line.style}"))
-    parts += [_text(right + 8, place + 4, name, "start", style) for place, name, style in _apart(ends)]
+    named = _apart(ends, _HEIGHT - _BOTTOM)
+    parts += [_text(right + 8, place + 4, _cut(name), "start", style) for place, name, style in named]
     return _svg(parts, _HEIGHT, y_name)
 
 
@@ -111,7 +119,7 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str) ->
     for number, row in enumerate(rows):
         y = _TOP + row_height * (number + 0.5)
         mean = sum(row.values) / len(row.values)
-        parts.append(_text(left - 12, y + 4, row.name, "end"))
+        parts.append(_text(left - 12, y + 4, _cut(row.name), "end"))
         parts.append(_stroke(f"mean {row.style}", (place(mean), y - 10), (place(mean), y + 10)))
         parts += [
             f'<circle class="dot {row.style}" cx="{place(value):.1f}" cy="{y}" r="5">'
@@ -136,18 +144,26 @@ def ticks(low: float, high: float, num_wanted: int = 5, *, is_share: bool = Fals
     return [round(step * number, 12) for number in range(first, last + 1)]
 
 
-def _apart(ends: list[tuple[float, str, str]], gap: float = 15.0) -> list[tuple[float, str, str]]:
-    """Move labels down where they would overlap."""
+def _apart(ends: list[tuple[float, str, str]], bottom: float, gap: float = 15.0) -> list[tuple[float, str, str]]:
+    """Move labels down where they would overlap, and up again where that would lead below the bottom."""
     placed: list[tuple[float, str, str]] = []
     for place, name, style in sorted(ends):
         placed.append((max(place, placed[-1][0] + gap) if placed else place, name, style))
-    return placed
+    limit, raised = bottom, []
+    for place, name, style in reversed(placed):
+        raised.append((min(place, limit), name, style))
+        limit = raised[-1][0] - gap
+    return raised[::-1]
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
 
 
 def _figure(value: float, as_percent: bool, *, exact: bool = False) -> str:
     if as_percent:
         return f"{value:.1%}" if exact else f"{100 * value:.3g}%"
-    return f"{value:.3f}" if exact else f"{value:,.6g}"
+    return (f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}") if exact else f"{value:,.6g}"
 
 
 def _stroke(style: str, start: tuple[float, float], end: tuple[float, float]) -> str:

@@ -141,7 +141,7 @@ def _processor() -> str:
 
 def _check_same(out: Path, recipe: Section, inputs: dict[str, Any]) -> None:
     stored = load_recipe(type(recipe), out / RECIPE)
-    before, now = _flat(stored.model_dump()), _flat(recipe.model_dump())
+    before, now = flat(stored.model_dump()), flat(recipe.model_dump())
     keys = sorted((before.keys() | now.keys()) - _FREE)
     differing = [key for key in keys if before.get(key) != now.get(key)]
     if differing:
@@ -153,11 +153,10 @@ def _check_same(out: Path, recipe: Section, inputs: dict[str, Any]) -> None:
             raise ConfigError(f"{out}: the run was started with {name} {known.get(name)!r}, this one is {value!r}")
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one, with the keys joined by dots."""
     if isinstance(values, dict):
         return {
-            k: v
-            for name, item in values.items()
-            for k, v in _flat(item, f"{prefix}.{name}" if prefix else name).items()
+            k: v for name, item in values.items() for k, v in flat(item, f"{prefix}.{name}" if prefix else name).items()
         }
     return {prefix: values}

@@ -24,7 +24,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     if data["class_weights"]:
         weights = zip(data["labels"], data["class_weights"], strict=True)
         rows.append(("class weights", ", ".join(f"{label} {weight:.4g}" for label, weight in weights)))
-    rows += [("train", _examples(data["train"])), ("dev", _examples(data["dev"]))]
+    rows += [("train", examples_text(data["train"])), ("dev", examples_text(data["dev"]))]
     if "tuned" in result:
         rows += _tuned_rows(result["tuned"])
     takes = _TAKES.get(result["task"], "sentences")
@@ -42,12 +42,12 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
     rows = _score_rows(result["metric"], scores, result["reference"])
     if result["degenerate"]:
         rows.append(("degenerate", result["degenerate"]))
-    return _aligned([*rows, ("examples", _examples(result["data"]))])
+    return _aligned([*rows, ("examples", examples_text(result["data"]))])
 
 
 def tuning_lines(result: dict[str, Any]) -> list[str]:
     """Return the fitted settings, the scores before and after, and the warning that they are of the fitted file."""
-    return _aligned([*_tuned_rows(result), ("examples", _examples(result["data"])), ("model", result["model"])])
+    return _aligned([*_tuned_rows(result), ("examples", examples_text(result["data"])), ("model", result["model"])])
 
 
 def written_lines(result: dict[str, Any]) -> list[str]:
@@ -58,7 +58,9 @@ def written_lines(result: dict[str, Any]) -> list[str]:
     else:
         what = f"{result['num_predictions']:,} predictions, in the order of the input"
     account = {key: result[key] for key in ("num_truncated_examples", "max_length")}
-    return _aligned([("written", f"{result['output']}: {what}"), ("read", _examples({**result["data"], **account}))])
+    return _aligned(
+        [("written", f"{result['output']}: {what}"), ("read", examples_text({**result["data"], **account}))]
+    )
 
 
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
@@ -96,7 +98,7 @@ def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [(f"{restarts['num_restarts']} restarts", text), *rows]
 
 
-def _examples(account: dict[str, Any]) -> str:
+def examples_text(account: dict[str, Any]) -> str:
     """Return how many rows of a file were kept, dropped and cut."""
     text = f"{account['num_kept']:,} of {account['num_rows']:,} rows of {account['path']}"
     for reason, count in account["dropped"].items():

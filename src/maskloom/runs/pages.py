@@ -1,0 +1,44 @@
+"""HTML pages that hold everything themselves: a template, the style that all share, and text that cannot inject."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from maskloom.runs.search_table import one_line
+
+# Marks that would let a text reorder what is written beside it, and halves of surrogate pairs, which are no UTF-8.
+_HIDDEN = {"Cc", "Cs", "Co"}
+_BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def page_template(name: str) -> Template:
+    """Return a template of this package; what is put into it is escaped unless it is marked as safe."""
+    environment = Environment(loader=PackageLoader("maskloom.runs", "."), autoescape=True, undefined=StrictUndefined)
+    environment.filters["percent"] = lambda share: f"{share:.1%}"
+    environment.filters["one_line"] = one_line
+    return environment.get_template(name)
+
+
+def visible(text: object) -> str:
+    """Return a text with control characters, surrogates and marks of direction written as escapes."""
+    return "".join(character if _is_plain(character) else ascii(character)[1:-1] for character in str(text))
+
+
+def _is_plain(character: str) -> bool:
+    if character in "\n\t":
+        return True
+    return unicodedata.category(character) not in _HIDDEN and character not in _BIDIRECTIONAL
+
+
+def distinct_names(names: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a short name for each (folder, parent): the folder's, with its parent or a number where two are equal."""
+    pairs = list(names)
+    short = [name for name, _ in pairs]
+    wanted = [name if short.count(name) == 1 else f"{parent}/{name}" for name, parent in pairs]
+    return [
+        visible(name if wanted.count(name) == 1 else f"{name} ({wanted[: place + 1].count(name)})")
+        for place, name in enumerate(wanted)
+    ]

@@ -1,0 +1,104 @@
+"""The charts of a report: runs of one sort beside each other, each in its colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from maskloom.runs.charts import Line, line_chart
+from maskloom.runs.curves import Points, evaluations, mean_curve, phase_marks, steps, thinned
+from maskloom.runs.report.record import RunRecord
+from maskloom.runs.report.tables import scores
+
+_COLOURS = 6
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its heading, and one sentence on how to read it."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+def charts_of(records: list[RunRecord]) -> list[Chart]:
+    """Return the charts of all runs: pre-training and fine-tuning apart, as their losses do not compare."""
+    pretrained = [run for run in records if run.kind == "pretrain"]
+    finetuned = [inner for run in records if run.kind != "pretrain" for inner in run.trained]
+    return _pretraining(pretrained) + _finetuning(finetuned)
+
+
+def _pretraining(runs: list[RunRecord]) -> list[Chart]:
+    if not runs:
+        return []
+    metrics = scores(runs[0])
+    entropy = metrics.get("unigram_entropy")
+    marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
+    loss = _chart(
+        "Masked-LM loss, nats a token",
+        runs,
+        ("losses", "mlm"),
+        "mlm_loss",
+        levels=[("word frequency", entropy)] if entropy else [],
+        marks=marks,
+        note="Thin: training; with dots: held out. Below the dashed line the model uses context.",
+    )
+    majority = metrics.get("nsp_majority_share")
+    sentence = _chart(
+        "Next-sentence accuracy, held out",
+        runs,
+        None,
+        "nsp_accuracy",
+        levels=[("majority", majority)] if majority else [],
+        marks=marks,
+        as_percent=True,
+    )
+    accuracy = _chart("Masked tokens guessed right, held out", runs, None, "mlm_accuracy", marks=marks, as_percent=True)
+    return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs)) if chart is not None]
+
+
+def _finetuning(runs: list[RunRecord]) -> list[Chart]:
+    charts: list[Chart | None] = []
+    for metric in dict.fromkeys(run.description["inputs"].get("metric") or "accuracy" for run in runs):
+        chosen = [run for run in runs if (run.description["inputs"].get("metric") or "accuracy") == metric]
+        charts.append(_chart(f"{metric.replace('_', ' ')} on dev", chosen, None, metric))
+    charts.append(_chart("Loss", runs, ("loss",), "loss", note="Thin: training; with dots: dev."))
+    return [chart for chart in (*charts, *_optimisation(runs)) if chart is not None]
+
+
+def _optimisation(runs: list[RunRecord]) -> list[Chart | None]:
+    return [
+        _chart("Learning rate", runs, ("learning_rate",), None),
+        _chart("Gradient norm", runs, ("gradient_norm",), None),
+        _chart("Tokens a second", runs, ("tokens_per_second",), None),
+    ]
+
+
+def _chart(
+    title: str, runs: list[RunRecord], path: tuple[str, ...] | None, metric: str | None, *, note: str = "", **how: Any
+) -> Chart | None:
+    """Draw a figure of the steps thin and a metric of the evaluations bold, each run in a colour; None without both."""
+    lines: list[Line] = []
+    for place, run in enumerate(runs):
+        style = f"c{place % _COLOURS}"
+        trained = [thinned(steps(events, *path)) for events in run.stages.values()] if path else []
+        measured = [evaluations(events, metric) for events in run.stages.values()] if metric else []
+        lines += _lines(run.name if len(runs) > 1 else "", trained, measured, style)
+    if not any(line.points for line in lines):
+        return None
+    return Chart(title, line_chart(lines, x_name="step", y_name=title, **how), note)
+
+
+def _lines(name: str, trained: list[Points], measured: list[Points], style: str) -> list[Line]:
+    """Return the lines of one run: its evaluations bold, or, where it has none, its steps; all single seeds thin."""
+    trained, measured = [points for points in trained if points], [points for points in measured if points]
+    bold, thin = (measured, trained) if measured else (trained, [])
+    lines = [Line(f"{name} training".strip(), points, style, is_faint=True) for points in thin]
+    if len(bold) > 1:
+        lines += [Line(f"{name} one seed".strip(), points, style, is_faint=True) for points in bold]
+    mean = mean_curve(bold)
+    if mean:
+        label = name or ("held out" if measured and thin else "mean" if len(bold) > 1 else "")
+        lines.append(Line(label, mean, style, has_dots=bool(measured)))
+    return lines

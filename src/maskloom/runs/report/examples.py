@@ -1,0 +1,195 @@
+"""Examples of dev that a fine-tuned model gets right and wrong, predicted anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskloom.inference import Predictor
+from maskloom.metrics.answers import answer_scores
+from maskloom.metrics.entities import entities_of
+from maskloom.runs.fingerprints import fingerprint
+from maskloom.runs.pages import visible
+from maskloom.runs.progress import Progress
+from maskloom.runs.report.record import RunRecord
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.kinds import KINDS
+
+_AT_ONCE = 256
+_NUM_SHOWN = 8
+_MAX_CHARACTERS = 400
+_MAX_CONFUSED_LABELS = 12
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An example with what is true of it and what the model says; `error` is 0 where they agree."""
+
+    text: str
+    truth: str
+    answer: str
+    error: float
+    probability: float | None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a page shows of a model's predictions on dev, or `absent`: why there are none.
+
+    `confusion` counts, for tasks of a few labels, how often each true label (rows) was taken for each (columns).
+    """
+
+    num_predicted: int = 0
+    num_in_file: int = 0
+    num_right: int = 0
+    is_graded: bool = False
+    right: list[Judged] = field(default_factory=list)
+    wrong: list[Judged] = field(default_factory=list)
+    labels: tuple[str, ...] = ()
+    confusion: list[list[int]] = field(default_factory=list)
+    absent: str = ""
+
+
+def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
+    """Predict at most `most` examples of a finished run's dev file, evenly drawn, and sort them into right and wrong.
+
+    The file has to be there with the content that it had when the run read it. Of a scale, `right` are the closest and
+    `wrong` the furthest from the truth.
+    """
+    dev = Path(run.description.get("paths", {}).get("dev", ""))
+    problem = _why_none(run, dev)
+    if problem:
+        return Examples(absent=problem)
+    predictor = Predictor.load(run.model_folder)
+    task, inputs = predictor.required_task(), run.description["inputs"]
+    reading = ReadingOptions(**inputs.get("reading", {}))
+    data = KINDS[task.kind].read(dev, reading, task.settings)
+    chosen = data.examples
+    if task.settings.get("context") == "document":
+        chosen = chosen[:most]
+    elif len(chosen) > most:
+        chosen = [chosen[place * len(chosen) // most] for place in range(most)]
+    judged: list[Judged] = []
+    confusion = np.zeros((len(task.labels), len(task.labels)), dtype=np.int64)
+    progress.begin(f"examples of {dev.name}", len(chosen))
+    for first in range(0, len(chosen), _AT_ONCE):
+        piece = ReadExamples(chosen[first : first + _AT_ONCE], data.report)
+        encoded = predictor.encoded(piece)
+        outputs = predictor.outputs(encoded).rows
+        decoded, targets = task.decode(encoded, outputs), task.targets(encoded)
+        if task.kind == "tagging":
+            targets = encoded.by_sentence(targets)  # pyright: ignore[reportAttributeAccessIssue]
+        for example, prediction, target in zip(piece.examples, decoded, targets, strict=True):
+            judged.append(_JUDGES[task.kind](example, prediction, target, task.labels))
+            if task.kind in ("single", "pair"):
+                confusion[int(target), task.labels.index(prediction["label"])] += 1
+        progress.advance(first + len(piece.examples))
+    progress.end()
+    return _sorted_out(judged, len(data.examples), task.kind == "regression", task.labels, confusion)
+
+
+def _why_none(run: RunRecord, dev: Path) -> str:
+    if run.result is None:
+        return "the run is not finished"
+    if not (run.model_folder / "config.json").is_file():
+        return "the run kept no model"
+    if not dev.is_file():
+        return f"{dev} is no longer there"
+    if fingerprint(dev) != run.description["inputs"].get("dev"):
+        return f"{dev} has changed since the run read it"
+    return ""
+
+
+def _sorted_out(
+    judged: list[Judged], num_in_file: int, is_graded: bool, labels: tuple[str, ...], confusion: np.ndarray
+) -> Examples:
+    right, wrong = [one for one in judged if not one.error], [one for one in judged if one.error]
+    if is_graded:
+        right = wrong = sorted(judged, key=lambda one: one.error)
+    shown_wrong = sorted(wrong, key=lambda one: (-one.error if is_graded else 0, -(one.probability or 0.0)))
+    is_small = confusion.sum() > 0 and len(labels) <= _MAX_CONFUSED_LABELS
+    return Examples(
+        num_predicted=len(judged),
+        num_in_file=num_in_file,
+        num_right=len(right),
+        is_graded=is_graded,
+        right=right[:_NUM_SHOWN] if is_graded else _spread(right),
+        wrong=shown_wrong[:_NUM_SHOWN],
+        labels=tuple(map(visible, labels)) if is_small else (),
+        confusion=confusion.tolist() if is_small else [],
+    )
+
+
+def _spread(judged: Sequence[Judged]) -> list[Judged]:
+    """Return a few from all over the list, so that not all come from the beginning of a sorted file."""
+    count = min(_NUM_SHOWN, len(judged))
+    return [judged[place * len(judged) // count] for place in range(count)]
+
+
+def _of_class(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
+    truth, answer = labels[int(target)], prediction["label"]
+    return _judged(example, truth, answer, float(truth != answer), prediction["probabilities"][answer])
+
+
+def _of_labels(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
+    truth = [name for name, is_true in zip(labels, target, strict=True) if is_true]
+    answer = prediction["labels"]
+    probability = min((prediction["probabilities"][name] for name in answer), default=None)
+    return _judged(example, ", ".join(truth), ", ".join(answer), float(set(truth) != set(answer)), probability)
+
+
+def _of_score(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
+    score = prediction["score"]
+    return _judged(example, f"{float(target):.3g}", f"{score:.3g}", abs(score - float(target)), None)
+
+
+def _of_tags(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
+    true_tags, tags = [labels[number] for number in target.tolist()], prediction["tags"]
+    if "entities" in prediction:
+        truth, answer = (_entities(example.words, found) for found in (true_tags, tags))
+        probability = min((entity["probability"] for entity in prediction["entities"]), default=None)
+    else:
+        sides = [(word, tag, other) for word, tag, other in zip(example.words, true_tags, tags, strict=True)]
+        truth = ", ".join(f"{word} {tag}" for word, tag, other in sides if tag != other)
+        answer = ", ".join(f"{word} {other}" for word, tag, other in sides if tag != other)
+        probability = min(prediction["tag_probabilities"], default=None)
+    return _judged(example, truth, answer, float(true_tags != tags), probability)
+
+
+def _of_answer(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
+    exact, _f1 = answer_scores(prediction["answer"], target, has_unanswerable=not target)
+    truth = " | ".join(dict.fromkeys(target)) or "no answer"
+    return _judged(example, truth, prediction["answer"] or "no answer", 1.0 - exact, prediction["probability"])
+
+
+def _of_choice(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
+    best, truth = prediction["choice"], int(target)
+    right, chosen = (f"{number}: {example.choices[number]}" for number in (truth, best))
+    return _judged(example, right, chosen, float(best != truth), prediction["probabilities"][str(best)])
+
+
+def _entities(words: Sequence[str], tags: list[str]) -> str:
+    return ", ".join(f"{' '.join(words[first:end])} {kind}" for kind, first, end in entities_of(tags)) or "none"
+
+
+def _judged(example: Any, truth: str, answer: str, error: float, probability: float | None) -> Judged:
+    row = {name: text for name, text in example.as_row().items() if name != "id" and not name.startswith("choice")}
+    text = visible(" ⧸ ".join(map(str, row.values())))
+    sides = [side if len(side) <= _MAX_CHARACTERS else side[:_MAX_CHARACTERS] + " …" for side in (text, truth, answer)]
+    return Judged(sides[0], visible(sides[1]) or "none", visible(sides[2]) or "none", error, probability)
+
+
+_JUDGES: dict[str, Callable[[Any, dict[str, Any], Any, tuple[str, ...]], Judged]] = {
+    "single": _of_class,
+    "pair": _of_class,
+    "multilabel": _of_labels,
+    "regression": _of_score,
+    "tagging": _of_tags,
+    "span": _of_answer,
+    "choice": _of_choice,
+}

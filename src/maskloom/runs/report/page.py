@@ -1,0 +1,129 @@
+"""One HTML page about runs: curves, scores, what differs, what was read, where it ran, examples right and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import ConfigError
+from maskloom.files import write_text
+from maskloom.runs.charts import DotRow, dot_chart
+from maskloom.runs.pages import distinct_names, page_template, visible
+from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.report.charts import charts_of
+from maskloom.runs.report.record import RunRecord, read_run
+from maskloom.runs.report.tables import (
+    data_account,
+    differences,
+    score_table,
+    scores,
+    surroundings,
+    trouble_table,
+)
+from maskloom.runs.search_table import restarts_text, search_rows
+
+_MAX_RUNS = 12
+
+
+def report(
+    runs: Sequence[str | Path], out: str | Path, *, num_examples: int = 500, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Write one page about one run or several beside each other, and return where it lies and what it is about.
+
+    A run is the folder of a pre-training, a fine-tuning, a search or a GLUE run, finished or not. The page holds all it
+    shows, runs no script and loads nothing. Of fine-tuned runs at most `num_examples` examples of dev are predicted
+    anew to show some that are right and some that are wrong; 0 does without. Raises ConfigError for a folder that is no
+    run, DataError for a run whose files are damaged.
+    """
+    progress, target = progress or SilentProgress(), Path(out)
+    if not 1 <= len(runs) <= _MAX_RUNS:
+        raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
+    if target.is_dir():
+        raise ConfigError(f"{target} is a folder; --out names the .html file to write")
+    folders = [Path(run).resolve() for run in runs]
+    names = distinct_names((folder.name, folder.parent.name) for folder in folders)
+    records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
+    shown = {}
+    for record in [inner for run in records for inner in run.trained if inner.kind == "finetune"]:
+        if num_examples and record.result is not None:
+            from maskloom.runs.report.examples import examples_of  # heavy: pages of curves do without
+
+            shown[record.name] = examples_of(record, num_examples, progress)
+    page = page_template("report/page.html").render(
+        title=", ".join(names),
+        cards=[_card(record) for record in records],
+        charts=charts_of(records),
+        searches=[_search(record) for record in records if record.kind == "search" and record.result is not None],
+        glue=[_glue(record) for record in records if record.kind == "glue" and record.result is not None],
+        seeds=[(run.name, _seeds(run.best)) for run in records if run.best and len(run.best["restarts"]["scores"]) > 1],
+        scores=score_table(records),
+        differences=differences(records),
+        names=names,
+        accounts=_accounts(records),
+        surroundings=surroundings(records),
+        trouble=trouble_table(records),
+        examples=shown,
+        recipes=[(record.name, visible(record.recipe_text)) for record in records],
+    )
+    write_text(target, page)
+    return {"page": str(target), "runs": {name: record.kind for name, record in zip(names, records, strict=True)}}
+
+
+def _card(run: RunRecord) -> dict[str, Any]:
+    kinds = {"pretrain": "pre-training", "finetune": "fine-tuning", "search": "search", "glue": "GLUE"}
+    found = scores(run)
+    name = _deciding(run, found)
+    state = "finished" if run.result is not None else f"not finished: step {run.last_step:,}"
+    reference = found.get("unigram_entropy") if run.best is None else run.best["best"]["reference"]
+    spread = None if run.best is None else run.best["restarts"]
+    return {
+        "name": run.name,
+        "kind": kinds[run.kind],
+        "state": state,
+        "score": None if name is None or found.get(name) is None else f"{found[name]:.4g}",
+        "score_name": None if name is None else name.replace("_", " "),
+        "reference": None if reference is None else f"{reference:.4g}",
+        "spread": restarts_text(spread) if spread and spread["num_restarts"] > 1 else None,
+    }
+
+
+def _deciding(run: RunRecord, found: dict[str, float]) -> str | None:
+    if run.kind == "pretrain":
+        return "mlm_loss" if "mlm_loss" in found else None
+    if run.kind == "glue":
+        return next((name for name in ("leaderboard_score", "paper_average") if found.get(name) is not None), None)
+    if run.result is None:
+        name = run.description["inputs"].get("metric")
+        return name if name in found else None
+    return None if run.best is None else run.best["metric"]
+
+
+def _accounts(runs: list[RunRecord]) -> dict[str, list[list[str]]]:
+    """Return what was read by the names of runs; runs that read the same stand together."""
+    by_content: dict[str, tuple[list[str], list[list[str]]]] = {}
+    for run in runs:
+        if rows := data_account(run):
+            by_content.setdefault(repr(rows), ([], rows))[0].append(run.name)
+    return {", ".join(names): rows for names, rows in by_content.values()}
+
+
+def _search(run: RunRecord) -> dict[str, Any]:
+    assert run.result is not None
+    headers, rows = search_rows(run.result)
+    return {"name": run.name, "headers": headers, "rows": rows[:50], "command": run.result["best"]["command"]}
+
+
+def _glue(run: RunRecord) -> dict[str, Any]:
+    from maskloom.runs.glue.table import glue_rows, notes_of
+
+    assert run.result is not None
+    headers, rows = glue_rows(run.result)
+    return {"name": run.name, "headers": headers, "rows": rows, "notes": notes_of(run.result)}
+
+
+def _seeds(best: dict[str, Any]) -> str:
+    """Draw the scores of all seeds beside that of a constant answer."""
+    spread, reference = best["restarts"], best["best"]["reference"]
+    level = ("mean", spread["mean"]) if reference is None else ("constant answer", reference)
+    return dot_chart([DotRow("best on dev", list(spread["scores"].values()), "c0")], level=level, name="one dot a seed")

@@ -1,0 +1,137 @@
+"""Pages about runs that nothing was trained for: their folders are written by hand."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from maskloom.config import ConfigError, DataError, PretrainRecipe, recipe_toml, validate_recipe
+from maskloom.runs.curves import evaluations, in_one_count, mean_curve, steps
+from maskloom.runs.pages import distinct_names, visible
+from maskloom.runs.report import report
+
+ENVIRONMENT = {
+    "command": ["maskloom", "pretrain"],
+    "versions": {"python": "3.11.7"},
+    "hardware": {"processor": "One", "cores": 2, "threads": 2, "cuda": None},
+}
+
+
+class Page(HTMLParser):
+    """The tags and the cells of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.cells = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data):
+        if self.cells:
+            self.cells[-1] += data
+
+
+def write_run(folder, *, events=(), metrics=None, **training):
+    folder.mkdir(parents=True)
+    recipe = validate_recipe(PretrainRecipe, {"training": training}, source="test")
+    (folder / "recipe.toml").write_text(recipe_toml(recipe))
+    description = {"inputs": {"corpus": "0" * 64}, "paths": {"corpus": str(folder / "gone")}, **ENVIRONMENT}
+    (folder / "run.json").write_text(json.dumps(description))
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    if metrics is not None:
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+def step(number, loss, stage="phase-1"):
+    return {"event": "step", "stage": stage, "step": number, "losses": {"mlm": loss}, "learning_rate": 1e-4}
+
+
+EVENTS = [
+    step(1, 8.0),
+    [],
+    step(2, None),
+    {"event": "lost_events", "number": 3},
+    {"event": "warning", "stage": "phase-1", "step": 2, "text": "<b>loss</b> jumped"},
+    step(3, 7.0),
+    {"event": "evaluation", "stage": "phase-1", "step": 3, "metrics": {"mlm_loss": 7.25, "unigram_entropy": 7.5}},
+    {"event": "finished", "stage": "phase-1", "step": 3, "seconds": 60.0},
+    step(1, 6.0, "phase-2"),
+]
+
+
+def test_a_run_that_is_not_finished_has_a_page(tmp_path):
+    run = write_run(tmp_path / "run", events=EVENTS)
+    result = report([run], tmp_path / "page.html")
+    assert result == {"page": str(tmp_path / "page.html"), "runs": {"run": "pretrain"}}
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "not finished: step 4" in text
+    assert "7.25" in text
+    assert "&lt;b&gt;loss&lt;/b&gt; jumped" in text
+    assert "no longer there" in text
+
+
+def test_a_page_shows_what_differs_and_nothing_else(tmp_path):
+    one = write_run(tmp_path / "one", events=EVENTS, metrics={"mlm_loss": 3.5}, learning_rate=1e-3)
+    other = write_run(tmp_path / "other", events=EVENTS, metrics={"mlm_loss": 3.0}, learning_rate=3e-3)
+    report([one, other], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    differing = text[text.index("What differs") : text.index("Where it ran")]
+    assert re.findall(r'<td class="key">([^<]*)', differing)[0] == "training.learning_rate"
+    assert "0.003" in differing
+    assert "batch_size" not in differing
+
+
+def test_names_cannot_inject_and_the_page_loads_nothing(tmp_path):
+    name = "<img src=x onerror=alert(1)>\u202e\"'&\x07"
+    run = write_run(tmp_path / name, events=EVENTS, metrics={"<script>alert(1)</script>": 1.0})
+    other = write_run(tmp_path / "elsewhere" / name, events=EVENTS)
+    report([run, other], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert {"table", "svg"} <= page.tags
+    assert not page.tags & {"script", "img", "link", "iframe", "object"}
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("href", "src")]
+    assert not re.search(r"url\(|@import|https?://", text)
+    assert "<script>alert(1)</script>" in "".join(page.cells)
+    assert "\u202e" not in text
+    assert "\x07" not in text
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    with pytest.raises(ConfigError, match=r"runs holds several runs; name those that you want: .*runs/a"):
+        report([tmp_path / "runs"], tmp_path / "page.html")
+    with pytest.raises(ConfigError, match="no such folder"):
+        report([tmp_path / "absent"], tmp_path / "page.html")
+    with pytest.raises(ConfigError, match="is a folder"):
+        report([tmp_path / "runs" / "a"], tmp_path)
+    (tmp_path / "runs" / "a" / "metrics.json").write_text("[]")
+    with pytest.raises(DataError, match=r"metrics\.json"):
+        report([tmp_path / "runs" / "a"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_curves_leave_out_what_was_not_finite():
+    events = [event for event in EVENTS if isinstance(event, dict)]
+    assert steps(events, "losses", "mlm") == [(1, 8.0), (3, 7.0), (1, 6.0)]
+    assert steps(in_one_count(events), "losses", "mlm") == [(1, 8.0), (3, 7.0), (4, 6.0)]
+    assert evaluations(events, "mlm_loss") == [(3, 7.25)]
+    assert mean_curve([[(1, 2.0), (2, 4.0)], [(2, 6.0)]]) == [(2, 5.0)]
+    assert mean_curve([]) == []
+
+
+def test_names_of_runs_are_told_apart():
+    assert distinct_names([("bert", "a"), ("qa", "a")]) == ["bert", "qa"]
+    assert distinct_names([("bert", "a"), ("bert", "b")]) == ["a/bert", "b/bert"]
+    assert distinct_names([("bert", "a"), ("bert", "a")]) == ["a/bert (1)", "a/bert (2)"]
+
+
+def test_what_is_not_seen_is_shown():
+    assert visible("a\x00\u202eb\ud800é\n") == "a\\x00\\u202eb\\ud800é\n"
