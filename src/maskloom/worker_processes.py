@@ -7,18 +7,18 @@ by a new process, once. `Patience` says when a process counts as hanging.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -117,21 +117,24 @@ class _Job:
 class _Worker:
     """A process, and the thread that sends it one task after the other and waits for each answer.
 
-    Both block when the process does, so they are no matter of the first thread, which has to notice that.
+    Both block when the process does, so they are no matter of the first thread, which has to notice that. The process
+    is one of `subprocess`: those of `multiprocessing` print a traceback when the first one is killed while they start.
     """
 
     def __init__(self, start: Start, arguments: tuple[Any, ...], answers: SimpleQueue[Any]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        self._connection, theirs = Pipe()
+        self._beginning = ForkingPickler.dumps((start, arguments))
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._answers = answers
         self._thread = threading.Thread(target=self._serve, daemon=True)
-        self.process = context.Process(target=_work, args=(theirs, start, arguments), daemon=True)
         self.job: _Job | None = None
         self.has_answered = False
         self.why_ended: str | None = None
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; _main({theirs.fileno()})"
         with _interrupts_held():
-            self.process.start()
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
             # Ctrl-C is for the first thread, which would not wake up when another one took it
             self._thread.start()
         # only the process itself holds its end now, so its death is an end of file here, and ours is one there
@@ -155,16 +158,23 @@ class _Worker:
         self._thread.join(_SECONDS_TO_END)
         if not self._thread.is_alive():
             self._connection.close()
-        self.process.join(_SECONDS_TO_END)
-        if self.process.is_alive():
+        if not self._has_ended():
             self.kill()
             # one that waits for a broken disk ends when that answers
-            self.process.join(_SECONDS_TO_END)
+            self._has_ended()
+
+    def _has_ended(self) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_SECONDS_TO_END)
+        return self.process.returncode is not None
 
     def _serve(self) -> None:
         is_alive = True
         while is_alive and (job := self._jobs.get()) is not None:
             try:
+                if self._beginning is not None:
+                    self._connection.send_bytes(self._beginning)
+                    self._beginning = None
                 self._connection.send_bytes(job.payload)
                 answer = self._connection.recv()
             except _GONE:
@@ -259,8 +269,6 @@ def _interrupts_held() -> Iterator[None]:
     Ctrl-C reaches every process of a terminal. The first one decides; closing its end of the pipe ends the others. They
     inherit what is held, so that not even their imports are interrupted.
     """
-    # its first start would lift the block
-    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -310,7 +318,7 @@ def _exchange(pool: _Pool, tasks: Iterator[Any], name: Callable[[Any], str]) -> 
 def _replace(pool: _Pool, worker: _Worker, job: _Job) -> None:
     """Put a new process in the place of a lost one; raises ChildProcessError when its task was lost before."""
     worker.end()
-    code, pid = worker.process.exitcode, worker.process.pid
+    code, pid = worker.process.returncode, worker.process.pid
     memory = "; code -9 often means that memory ran out: use fewer workers" if code == -signal.SIGKILL else ""
     how = worker.why_ended or f"died with exit code {code}{memory}"
     job.num_losses += 1
@@ -329,11 +337,17 @@ def _processor_seconds(pid: int | None) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _work(connection: Connection, start: Start, arguments: tuple[Any, ...]) -> None:
+def _main(descriptor: int) -> None:
+    """Do tasks that come through a pipe until it ends; the whole life of a worker process."""
     # there is a process for each processor already; the threads of a library would only stand in line
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _work(Connection(descriptor))
+
+
+def _work(connection: Connection) -> None:
     do = None
     try:
+        start, arguments = connection.recv()
         while True:
             task = connection.recv()
             try:

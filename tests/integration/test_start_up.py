@@ -1,7 +1,9 @@
 """What each command imports: a command pays for what it does, and for nothing else."""
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,30 @@ def test_commands_that_use_a_model_import_no_compiler_and_no_metrics(minilm_fold
     }
     unwanted = OF_TORCH | FOR_METRICS | NEVER
     assert {name: found & unwanted for name, found in runs.items() if found & unwanted} == {}
+
+
+STARTS = "import os, maskloom.__main__; os.write(1, b'.'); maskloom.__main__.main()"
+
+
+@pytest.mark.parametrize("command", [("info", "absent"), ("pretrain", "--corpus", "absent", "--out", "run")])
+def test_ctrl_c_at_any_moment_of_the_start_leaves_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
+    found = {}
+    for milliseconds in range(0, 601, 100):
+        process = subprocess.Popen(
+            [sys.executable, "-c", STARTS, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.read(1) == "."
+            time.sleep(milliseconds / 1000)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=120)
+        found[milliseconds] = (process.returncode, said)
+    # a command that has failed by then is on its way out with its own code, or dies of the signal without a word
+    assert {code for code, _ in found.values()} <= {130, 3, -signal.SIGINT}
+    assert found[100] == (130, "stopped\n")
+    assert [said for _, said in found.values() if said.count("\n") > 1] == []

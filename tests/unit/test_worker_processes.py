@@ -24,7 +24,12 @@ from maskloom.worker_processes import Patience, _work, results_of_processes
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
     yield
-    assert multiprocessing.active_children() == []
+    assert children() == []
+
+
+def children() -> list[int]:
+    """Return the processes that this one has started and that have not ended."""
+    return [int(number) for path in Path("/proc/self/task").glob("*/children") for number in path.read_text().split()]
 
 
 def results(function: Callable[..., Any], tasks: Iterator[Any], num_workers: int = 2, **options: Any) -> Iterator[Any]:
@@ -89,8 +94,8 @@ def test_every_task_that_lost_its_process_is_done_again(tmp_path: Path, caplog: 
 def test_processes_killed_while_they_wait_or_read_are_replaced() -> None:
     def tasks() -> Iterator[bytes]:
         yield b""
-        for process in multiprocessing.active_children():
-            process.kill()
+        for process in children():
+            os.kill(process, signal.SIGKILL)
         yield from itertools.repeat(bytes(1 << 22), 20)
 
     assert sorted(results(len, tasks())) == [0, *[1 << 22] * 20]
@@ -150,9 +155,10 @@ def test_a_result_that_cannot_be_read_is_an_error_and_not_a_wait() -> None:
 def test_a_task_that_breaks_off_in_its_middle_ends_the_process_quietly() -> None:
     """Ctrl-C may stop the first process between the length of a message and the rest of it."""
     ours, theirs = multiprocessing.Pipe()
+    ours.send((functools.partial, (operator.neg,)))
     os.write(ours.fileno(), struct.pack("!i", 100) + b"only a few of a hundred bytes")
     ours.close()
-    _work(theirs, functools.partial, (operator.neg,))
+    _work(theirs)
 
 
 def _break_off(_: object) -> None:
@@ -180,7 +186,7 @@ def test_a_busy_process_is_ended_when_results_are_no_longer_wanted() -> None:
 
 PROGRAM = """
 import functools, itertools, time
-from maskloom.worker_processes import _work, results_of_processes
+from maskloom.worker_processes import results_of_processes
 if __name__ == "__main__":
     for _ in results_of_processes(functools.partial, (time.sleep,), itertools.repeat(0.05), 2):
         print("one", flush=True)
@@ -227,3 +233,24 @@ def test_no_process_is_left_when_the_first_one_ends(tmp_path: Path, number: sign
         assert members_of_session(first.pid) == []
         # the tale of an interrupt is told once
         assert errors.count("Traceback") == (number == signal.SIGINT)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_whose_first_one_is_killed_while_they_start_say_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Until they are at work they have imports to do, and the first task to read."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    for milliseconds in range(0, 200, 20):
+        with subprocess.Popen(
+            [sys.executable, str(program)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        ) as first:
+            while len(members_of_session(first.pid)) < 2 and first.poll() is None:
+                time.sleep(0.002)
+            time.sleep(milliseconds / 1000)
+            first.send_signal(number)
+            assert first.stderr is not None
+            # the end of the pipe comes when the last of them has ended
+            assert first.stderr.read() == b""

@@ -81,6 +81,8 @@ def main() -> None:
     from maskloom.config import ConfigError, DataError
 
     try:
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         app()
     except (ConfigError, DataError) as error:
         typer.echo(f"error: {error}", err=True)

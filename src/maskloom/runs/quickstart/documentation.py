@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
-import multiprocessing
 import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from maskloom.files import write_text
 from maskloom.runs.quickstart.prose import sentences_of
+from maskloom.worker_processes import results_of_processes
 
 MIN_SENTENCES = 4
 STANDARD_LIBRARY = "python"
@@ -60,13 +60,13 @@ def gather_documents(*, num_workers: int = 1, progress: Progress | None = None) 
     spelt in case, is dropped everywhere but at its first place, since docstrings repeat each other.
     """
     sources = find_sources()
-    harvested: list[list[GatheredDocument]] = []
-    chunks = [sources[first : first + 100] for first in range(0, len(sources), 100)]
-    for number, documents in enumerate(_harvest_chunks(chunks, num_workers), start=1):
-        harvested.append(documents)
+    chunks = {first: sources[first : first + 100] for first in range(0, len(sources), 100)}
+    harvested: dict[int, list[GatheredDocument]] = {}
+    for first, documents in _harvest_chunks(chunks, num_workers):
+        harvested[first] = documents
         if progress is not None:
-            progress("reading documentation", min(number * 100, len(sources)), len(sources))
-    return without_repetition(document for documents in harvested for document in documents)
+            progress("reading documentation", min(len(harvested) * 100, len(sources)), len(sources))
+    return without_repetition(document for first in chunks for document in harvested[first])
 
 
 def find_sources() -> list[Source]:
@@ -162,16 +162,18 @@ def read_metadata(path: Path) -> list[GatheredDocument]:
     return [GatheredDocument(**{**row, "sentences": tuple(row["sentences"])}) for row in rows]
 
 
-def _harvest_chunks(chunks: list[list[Source]], num_workers: int) -> Iterator[list[GatheredDocument]]:
+def _harvest_chunks(chunks: dict[int, list[Source]], num_workers: int) -> Iterable[tuple[int, list[GatheredDocument]]]:
+    """Return the documents of every chunk by its number, in the order in which they are done."""
+    tasks = iter(chunks.items())
     if num_workers <= 1:
-        yield from map(_harvest_all, chunks)
-        return
-    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_harvest_all, chunks)
+        return map(_harvest_all, tasks)
+    name: Callable[[tuple[int, list[Source]]], str] = lambda chunk: f"the files from {chunk[1][0].path} on"  # noqa: E731
+    return results_of_processes(partial, (_harvest_all,), tasks, num_workers, name=name)
 
 
-def _harvest_all(sources: list[Source]) -> list[GatheredDocument]:
-    return [document for source in sources for document in harvest(source)]
+def _harvest_all(chunk: tuple[int, list[Source]]) -> tuple[int, list[GatheredDocument]]:
+    number, sources = chunk
+    return number, [document for source in sources for document in harvest(source)]
 
 
 def _sources_below(folder: Path, area: str) -> Iterator[Source]:

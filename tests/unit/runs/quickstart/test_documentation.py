@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from maskloom.runs.quickstart import documentation
 from maskloom.runs.quickstart.documentation import (
     GatheredDocument,
     Source,
@@ -103,3 +104,15 @@ def test_documents_are_written_a_sentence_a_line(tmp_path: Path) -> None:
     path = tmp_path / "documents.txt"
     assert write_documents(documents, path) == path.stat().st_size
     assert path.read_text(encoding="utf-8") == "One é.\nTwo.\n\nOne é.\nTwo.\n\n"
+
+
+def test_several_processes_gather_the_same_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [[f"The function {n} returns the value {k} of its table." for k in range(4)] for n in range(250)]
+    paths = [
+        written(tmp_path, 'def f():\n    """{}\n    """\n'.format("\n    ".join(said)), f"{n}.py")
+        for n, said in enumerate(lines)
+    ]
+    monkeypatch.setattr(documentation, "find_sources", lambda: [source(path) for path in paths])
+    alone = documentation.gather_documents(num_workers=1)
+    assert [list(document.sentences) for document in alone] == lines
+    assert documentation.gather_documents(num_workers=2) == alone
