@@ -61,8 +61,11 @@ class PretrainingData(Section):
         return self
 
     def resolved_max_predictions(self) -> int:
-        """Return the cap on predictions of one sequence: 20 at length 128 and 80 at 512, as published, unless given."""
-        return self.max_predictions or max(1, round(0.15625 * self.max_length))
+        """Return the cap on predictions of one sequence, `max_predictions` unless absent.
+
+        The default grows with length and rate, so it never cuts: 20 at length 128 and 80 at 512 for 0.15, as published.
+        """
+        return self.max_predictions or max(1, round(0.15625 * self.max_length * (self.masking_rate / 0.15)))
 
 
 class FinetuningData(Section):
@@ -325,6 +328,8 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     key = key.strip()
     if not separator or not key:
         raise ConfigError(f"--set {override!r:.200}: expected key=value, such as training.steps=1000")
+    if "\n" in override or "\r" in override:
+        raise ConfigError(f"--set {override!r:.200}: a line break in it; each key takes a --set of its own")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -350,7 +355,12 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
         return f"{source}: unknown key {key!r:.200}; {hint}"
     if problem["type"] == "value_error":  # values that do not fit together; the message names them
         return f"{source}: {'.'.join([*path, str(problem['ctx']['error'])])}"
-    return f"{source}: {key:.200} = {_shown(problem['input'])}: {problem['msg']}"
+    return f"{source}: {key:.200} = {_shown(problem['input'])}: {reason_of(problem)}"
+
+
+def reason_of(problem: Any) -> str:
+    """Return why pydantic refuses a value, without its own terms: its prefix, names of classes."""
+    return problem["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
 
 
 def _shown(value: Any) -> str:

@@ -1,6 +1,14 @@
 import pytest
 
-from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
+from maskloom.config import (
+    ConfigError,
+    FinetuneRecipe,
+    PretrainingData,
+    PretrainRecipe,
+    load_recipe,
+    reason_of,
+    recipe_toml,
+)
 from maskloom.layers.layer_mix import LAYER_CHOICES
 
 
@@ -27,6 +35,8 @@ def test_defaults_are_the_papers_masking_and_optimiser() -> None:
         ("model.size=huge", "model.size = 'huge'"),
         ("seed=-1", "seed = -1"),
         ("seed", "expected key=value"),
+        ("training.steps=5\nseed=3", "a line break"),
+        ("training.steps=5\r\nseed=3", "a line break"),
         ("seed.sub=1", "seed"),
     ],
 )
@@ -34,6 +44,20 @@ def test_a_wrong_override_names_the_key(override: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(PretrainRecipe, None, [override])
     assert expected in str(caught.value)
+
+
+def test_the_default_cap_on_predictions_never_cuts_what_the_rate_asks_for() -> None:
+    for rate in (0.01, 0.05, 0.15, 0.3, 0.5, 0.9):
+        for length in range(5, 600):
+            data = PretrainingData(masking_rate=rate, max_length=length)
+            assert data.resolved_max_predictions() >= max(1, round(rate * length))
+    assert PretrainRecipe().data.model_copy(update={"max_predictions": 7}).resolved_max_predictions() == 7
+
+
+def test_messages_are_free_of_pydantics_own_terms() -> None:
+    assert reason_of({"msg": "Value error, it is odd"}) == "it is odd"
+    with pytest.raises(ConfigError, match=r"phases\.0 = 3: Input should be a valid dictionary$"):
+        load_recipe(PretrainRecipe, None, ["phases=[3]"])
 
 
 def test_shares_that_exceed_one_are_refused() -> None:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.masking import MaskingSettings, mask_tokens
+from maskloom.data.masking import MaskingSettings, mask_tokens, num_predictions
 from maskloom.data.sampling import DataPosition, Instances, InstanceStream, SamplingSettings
 
 if TYPE_CHECKING:
     from maskloom.data.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class PretrainingAccount:
+    """What an epoch holds, told from its first block: instances, tokens of each with special ones, predictions.
+
+    `cut_share` is the share of the predictions asked for by the rate that `max_predictions` cuts off.
+    """
+
+    num_instances: int
+    tokens_per_instance: float
+    predictions_per_instance: float
+    cut_share: float
 
 
 class PretrainingLoader:
@@ -47,6 +61,19 @@ class PretrainingLoader:
         """Return the batch that starts at a position and the position after it; ends of epochs fall inside batches."""
         instances, after = self._stream.read(position, self._batch_size)
         return self._gathered(instances.take(self._rows)), after
+
+    def account(self) -> PretrainingAccount:
+        """Return what an epoch holds; the first block, which training needs anyway, speaks for the others."""
+        block = self._stream.block(0, 0)
+        lengths = block.a_length + block.b_length + (3 if self._sampling.next_sentence else 2)
+        wanted = num_predictions(lengths, replace(self._masking, max_predictions=self._sampling.max_length)).sum()
+        predicted = num_predictions(lengths, self._masking).sum()
+        return PretrainingAccount(
+            num_instances=round(len(block) / self._stream.block_share),
+            tokens_per_instance=float(lengths.mean()),
+            predictions_per_instance=float(predicted) / len(block),
+            cut_share=1.0 - float(predicted) / float(wanted),
+        )
 
     def epoch_batches(self, epoch: int) -> Iterator[PretrainingBatch]:
         """Yield each instance of an epoch once, with the masks of that epoch; the last batch may be smaller."""

@@ -140,6 +140,11 @@ class InstanceStream:
         self.num_blocks = -(-len(self._documents) // self.documents_per_block)
         self._cache: OrderedDict[tuple[int, int], Instances] = OrderedDict()
 
+    @property
+    def block_share(self) -> float:
+        """The share of the documents that the first block of an epoch holds."""
+        return min(1.0, self.documents_per_block / len(self._documents))
+
     def read(self, position: DataPosition, num_instances: int) -> tuple[Instances, DataPosition]:
         """Return the instances from a position on, over ends of blocks and epochs, and the position after them.
 

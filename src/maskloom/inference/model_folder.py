@@ -11,7 +11,15 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.checkpoints.tensor_files import refuse_unsafe
-from maskloom.config import DataError, FeaturesSection, Section, SpanSection, TaggingSection, validate_recipe
+from maskloom.config import (
+    DataError,
+    FeaturesSection,
+    Section,
+    SpanSection,
+    TaggingSection,
+    reason_of,
+    validate_recipe,
+)
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.tuning import checked_thresholds
@@ -94,7 +102,7 @@ def _check_reading(reading: dict[str, Any], source: str) -> None:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise DataError(
-            f"{source}: {'.'.join(map(str, problem['loc']))} = {problem['input']!r:.80}: {problem['msg']}"
+            f"{source}: {'.'.join(map(str, problem['loc']))} = {problem['input']!r:.80}: {reason_of(problem)}"
         ) from None
     if unknown:
         raise DataError(f"{source}: unknown key {unknown[0]!r:.80}; known: {', '.join(sorted(names))}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from maskloom.config import ConfigError, DataError
+from maskloom.config import ConfigError, DataError, reason_of
 
 SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
@@ -149,7 +149,7 @@ def _unsupported(values: dict[str, Any]) -> list[str]:
 
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
-    reason = problem["msg"].removeprefix("Value error, ")
+    reason = reason_of(problem)
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, BertConfig.model_fields, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(BertConfig.model_fields))}"

@@ -31,6 +31,7 @@ from maskloom.runs.model_card import write_card
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder
 from maskloom.runs.run_lock import alone_in_folder
+from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
 from maskloom.runs.verification import VERIFY_FINISHED
 from maskloom.tasks.catalog import catalog_row
@@ -117,7 +118,7 @@ def _finetune(
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
     settings = _settings(recipe, prepared.train.num_examples)
     plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
-    initial_model(plan, recipe.seed)  # weights that do not fit are refused here, before anything is written
+    about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
@@ -131,8 +132,9 @@ def _finetune(
         return json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
-    for note in prepared.account["notes"]:
-        progress.say(note)
+    summary = [about, *finetuning_lines(recipe, settings, prepared.train), *default_lines(recipe)]
+    for line in [*summary, *prepared.account["notes"]]:
+        progress.say(line)
     plan = replace(plan, group_by_length=recipe.training.group_by_length, folder=out, verify=verify)
     if prepared.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)

@@ -19,6 +19,7 @@ from maskloom.files import write_json
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import run_id
+from maskloom.runs.start_summary import step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.evaluation import evaluate_task
@@ -75,7 +76,7 @@ def run_restart(
         checkpoints=folder / "checkpoints",
         log=log,
         evaluate=watch.evaluate,
-        on_step=lambda report: progress.advance(report.step, loss=report.loss),
+        on_step=step_display(progress, settings.steps, lambda report: {"loss": report.loss}),
         on_metrics=lambda step, metrics: progress.say(watch.describe(step, metrics)),
         say=progress.say,
         memory=watch.memory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,11 @@ from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, m
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder, run_id
 from maskloom.runs.run_lock import alone_in_folder
+from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, NoLog
-from maskloom.training.loop import TrainState, evaluate
+from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 
@@ -101,6 +102,8 @@ def _pretrain(
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
     model = _initial_model(recipe, len(opened.vocabulary), init)
+    for sentence in [model_line(model, recipe, is_new=init is None), *default_lines(recipe)]:
+        progress.say(sentence)
     ranks.spread(model)
     reference = _UnigramReference.count(opened, train) if ranks.is_first else None
     metrics: dict[str, Any] = {}
@@ -193,9 +196,7 @@ def _run_phase(
             checkpoints=out / "checkpoints" / plan.name,
             log=log,
             evaluate=held_out_metrics,
-            on_step=lambda report: progress.advance(
-                report.step, **report.losses, tokens_per_s=report.num_tokens / report.seconds
-            ),
+            on_step=step_display(progress, settings.steps, _figures),
             on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
             say=progress.say,
             name=plan.name,
@@ -207,6 +208,8 @@ def _run_phase(
             verify_resuming(session)
         start = session.resume()
         log.forget_after(plan.name, start)
+        if start == 0 and ranks.is_first:
+            _tell(plan, loader, log, progress)
         started = time.perf_counter()
         progress.begin(f"{plan.name}, length {plan.data.max_length}", settings.steps, start)
         session.run()
@@ -214,6 +217,18 @@ def _run_phase(
         metrics = held_out_metrics()
         log.write("finished", stage=plan.name, step=state.step, seconds=time.perf_counter() - started, metrics=metrics)
     return metrics
+
+
+def _tell(plan: PhasePlan, loader: PretrainingLoader, log: EventLog, progress: Progress) -> None:
+    """Say and log what a phase trains on."""
+    account = loader.account()
+    log.write("data", stage=plan.name, **asdict(account))
+    for sentence in phase_lines(plan, account):
+        progress.say(sentence)
+
+
+def _figures(report: StepReport) -> dict[str, float]:
+    return {**report.losses, "tokens_per_s": report.num_tokens / report.seconds}
 
 
 def _with_defaults(settings: TrainingSection) -> TrainingSection:

@@ -27,7 +27,7 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
     plans = []
     for number, phase in enumerate(recipe.phases, start=1):
         given = phase.model_dump(exclude_none=True, exclude={"max_length"})
-        # A cap on predictions is tied to the length it was given for; other lengths take the published share.
+        # A cap on predictions is tied to the length that it was given for; at other lengths the rate alone counts.
         cap = recipe.data.max_predictions if phase.max_length == recipe.data.max_length else None
         data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions": cap})
         plans.append(PhasePlan(f"phase-{number}", data, recipe.training.model_copy(update=given)))
@@ -68,4 +68,19 @@ def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     said = [f"{', '.join(own)}: left aside, the initial model has sizes of its own"] if has_init and own else []
     if recipe.phases and recipe.training.steps != TrainingSection().steps:
         said.append(f"training.steps = {recipe.training.steps}: left aside, every phase has steps of its own")
+    return said + _left_aside_for_length(recipe)
+
+
+def _left_aside_for_length(recipe: PretrainRecipe) -> list[str]:
+    """Return what phases of another length than [data]'s make of its length and its cap on predictions."""
+    data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
+    said = []
+    if lengths and data.max_length not in lengths and data.max_length != PretrainingData().max_length:
+        said.append(f"data.max_length = {data.max_length}: left aside, every phase has a length of its own")
+    others = sorted({length for length in lengths if length != data.max_length})
+    if data.max_predictions is not None and others:
+        said.append(
+            f"data.max_predictions = {data.max_predictions}: holds for length {data.max_length} (data.max_length); "
+            f"phases of length {', '.join(map(str, others))} predict what data.masking_rate asks for"
+        )
     return said

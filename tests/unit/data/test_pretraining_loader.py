@@ -4,6 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.google_instances import google_batches, google_instances
 from maskloom.data.masking import MaskingSettings
@@ -21,6 +22,14 @@ def _loader(corpus, documents=None, *, batch_size=16, seed=1, static_masks=False
         masking=MaskingSettings(max_predictions=10),
         static_masks=static_masks,
     )
+
+
+def _of_recipe(corpus, data: PretrainingData) -> PretrainingLoader:
+    masking = MaskingSettings(
+        rate=data.masking_rate, max_predictions=data.resolved_max_predictions(), whole_word=data.whole_word
+    )
+    sampling = SamplingSettings(max_length=data.max_length)
+    return PretrainingLoader(corpus, None, batch_size=16, seed=1, sampling=sampling, masking=masking)
 
 
 def _restored(batch: PretrainingBatch) -> np.ndarray:
@@ -215,3 +224,28 @@ def test_instances_are_distributed_as_those_of_the_static_generator(random_corpu
 def test_an_empty_batch_is_refused(random_corpus) -> None:
     with pytest.raises(ValueError, match="batch_size is 0"):
         _loader(random_corpus(3), batch_size=0)
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_a_rate_above_the_published_one_is_predicted_in_full(random_corpus, whole_word: bool) -> None:
+    data = PretrainingData(masking_rate=0.3, max_length=64, whole_word=whole_word)
+    loader = _of_recipe(random_corpus(80), data)
+    batches = list(loader.epoch_batches(0))
+    share = sum(len(batch.mlm_labels) for batch in batches) / sum(batch.num_tokens for batch in batches)
+    assert share == pytest.approx(0.3, abs=0.01)
+    account = loader.account()
+    assert account.cut_share == 0.0
+    assert account.num_instances == sum(batch.num_sequences for batch in batches)
+
+
+def test_the_account_tells_what_a_cap_cuts_off(random_corpus) -> None:
+    loader = _of_recipe(random_corpus(80), PretrainingData(max_length=64, max_predictions=4))
+    batches = list(loader.epoch_batches(0))
+    lengths = np.concatenate([batch.lengths for batch in batches])
+    wanted = np.maximum(1, np.rint(0.15 * lengths)).sum()
+    found = sum(len(batch.mlm_labels) for batch in batches)
+    account = loader.account()
+    assert account.cut_share == pytest.approx(1 - found / wanted)
+    assert account.cut_share > 0.3
+    assert account.predictions_per_instance == pytest.approx(found / len(lengths))
+    assert account.tokens_per_instance == pytest.approx(lengths.mean())

@@ -7,7 +7,7 @@ import pytest
 
 from maskloom.config import ConfigError, PretrainRecipe, load_recipe
 from maskloom.models.bert_config import BertConfig
-from maskloom.runs.pretraining_plan import check_model, left_aside, model_config
+from maskloom.runs.pretraining_plan import check_model, left_aside, model_config, phase_plans
 
 
 def test_the_initial_models_sizes_count_in_place_of_the_recipes():
@@ -30,6 +30,20 @@ def test_what_does_not_count_is_said():
         "training.steps = 40: left aside, every phase has steps of its own",
     ]
     assert left_aside(load_recipe(PretrainRecipe, None, changes), has_init=False) == []
+
+
+def test_a_length_or_cap_that_phases_do_not_take_is_said():
+    phases = "phases=[{max_length=32, steps=3}, {max_length=64, steps=3}]"
+    recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=32", "data.max_predictions=3"])
+    assert [plan.data.resolved_max_predictions() for plan in phase_plans(recipe)] == [3, 10]
+    assert left_aside(recipe, has_init=False) == [
+        "data.max_predictions = 3: holds for length 32 (data.max_length); phases of length 64 predict what "
+        "data.masking_rate asks for"
+    ]
+    recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=48"])
+    assert left_aside(recipe, has_init=False) == [
+        "data.max_length = 48: left aside, every phase has a length of its own"
+    ]
 
 
 def test_one_segment_is_enough_without_next_sentences():

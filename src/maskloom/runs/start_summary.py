@@ -1,0 +1,134 @@
+"""What a run says of itself before it starts, and how long it takes once its first steps are done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from maskloom.config import FinetuneRecipe, PretrainRecipe, TrainingSection
+from maskloom.data.pretraining_loader import PretrainingAccount
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.runs.pretraining_plan import PhasePlan
+from maskloom.runs.progress import Progress
+from maskloom.tasks.encoding import EncodedData
+from maskloom.training.loop import StepReport
+
+# Seconds and steps of training that tell how long the rest takes; the first step is left out, it warms up.
+_SECONDS, _STEPS = 5.0, 3
+_SHOWN_DEFAULTS = ("steps", "epochs", "batch_size", "learning_rate")
+
+
+def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe, *, is_new: bool = False) -> str:
+    """Return size and parameters of a model; of a new one also its name, and whether that was chosen."""
+    config, size = model.config, ""
+    if isinstance(recipe, PretrainRecipe) and is_new:
+        is_default = "size" not in recipe.model.model_fields_set
+        changed = ", changed" if recipe.model.config else ""
+        size = f"{recipe.model.size}{' (the default, see --size)' if is_default else ''}{changed}: "
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"model: {size}{_count(num_parameters)} parameters, {config.num_hidden_layers} layers of {config.hidden_size}, "
+        f"a vocabulary of {config.vocab_size:,}"
+    )
+
+
+def phase_lines(plan: PhasePlan, account: PretrainingAccount) -> list[str]:
+    """Return what one phase trains on: steps, sequences and tokens of each, and the epochs that this makes."""
+    training, data = plan.training, plan.data
+    tokens = training.batch_size * account.tokens_per_instance
+    epochs = training.steps * training.batch_size / account.num_instances
+    lines = [
+        f"{plan.name}: {training.steps:,} steps of {training.batch_size} sequences up to {data.max_length} tokens, "
+        f"about {tokens:,.0f} tokens a step; {_count(training.steps * tokens)} tokens, {epochs:.3g} epochs of "
+        f"{account.num_instances:,} sequences",
+        f"{plan.name}: {_optimisation(training)}; {account.predictions_per_instance:.1f} predictions a sequence",
+    ]
+    if account.cut_share > 0:
+        lines.append(
+            f"{plan.name}: data.max_predictions = {data.resolved_max_predictions()} cuts off {account.cut_share:.1%} "
+            f"of the predictions that data.masking_rate = {data.masking_rate} asks for"
+        )
+    return lines
+
+
+def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: EncodedData) -> list[str]:
+    """Return what a fine-tuning run trains on and for how long; an epoch is a pass over what batches hold."""
+    num_units = len(data)
+    unit = "examples" if num_units == data.num_examples else "windows"
+    epochs = settings.steps * settings.batch_size / max(1, num_units)
+    seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
+    return [
+        f"task: {recipe.task}; {settings.steps:,} steps of {settings.batch_size} {unit}: {epochs:.3g} epochs of "
+        f"{num_units:,} {unit} up to {recipe.data.max_length} tokens{seeds}",
+        _optimisation(settings),
+    ]
+
+
+def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
+    """Return which of the keys that decide most were left at their defaults, in one line, or nothing."""
+    training = recipe.training
+    keys = [name for name in _SHOWN_DEFAULTS if hasattr(training, name) and name not in training.model_fields_set]
+    if isinstance(recipe, PretrainRecipe):
+        own = [phase.model_fields_set for phase in recipe.phases]
+        keys = [name for name in keys if not own or not all(name in given for given in own)]
+    elif training.steps is not None:
+        keys = [name for name in keys if name != "epochs"]
+    values = [f"training.{name} = {getattr(training, name)}" for name in keys if getattr(training, name) is not None]
+    if "max_length" not in recipe.data.model_fields_set and not getattr(recipe, "phases", None):
+        values.append(f"data.max_length = {recipe.data.max_length}")
+    return [f"by default: {', '.join(values)}"] if values else []
+
+
+def _optimisation(training: TrainingSection) -> str:
+    warmup = training.resolved_warmup_steps()
+    return f"learning rate {training.learning_rate:g} after {warmup:,} steps of warm-up, then falling to 0"
+
+
+def _count(number: float) -> str:
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:,.0f}"
+
+
+def step_display(
+    progress: Progress, steps: int, figures: Callable[[StepReport], dict[str, float]]
+) -> Callable[[StepReport], None]:
+    """Return what shows each step of `steps` with figures of its report, and says how long they take."""
+    expected = TimeTold(progress.say, steps)
+
+    def show(report: StepReport) -> None:
+        progress.advance(report.step, **figures(report))
+        expected.after_step(report.step)
+
+    return show
+
+
+class TimeTold:
+    """Says once, after the first seconds of training, how long the steps that are left will take."""
+
+    def __init__(self, say: Callable[[str], None], steps: int) -> None:
+        self._say, self._steps = say, steps
+        self._first: tuple[int, float] | None = None
+        self._told = False
+
+    def after_step(self, step: int) -> None:
+        """Take note of a step that is done."""
+        if self._told:
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = step, now
+            return
+        done, seconds = step - self._first[0], now - self._first[1]
+        left = self._steps - step
+        if done >= _STEPS and seconds >= _SECONDS and left > 0:
+            self._told = True
+            time_left = _in_words(left * seconds / done)
+            self._say(f"step {step:,}: {done / seconds:.3g} steps a second, about {time_left} for the {left:,} left")
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

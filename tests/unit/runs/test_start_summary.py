@@ -1,0 +1,74 @@
+"""What a run says before it starts, and the time that it expects."""
+
+from typing import cast
+
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.data.pretraining_loader import PretrainingAccount
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs import start_summary
+from maskloom.runs.pretraining_plan import phase_plans
+from maskloom.runs.start_summary import TimeTold, default_lines, finetuning_lines, model_line, phase_lines
+from maskloom.tasks.encoding import EncodedData
+
+_CONFIG = BertConfig(vocab_size=70, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+
+
+def test_the_size_that_nobody_chose_is_said_to_be_the_default():
+    model = build_model(_CONFIG, seed=0)
+    chosen = load_recipe(PretrainRecipe, None, ["model.size=tiny", "model.config.hidden_size=8"])
+    assert model_line(model, PretrainRecipe(), is_new=True).startswith("model: mini (the default, see --size): ")
+    assert model_line(model, chosen, is_new=True).startswith("model: tiny, changed: ")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert model_line(model, FinetuneRecipe()) == (
+        f"model: {parameters:,} parameters, 2 layers of 8, a vocabulary of 70"
+    )
+
+
+def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
+    recipe = load_recipe(PretrainRecipe, None, ["training.steps=2000", "data.max_predictions=4"])
+    (plan,) = phase_plans(recipe)
+    account = PretrainingAccount(16_000, 100.0, 4.0, 0.75)
+    assert phase_lines(plan, account) == [
+        "phase-1: 2,000 steps of 32 sequences up to 128 tokens, about 3,200 tokens a step; 6.4 million tokens, "
+        "4 epochs of 16,000 sequences",
+        "phase-1: learning rate 0.0001 after 200 steps of warm-up, then falling to 0; 4.0 predictions a sequence",
+        "phase-1: data.max_predictions = 4 cuts off 75.0% of the predictions that data.masking_rate = 0.15 asks for",
+    ]
+    assert len(phase_lines(plan, PretrainingAccount(16_000, 100.0, 15.0, 0.0))) == 2
+
+
+def test_finetuning_tells_the_epochs_over_what_batches_hold():
+    recipe = load_recipe(FinetuneRecipe, None, ["restarts=3", "task=span", "data.max_length=64"])
+    settings = recipe.training.with_steps(3200)
+    assert finetuning_lines(recipe, settings, cast(EncodedData, _Windows()))[0] == (
+        "task: span; 300 steps of 32 windows: 1.5 epochs of 6,400 windows up to 64 tokens, 3 seeds"
+    )
+
+
+class _Windows:
+    num_examples = 3200
+
+    def __len__(self) -> int:
+        return 6400
+
+
+def test_defaults_that_were_taken_are_named_and_given_ones_are_not():
+    assert default_lines(PretrainRecipe()) == [
+        "by default: training.steps = 10000, training.batch_size = 32, training.learning_rate = 0.0001, "
+        "data.max_length = 128"
+    ]
+    phases = load_recipe(PretrainRecipe, None, ["phases=[{max_length=8, steps=3}]", "training.batch_size=32"])
+    assert default_lines(phases) == ["by default: training.learning_rate = 0.0001"]
+    keys = ("training.steps=4", "training.batch_size=4", "training.learning_rate=1e-5", "data.max_length=9")
+    assert default_lines(load_recipe(FinetuneRecipe, None, [*keys])) == []
+
+
+def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
+    clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
+    monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
+    said: list[str] = []
+    told = TimeTold(said.append, 1000)
+    for step in (101, 102, 103, 104, 105, 106, 107):
+        told.after_step(step)
+    assert said == ["step 104: 0.5 steps a second, about 30 minutes for the 896 left"]
