@@ -40,7 +40,7 @@ def fingerprints(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("score", ["frequency", "likelihood"])
+@pytest.mark.parametrize("score", ["frequency", "likelihood", "pmi"])
 def test_vocab_txt_is_the_same_byte_for_byte(texts: Path, tmp_path: Path, score: str) -> None:
     report = train([texts], tmp_path / "first", score=score)
     expected = (tmp_path / "first" / "vocab.txt").read_bytes()
@@ -255,10 +255,11 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands(texts: Path, tmp_path: Path) -> None:
     options = ["--size", 150, "--out", tmp_path / "out", "--cased", "--workers", 2, "--score", "likelihood", "--json"]
-    done = command("train", texts, *options)
+    done = command("train", texts, *options, "--max-distinct-words", 30)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["size"], report["lowercase"], report["score"]) == (150, False, "likelihood")
+    assert report["num_distinct_words"] - report["num_pruned_distinct_words"] == 30
     seen = json.loads(command("inspect", tmp_path / "out", texts / "a.txt", "--json").stdout)
     assert (seen["size"], seen["lowercase"], seen["coverage"]["unknown_rate"]) == (150, False, 0)
     (texts / "bad.txt").write_bytes(b"a\n\xff")

@@ -36,12 +36,22 @@ def vocab_train(
     out: Out,
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
-        Literal["frequency", "likelihood"],
+        Literal["frequency", "likelihood", "pmi"],
         typer.Option(
-            "--score", help="What decides which pair is merged; likelihood wants a --min-frequency of 100 or more."
+            "--score",
+            help="Which pair is merged: the most frequent, the one that adds most to the likelihood of the text, or "
+            "the one of highest mutual information (wants a --min-frequency of 100 or more).",
         ),
     ] = "frequency",
     min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Rarest pair that is merged.")] = 2,
+    max_distinct_words: Annotated[
+        int,
+        typer.Option(
+            "--max-distinct-words",
+            min=1,
+            help="Distinct words held in memory, about 150 bytes each; the rarest beyond are left out and reported.",
+        ),
+    ] = 2_000_000,
     workers: Workers = 1,
     on_bad_text: BadText = "error",
     engine: Engine = "local",
@@ -58,6 +68,7 @@ def vocab_train(
         cased=cased,
         score=score,
         min_frequency=min_frequency,
+        max_distinct_words=max_distinct_words,
         num_workers=workers,
         on_bad_text=on_bad_text,
         engine=engine,

@@ -18,6 +18,7 @@ from maskloom.runs.run_lock import alone_in_folder
 
 if TYPE_CHECKING:
     from maskloom.data.documents import Document, ReadingReport
+    from maskloom.text.pair_merging import Score
 
 REPORT = "vocabulary_report.json"
 _TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
@@ -31,7 +32,7 @@ def train_vocabulary_from_files(
     size: int,
     out: str | Path,
     cased: bool = False,
-    score: Literal["frequency", "likelihood"] = "frequency",
+    score: Score = "frequency",
     min_frequency: int = 2,
     alphabet_limit: int = 1000,
     max_distinct_words: int = _MAX_DISTINCT_WORDS,

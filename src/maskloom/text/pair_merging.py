@@ -6,16 +6,16 @@ A pair is the number `first << 32 | second` of two symbol ids, so that the order
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
 
-from maskloom.text.likelihood_queue import LikelihoodQueue
+from maskloom.text.scored_queues import LikelihoodQueue, PmiQueue
 from maskloom.text.segmented_words import PAIR_SHIFT, SECOND, SegmentedWords
 from maskloom.text.vocabulary import CONTINUATION_PREFIX
 
-Score = Literal["frequency", "likelihood"]
+Score = Literal["frequency", "likelihood", "pmi"]
 
 
 class PairQueue(Protocol):
@@ -80,34 +80,73 @@ def merge_pairs(
 
     `symbols` are the characters, bare for the start of a word and with `##` inside, and must cover `words`. A pair is
     merged while one occurs `min_frequency` times or more. "frequency" takes the pair that occurs most often;
-    "likelihood" the one with the highest freq(pair) / (freq(first) * freq(second)) in the words as they are cut now
-    (Schuster and Nakajima 2012; paper 3.2 names WordPiece). A tie goes to the pair whose first, then second symbol is
-    older, so the result depends on nothing but the counts. Two ways to the same string are one symbol.
+    "likelihood" the one whose merge adds most to the log likelihood of the words under a unigram model of the symbols,
+    and none that adds nothing (Schuster and Nakajima 2012; paper 3.2 names WordPiece); "pmi" the one with the highest
+    freq(pair) / (freq(first) * freq(second)). All counts are those of the words as they are cut now. A tie goes to the
+    pair whose first, then second symbol is older, so the result depends on nothing but the counts. Two ways to the same
+    string are one symbol.
     """
-    found = list(symbols)
-    ids = {symbol: index for index, symbol in enumerate(found)}
-    segmented = SegmentedWords(words, counts, *_symbols_of_characters(found))
-    pairs: PairQueue
-    if score == "frequency":
-        pairs = FrequencyQueue(segmented.pair_counts, min_frequency)
-    else:
-        pairs = LikelihoodQueue(segmented.pair_counts, segmented.symbol_counts(len(found)), min_frequency)
+    segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols))
+    table = _SymbolTable(symbols, segmented)
+    pairs = _queue(score, segmented, table, min_frequency)
     segmented.pair_counts.clear()
-    while len(found) < num_symbols and (pair := pairs.best()) is not None:
-        first, second = found[pair >> PAIR_SHIFT], found[pair & SECOND]
-        merged = first + second.removeprefix(CONTINUATION_PREFIX)
-        if merged not in ids:
-            ids[merged] = len(found)
-            found.append(merged)
+    while len(table.strings) < num_symbols and (pair := pairs.best()) is not None:
+        symbol = table.symbol_of(pair)
+        if symbol < 0:
+            symbol = table.add(pair)
             if progress:
-                progress(len(found))
-        symbol = ids[merged]
+                progress(len(table.strings))
         changes, num_merged = segmented.merge(pair, symbol)
         pairs.update(changes, pair, symbol, num_merged)
-    return found
+    return table.strings
 
 
-def _symbols_of_characters(symbols: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def _queue(score: Score, segmented: SegmentedWords, table: _SymbolTable, min_frequency: int) -> PairQueue:
+    if score == "frequency":
+        return FrequencyQueue(segmented.pair_counts, min_frequency)
+    symbol_counts = segmented.symbol_counts(len(table.strings))
+    if score == "pmi":
+        return PmiQueue(segmented.pair_counts, symbol_counts, min_frequency)
+    return LikelihoodQueue(segmented.pair_counts, symbol_counts, min_frequency, table)
+
+
+class _SymbolTable:
+    """The strings of symbols by id, and the other way round."""
+
+    def __init__(self, symbols: Sequence[str], segmented: SegmentedWords) -> None:
+        self.strings = list(symbols)
+        self._ids = {symbol: index for index, symbol in enumerate(self.strings)}
+        self._segmented = segmented
+
+    def add(self, pair: int) -> int:
+        """Add the string of a pair and return its symbol."""
+        self.strings.append(self._joined(pair))
+        self._ids[self.strings[-1]] = len(self.strings) - 1
+        return len(self.strings) - 1
+
+    def symbol_of(self, pair: int) -> int:
+        """Return the symbol that already has the string of a pair, or -1."""
+        return self._ids.get(self._joined(pair), -1)
+
+    def pairs_of(self, symbol: int) -> Iterator[int]:
+        """Yield the pairs of symbols that give the string of a symbol."""
+        string = self.strings[symbol]
+        shortest = 3 if string.startswith(CONTINUATION_PREFIX) and len(string) > 2 else 1
+        for cut in range(shortest, len(string)):
+            first = self._ids.get(string[:cut])
+            second = self._ids.get(CONTINUATION_PREFIX + string[cut:])
+            if first is not None and second is not None:
+                yield first << PAIR_SHIFT | second
+
+    def num_replacements(self, pair: int) -> int:
+        """Return how many places would change if a pair of equal symbols were merged: of three in a row, one."""
+        return self._segmented.num_replacements(pair)
+
+    def _joined(self, pair: int) -> str:
+        return self.strings[pair >> PAIR_SHIFT] + self.strings[pair & SECOND].removeprefix(CONTINUATION_PREFIX)
+
+
+def _symbols_of_characters(symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the symbol of each code point at the start of a word, and inside one."""
     starts = {ord(symbol): index for index, symbol in enumerate(symbols) if len(symbol) == 1}
     inside = {ord(s[2:]): i for i, s in enumerate(symbols) if s.startswith(CONTINUATION_PREFIX) and len(s) == 3}

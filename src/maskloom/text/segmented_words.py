@@ -67,6 +67,18 @@ class SegmentedWords:
         changes.pop(pair, None)
         return changes, num_merged
 
+    def num_replacements(self, pair: int) -> int:
+        """Return how many places merging a pair of equal symbols would change, by the counts of words.
+
+        The pairs of three equal symbols in a row overlap: one place changes.
+        """
+        symbol = pair & SECOND
+        symbols, _, weights = self._views
+        places = np.array(self._places[pair], np.int32)
+        length = self._lengths[symbol]
+        places = np.sort(places[(symbols[places] == symbol) & (symbols[places + length] == symbol)])
+        return int(weights[_every_other(places, length)].sum())
+
     def _first_pairs(self) -> dict[int, int]:
         symbols, _, weights = self._views
         found = np.flatnonzero((symbols[:-1] >= 0) & (symbols[1:] >= 0)).astype(np.int32)

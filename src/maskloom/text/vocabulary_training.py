@@ -7,12 +7,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 from tokenizers import models
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.text.pair_merging import merge_pairs
+from maskloom.text.pair_merging import Score, merge_pairs
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary
 from maskloom.text.word_counting import WordCounts, count_words
 from maskloom.text.wordpiece import MAX_WORD_LENGTH
@@ -79,7 +79,7 @@ def train_vocabulary(
     *,
     size: int,
     lowercase: bool = True,
-    score: Literal["frequency", "likelihood"] = "frequency",
+    score: Score = "frequency",
     min_frequency: int = 2,
     alphabet_limit: int = 1000,
     max_distinct_words: int = 2_000_000,
@@ -92,8 +92,8 @@ def train_vocabulary(
     Special tokens have ids 0 to 4; then come the `alphabet_limit` most frequent characters, bare where one starts a
     word and with `##` where it stands inside; then merges in order. A word that holds another character, or over 200
     characters, takes no part, for encoding makes it [UNK]. Fewer tokens than `size` are returned where no pair is left
-    that occurs `min_frequency` times, and the report says so. "likelihood" merges rare pairs first, because their
-    symbols are rare too: raise `min_frequency` until the report's pieces per word are few.
+    that occurs `min_frequency` times, and the report says so. "pmi" merges rare pairs first, because their symbols are
+    rare too: raise `min_frequency` until the report's pieces per word are few.
     At most about `max_distinct_words` words are held in memory; more go to disk while counting, and the rarest over
     the cap are dropped and reported. `count` is `count_words`, or that with more of its settings.
     Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and DataError for
@@ -136,8 +136,8 @@ def train_vocabulary(
 def _check_settings(
     size: int, score: str, min_frequency: int, alphabet_limit: int, max_distinct_words: int, num_workers: int
 ) -> None:
-    if score not in ("frequency", "likelihood"):
-        raise ConfigError(f"score = {score!r}: it must be one of 'frequency', 'likelihood'")
+    if score not in get_args(Score):
+        raise ConfigError(f"score = {score!r}: it must be one of {', '.join(map(repr, get_args(Score)))}")
     for name, value, lowest in (
         ("size", size, len(SPECIAL_TOKENS) + 1),
         ("min_frequency", min_frequency, 1),
@@ -179,6 +179,8 @@ def _report(
     why_smaller = None
     if len(vocabulary) < size:
         why_smaller = f"no pair of symbols that occurs {minimum} times or more is left to merge"
+        if score == "likelihood":
+            why_smaller += ", or none whose merge raises the likelihood"
     return VocabularyReport(
         requested_size=size,
         size=len(vocabulary),

@@ -46,7 +46,7 @@ def test_cased_training_keeps_case_and_accents() -> None:
     assert "Ü" not in train().vocabulary.tokens
 
 
-@pytest.mark.parametrize("score", ["frequency", "likelihood"])
+@pytest.mark.parametrize("score", ["frequency", "likelihood", "pmi"])
 def test_the_same_text_gives_the_same_vocabulary(score: Any) -> None:
     expected = train(score=score).vocabulary
     assert train(TEXTS[::-1], score=score).vocabulary == expected
@@ -68,7 +68,7 @@ def test_the_seed_of_hashes_does_not_matter() -> None:
     program = (
         "from maskloom.text.vocabulary_training import train_vocabulary as t\n"
         "texts = ['the cat sat on the mat', 'a dog and the cats', 'mats and dogs sat'] * 2\n"
-        "print([t(texts, size=60, score=s).vocabulary.tokens for s in ('frequency', 'likelihood')])"
+        "print([t(texts, size=60, score=s).vocabulary.tokens for s in ('frequency', 'likelihood', 'pmi')])"
     )
     outputs = {
         subprocess.run(

@@ -1,0 +1,284 @@
+"""Pairs of symbols by scores that depend on the counts of their symbols too, kept up to date in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+_BLOCK = 128
+_NO_KEY = np.iinfo(np.int64).max
+_STEPS_A_NAT = 1024
+_SQRT_HALF = 0.5**0.5
+_LOG_2 = 0.6931471805599453
+
+
+class PairsOfSymbols(Protocol):
+    """What the likelihood of a merge needs to know of strings and words, beside counts."""
+
+    def symbol_of(self, pair: int) -> int:
+        """Return the symbol that already has the string of a pair, or -1."""
+        ...
+
+    def pairs_of(self, symbol: int) -> Iterable[int]:
+        """Yield the pairs of symbols that give the string of a symbol."""
+        ...
+
+    def num_replacements(self, pair: int) -> int:
+        """Return how many places would change if a pair of equal symbols were merged: of three in a row, one."""
+        ...
+
+
+class PmiQueue:
+    """Pairs by freq(pair) / (freq(first) * freq(second)), the order of their pointwise mutual information.
+
+    A tie goes to the pair whose symbols are older.
+
+    A merge raises the score of every pair that shares a symbol with it, so a heap would be stale all over. Scores lie
+    in an array instead, in blocks that each know their best pair; only blocks with a changed score are looked at again.
+    A pair has a slot as long as it occurs; slots are not used twice.
+    """
+
+    def __init__(self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
+        """Start from the counts of all pairs and, by id, of all symbols."""
+        self._min_frequency = min_frequency
+        self._symbol_counts = np.zeros(max(2 * len(symbol_counts), 64), dtype=np.int64)
+        self._symbol_counts[: len(symbol_counts)] = symbol_counts
+        self._slots: dict[int, int] = {}
+        self._slots_of_symbol: dict[int, _SlotList] = {}
+        self._num_slots = 0
+        self._allocate(max(_BLOCK, 2 * len(pair_counts)))
+        self._change(pair_counts)
+        self._rescore(np.arange(self._num_slots))
+
+    def best(self) -> int | None:
+        """Return the pair with the highest score, or None when none occurs `min_frequency` times and scores above 0."""
+        scores = self._block_scores
+        highest = scores.max()
+        if highest <= 0:
+            return None
+        blocks = np.flatnonzero(scores == highest)
+        return int(self._block_keys[blocks].min())
+
+    def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
+        """Apply changes of counts after a merge."""
+        first, second, new = merged >> 32, merged & 0xFFFFFFFF, symbol
+        self._recount(first, second, new, num_merged)
+        slot = self._slots.pop(merged)
+        self._counts[slot] = 0
+        self._change(changes)
+        touched = [np.array([slot])]
+        for symbol_id in {first, second, new}:
+            if symbol_id in self._slots_of_symbol:
+                touched.append(self._live_slots(symbol_id))
+        self._rescore(np.concatenate(touched))
+
+    def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
+        """Move occurrences from two symbols, which may be the same, to a third."""
+        if new >= len(self._symbol_counts):
+            self._symbol_counts = np.concatenate([self._symbol_counts, np.zeros_like(self._symbol_counts)])
+        self._symbol_counts[first] -= num_merged
+        self._symbol_counts[second] -= num_merged
+        self._symbol_counts[new] += num_merged
+
+    def _allocate(self, capacity: int) -> None:
+        """Make room for at least `capacity` slots, in whole blocks; new slots score nothing."""
+        num_blocks = -(-capacity // _BLOCK)
+        size = num_blocks * _BLOCK
+        old = self._num_slots
+        counts, keys, scores = np.zeros(size, np.int64), np.full(size, _NO_KEY), np.zeros(size)
+        block_scores, block_keys = np.zeros(num_blocks), np.full(num_blocks, _NO_KEY)
+        if old:
+            counts[:old], keys[:old], scores[:old] = self._counts[:old], self._keys[:old], self._scores[:old]
+            block_scores[: len(self._block_scores)] = self._block_scores
+            block_keys[: len(self._block_keys)] = self._block_keys
+        self._counts, self._keys, self._scores = counts, keys, scores
+        self._block_scores, self._block_keys = block_scores, block_keys
+
+    def _change(self, changes: dict[int, int]) -> None:
+        for pair, change in changes.items():
+            slot = self._slots.get(pair)
+            if slot is None:
+                if change:
+                    self._add(pair, change)
+                continue
+            self._counts[slot] += change
+            if not self._counts[slot]:
+                del self._slots[pair]
+
+    def _add(self, pair: int, count: int) -> None:
+        slot = self._num_slots
+        if slot == len(self._counts):
+            self._allocate(2 * slot)
+        first, second = pair >> 32, pair & 0xFFFFFFFF
+        self._num_slots += 1
+        self._slots[pair] = slot
+        self._counts[slot] = count
+        self._keys[slot] = pair
+        for symbol in {first, second}:
+            self._slots_of_symbol.setdefault(symbol, _SlotList()).append(slot)
+
+    def _live_slots(self, symbol: int) -> np.ndarray:
+        slots = self._slots_of_symbol[symbol]
+        current = slots.current()
+        live = self._counts[current] > 0
+        if not live.all():
+            # the dead ones are looked at this one last time, so that their scores are taken out
+            slots.replace(current[live])
+        return current
+
+    def _rescore(self, slots: np.ndarray) -> None:
+        if not len(slots):
+            return
+        self._scores[slots] = np.where(self._counts[slots] >= self._min_frequency, self._values(slots), 0.0)
+        blocks = np.unique(slots // _BLOCK)
+        scores = self._scores.reshape(-1, _BLOCK)[blocks]
+        highest = scores.max(axis=1)
+        self._block_scores[blocks] = highest
+        block_keys = self._keys.reshape(-1, _BLOCK)[blocks]
+        self._block_keys[blocks] = np.where(scores == highest[:, None], block_keys, _NO_KEY).min(axis=1)
+
+    def _values(self, slots: np.ndarray) -> np.ndarray:
+        """Return the scores of slots."""
+        counts, keys = self._counts[slots], self._keys[slots]
+        # float64 products and quotients of the same integers are the same on every machine
+        products = self._symbol_counts[keys >> 32].astype(np.float64) * self._symbol_counts[keys & 0xFFFFFFFF]
+        return counts / np.maximum(products, 1.0)
+
+
+class LikelihoodQueue(PmiQueue):
+    """Pairs by how much merging them adds to the log likelihood of the words under a unigram model of symbols.
+
+    With counts c of N symbols in all, the words as they are cut have the log likelihood sum c log(c / N), which is
+    sum c log c - N log N. A merge in n places takes n off the counts of both symbols and off N, and adds n to the count
+    of the joined symbol, which may be there already; a symbol that is paired with itself loses 2 n. The gain is exact,
+    about n log(n N / (c_first c_second)) where n is small beside them, and given in steps of 1/1024 nat, so that equal
+    gains are equal whatever the rounding; a tie goes to the pair whose symbols are older. A pair that gains nothing is
+    not merged.
+
+    N falls with every merge and lowers the gain of every pair. Scores are not all computed again: an old one is a bound
+    from above, and only blocks whose bound is the highest are brought up to date.
+    """
+
+    def __init__(
+        self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int, pairs: PairsOfSymbols
+    ) -> None:
+        """Start from the counts of all pairs and, by id, of all symbols."""
+        self._pairs = pairs
+        self._num_symbols = len(symbol_counts)
+        self._total = int(sum(symbol_counts))
+        # x log x of the count of each symbol, and of their sum, which scores of many pairs have in common
+        self._times_logs = _times_log(np.array([*symbol_counts, 0]))
+        self._times_log_of_total = _times_log(np.array([self._total]))[0]
+        super().__init__(pair_counts, symbol_counts, min_frequency)
+
+    def best(self) -> int | None:
+        """Return the pair with the highest gain, or None when none occurs `min_frequency` times and gains anything."""
+        while (highest := self._block_scores.max()) > 0:
+            blocks = np.flatnonzero(self._block_scores == highest)
+            stale = blocks[self._block_totals[blocks] != self._total]
+            if not len(stale):
+                return int(self._block_keys[blocks].min())
+            slots = (stale[:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
+            self._rescore(slots[slots < self._num_slots])
+            self._block_totals[stale] = self._total
+        return None
+
+    def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
+        """Apply changes of counts after a merge."""
+        if symbol >= self._num_symbols:
+            self._num_symbols = symbol + 1
+            for pair in self._pairs.pairs_of(symbol):
+                if pair in self._slots:
+                    self._aim(self._slots[pair], symbol)
+        super().update(changes, merged, symbol, num_merged)
+
+    def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
+        super()._recount(first, second, new, num_merged)
+        self._total -= num_merged
+        if len(self._times_logs) < len(self._symbol_counts):
+            self._times_logs = np.resize(self._times_logs, len(self._symbol_counts))
+        symbols = [first, second, new]
+        *changed, self._times_log_of_total = _times_log(np.array([*self._symbol_counts[symbols], self._total]))
+        self._times_logs[symbols] = changed
+
+    def _allocate(self, capacity: int) -> None:
+        old = self._num_slots
+        super()._allocate(capacity)
+        targets, overlaps = np.full(len(self._keys), -1), np.zeros(len(self._keys), np.int64)
+        block_totals = np.zeros(len(self._block_scores), np.int64)
+        if old:
+            targets[:old], overlaps[:old] = self._targets[:old], self._overlaps[:old]
+            block_totals[: len(self._block_totals)] = self._block_totals
+        self._targets, self._overlaps, self._block_totals = targets, overlaps, block_totals
+
+    def _change(self, changes: dict[int, int]) -> None:
+        super()._change(changes)
+        for pair in changes:
+            slot = self._slots.get(pair)
+            if slot is not None and pair >> 32 == pair & 0xFFFFFFFF:
+                self._overlaps[slot] = self._counts[slot] - self._pairs.num_replacements(pair)
+
+    def _add(self, pair: int, count: int) -> None:
+        super()._add(pair, count)
+        if (target := self._pairs.symbol_of(pair)) >= 0:
+            self._aim(self._num_slots - 1, target)
+
+    def _aim(self, slot: int, target: int) -> None:
+        """Take note that a pair has the string of a symbol that is there: its gain changes with that one's count."""
+        self._targets[slot] = target
+        self._slots_of_symbol.setdefault(target, _SlotList()).append(slot)
+
+    def _values(self, slots: np.ndarray) -> np.ndarray:
+        keys, targets = self._keys[slots], self._targets[slots]
+        first, second = keys >> 32, keys & 0xFFFFFFFF
+        counts, is_double, is_there = self._counts[slots] - self._overlaps[slots], first == second, targets >= 0
+        first_new = self._symbol_counts[first] - counts * (1 + is_double)
+        there_new = self._symbol_counts[targets] * is_there + counts
+        new = np.concatenate([first_new, self._symbol_counts[second] - counts, there_new, self._total - counts])
+        first_change, second_change, there_change, total_change = _times_log(new).reshape(4, -1)
+        old = self._times_logs
+        gains = first_change - old[first] + (second_change - old[second]) * ~is_double
+        gains += (there_change - old[targets] * is_there) - (total_change - self._times_log_of_total)
+        return np.rint(gains * _STEPS_A_NAT) / _STEPS_A_NAT
+
+
+def _times_log(counts: np.ndarray) -> np.ndarray:
+    """Return x log x; 0 for 0, and for what is below, of slots whose pairs are gone."""
+    values = np.maximum(counts, 1).astype(np.float64)
+    return values * _log(values)
+
+
+def _log(values: np.ndarray) -> np.ndarray:
+    """Return natural logarithms made of basic arithmetic, whose bits, unlike np.log's, are the same on every machine."""
+    mantissa, exponent = np.frexp(values)
+    is_low = mantissa < _SQRT_HALF
+    mantissa, exponent = np.where(is_low, 2 * mantissa, mantissa), exponent - is_low
+    ratio = (mantissa - 1) / (mantissa + 1)
+    square = ratio * ratio
+    series = np.full_like(square, 1 / 23)
+    for divisor in range(21, 0, -2):
+        series = series * square + 1 / divisor
+    return exponent * _LOG_2 + 2 * ratio * series
+
+
+class _SlotList:
+    """A growing array of slots."""
+
+    def __init__(self) -> None:
+        self._values = np.zeros(4, np.int64)
+        self._size = 0
+
+    def append(self, slot: int) -> None:
+        if self._size == len(self._values):
+            self._values = np.concatenate([self._values, np.zeros_like(self._values)])
+        self._values[self._size] = slot
+        self._size += 1
+
+    def current(self) -> np.ndarray:
+        return self._values[: self._size]
+
+    def replace(self, slots: np.ndarray) -> None:
+        self._values = slots.copy() if len(slots) else np.zeros(4, np.int64)
+        self._size = len(slots)
