@@ -255,11 +255,11 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands(texts: Path, tmp_path: Path) -> None:
     options = ["--size", 150, "--out", tmp_path / "out", "--cased", "--workers", 2, "--score", "likelihood", "--json"]
-    done = command("train", texts, *options, "--max-distinct-words", 30)
+    done = command("train", texts, *options, "--max-distinct-words", 39)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["size"], report["lowercase"], report["score"]) == (150, False, "likelihood")
-    assert report["num_distinct_words"] - report["num_pruned_distinct_words"] == 30
+    assert report["num_distinct_words"] - report["num_pruned_distinct_words"] == 39
     seen = json.loads(command("inspect", tmp_path / "out", texts / "a.txt", "--json").stdout)
     assert (seen["size"], seen["lowercase"], seen["coverage"]["unknown_rate"]) == (150, False, 0)
     (texts / "bad.txt").write_bytes(b"a\n\xff")

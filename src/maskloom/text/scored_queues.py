@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -251,7 +251,7 @@ def _times_log(counts: np.ndarray) -> np.ndarray:
 
 
 def _log(values: np.ndarray) -> np.ndarray:
-    """Return natural logarithms made of basic arithmetic, whose bits, unlike np.log's, are the same on every machine."""
+    """Return natural logarithms by basic arithmetic, whose bits, unlike those of np.log, are the same everywhere."""
     mantissa, exponent = np.frexp(values)
     is_low = mantissa < _SQRT_HALF
     mantissa, exponent = np.where(is_low, 2 * mantissa, mantissa), exponent - is_low
