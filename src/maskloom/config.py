@@ -1,19 +1,17 @@
-"""Recipes: TOML files read into strict models, and the errors that a person can cause."""
+"""Recipes as strict models, with what every key means; reading and writing them is the work of `recipe_files`."""
 
 from __future__ import annotations
 
-import difflib
-import json
-import tomllib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from maskloom.errors import ConfigError as ConfigError
 from maskloom.errors import DataError as DataError
-from maskloom.foreign_files import read_bytes, why_unreadable
+from maskloom.recipe_files import load_recipe as load_recipe
+from maskloom.recipe_files import reason_of as reason_of
+from maskloom.recipe_files import recipe_toml as recipe_toml
+from maskloom.recipe_files import validate_recipe as validate_recipe
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -26,6 +24,11 @@ CountOrNone = Annotated[int, Field(ge=0, le=_MOST)]
 Length = Annotated[int, Field(le=1_000_000)]
 
 
+def about(meaning: str) -> Any:
+    """Say what a key of a recipe means, with its unit, for `maskloom recipes show` and docs/RECIPES.md."""
+    return Field(description=meaning)
+
+
 class Section(BaseModel):
     """Base of every recipe section: frozen, no unknown keys, no silent conversion of types."""
 
@@ -35,24 +38,36 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
 
-    architecture: Literal["bert"] = "bert"
-    size: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
-    config: dict[str, Any] = Field(default_factory=dict)
+    architecture: Annotated[Literal["bert"], about("Kind of encoder.")] = "bert"
+    size: Annotated[
+        Literal["tiny", "mini", "small", "medium", "base", "large"], about("Published size: layers, width and heads.")
+    ] = "mini"
+    config: Annotated[
+        dict[str, Any], about("Single keys of the model under BERT's own names, such as num_hidden_layers = 3.")
+    ] = Field(default_factory=dict)
 
 
 class PretrainingData(Section):
     """Sampling and masking of pre-training instances (paper 3.3.1, 3.3.2)."""
 
-    max_length: Annotated[Length, Field(ge=5)] = 128
-    short_sequence_rate: Rate = 0.1
-    next_sentence: bool = True
-    masking_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    max_predictions: Count | None = None
-    mask_share: Rate = 0.8
-    keep_share: Rate = 0.1
-    whole_word: bool = False
-    static_masks: bool = False
-    held_out_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
+    max_length: Annotated[Length, Field(ge=5), about("Longest sequence in tokens, special tokens counted.")] = 128
+    short_sequence_rate: Annotated[Rate, about("Share of documents that are cut for a random shorter length.")] = 0.1
+    next_sentence: Annotated[
+        bool, about("Pairs of texts with next-sentence prediction; false takes single segments.")
+    ] = True
+    masking_rate: Annotated[
+        float, Field(gt=0.0, lt=1.0), about("Share of the tokens of a sequence that are predicted.")
+    ] = 0.15
+    max_predictions: Annotated[
+        Count | None, about("Most predictions in a sequence of max_length tokens; absent, the rate alone decides.")
+    ] = None
+    mask_share: Annotated[Rate, about("Share of predicted tokens that become [MASK].")] = 0.8
+    keep_share: Annotated[Rate, about("Share of predicted tokens that stay; the others become random tokens.")] = 0.1
+    whole_word: Annotated[bool, about("Predict all pieces of a word or none.")] = False
+    static_masks: Annotated[bool, about("The same instances and masks in every epoch.")] = False
+    held_out_share: Annotated[
+        float, Field(ge=0.0, lt=1.0), about("Share of the documents that are never trained on and measure the loss.")
+    ] = 0.02
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
@@ -71,7 +86,9 @@ class PretrainingData(Section):
 class FinetuningData(Section):
     """How examples of a task are encoded."""
 
-    max_length: Annotated[Length, Field(ge=3)] = 128
+    max_length: Annotated[
+        Length, Field(ge=3), about("Longest sequence in tokens; longer texts are cut, contexts and sentences windowed.")
+    ] = 128
 
 
 class TrainingSection(Section):
@@ -85,31 +102,58 @@ class TrainingSection(Section):
     ("fsdp"), and a process that lets the others wait for `rank_timeout` seconds ends the run.
     """
 
-    steps: Count = 10_000
-    batch_size: BatchSize = 32
-    micro_batch_size: Count | None = None
-    learning_rate: Positive = 1e-4
-    head_learning_rate: Positive | None = None
-    warmup_share: Rate = 0.1
-    warmup_steps: CountOrNone | None = None
-    schedule: Literal["linear", "google"] = "linear"
-    optimizer: Literal["adamw", "bert_adam"] = "adamw"
-    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.999
-    adam_epsilon: Positive = 1e-6
-    weight_decay: NotNegative = 0.01
-    clip_norm: Positive | None = 1.0
-    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
-    max_skips: Count = 3
-    save_every: Count | None = None
-    evaluate_every: Count | None = None
-    log_every: Count = 10
-    keep_checkpoints: Count = 2
-    keep_best: bool = False
-    max_evaluation_instances: Count | None = None
-    num_threads: Count | None = None
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    rank_timeout: Annotated[float, Field(ge=3.0, le=86_400.0)] = 30.0
+    steps: Annotated[Count, about("Optimiser steps.")] = 10_000
+    batch_size: Annotated[BatchSize, about("Sequences a step, over all processes.")] = 32
+    micro_batch_size: Annotated[
+        Count | None, about("Sequences that are computed at once; batches are summed up from these.")
+    ] = None
+    learning_rate: Annotated[Positive, about("Peak learning rate.")] = 1e-4
+    head_learning_rate: Annotated[Positive | None, about("Peak learning rate of the heads; absent, learning_rate.")] = (
+        None
+    )
+    warmup_share: Annotated[Rate, about("Share of the steps in which the rate rises from 0.")] = 0.1
+    warmup_steps: Annotated[
+        CountOrNone | None, about("Steps in which the rate rises; takes the place of warmup_share.")
+    ] = None
+    schedule: Annotated[
+        Literal["linear", "google"],
+        about("How the rate falls to 0: on a line from its peak, or as the published code has it."),
+    ] = "linear"
+    optimizer: Annotated[
+        Literal["adamw", "bert_adam"], about("AdamW with bias correction, or the published code's Adam without.")
+    ] = "adamw"
+    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay of the mean of gradients.")] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay of the mean of squared gradients.")] = 0.999
+    adam_epsilon: Annotated[Positive, about("Added to the root of the second mean.")] = 1e-6
+    weight_decay: Annotated[NotNegative, about("Decoupled weight decay; biases and LayerNorm have none.")] = 0.01
+    clip_norm: Annotated[Positive | None, about("Largest global L2 norm of the gradient.")] = 1.0
+    on_nonfinite: Annotated[
+        Literal["stop", "skip", "rewind"], about("What follows a loss or gradient that is not finite.")
+    ] = "stop"
+    max_skips: Annotated[Count, about("Batches skipped in a row, or rewinds in all, before the run ends.")] = 3
+    save_every: Annotated[
+        Count | None, about("Steps between checkpoints; absent, ten a phase, or at each evaluation of fine-tuning.")
+    ] = None
+    evaluate_every: Annotated[
+        Count | None, about("Steps between evaluations; absent, ten a phase, or once an epoch of fine-tuning.")
+    ] = None
+    log_every: Annotated[Count, about("Steps between lines of events.jsonl.")] = 10
+    keep_checkpoints: Annotated[Count, about("Newest checkpoints that are kept.")] = 2
+    keep_best: Annotated[bool, about("Keep the checkpoint that does best on held-out text, and write best-model/.")] = (
+        False
+    )
+    max_evaluation_instances: Annotated[
+        Count | None, about("Most held-out sequences that an evaluation looks at; absent, all.")
+    ] = None
+    num_threads: Annotated[Count | None, about("Threads of a process; absent, torch's choice.")] = None
+    parallel: Annotated[
+        Literal["ddp", "fsdp"], about("With several processes: each holds the whole model, or a share of it.")
+    ] = "ddp"
+    rank_timeout: Annotated[
+        float,
+        Field(ge=3.0, le=86_400.0),
+        about("Seconds after which a process that lets the others wait ends the run."),
+    ] = 30.0
 
     def resolved_warmup_steps(self) -> int:
         """Return the number of warm-up steps: `warmup_steps`, or `warmup_share` of all steps, rounded down."""
@@ -129,18 +173,20 @@ class TrainingSection(Section):
 class Phase(Section):
     """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
 
-    max_length: Annotated[Length, Field(ge=5)]
-    steps: Count
-    batch_size: BatchSize | None = None
-    learning_rate: Positive | None = None
-    warmup_steps: CountOrNone | None = None
+    max_length: Annotated[Length, Field(ge=5), about("Longest sequence of the phase in tokens.")]
+    steps: Annotated[Count, about("Steps of the phase.")]
+    batch_size: Annotated[BatchSize | None, about("Sequences a step; absent, training.batch_size.")] = None
+    learning_rate: Annotated[Positive | None, about("Peak learning rate; absent, training.learning_rate.")] = None
+    warmup_steps: Annotated[
+        CountOrNone | None, about("Steps in which the rate rises; absent, as [training] has it.")
+    ] = None
 
 
 class PretrainRecipe(Section):
     """A pre-training run: model, data, training and, optionally, phases of sequence length."""
 
-    kind: Literal["pretrain"] = "pretrain"
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    kind: Annotated[Literal["pretrain"], about("Kind of run.")] = "pretrain"
+    seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of weights, sampling, masks and dropout.")] = 0
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
     training: TrainingSection = TrainingSection()
@@ -163,10 +209,10 @@ class FinetuneTraining(TrainingSection):
     `group_by_length` puts examples of like length into a batch; no padding is computed with, so it gains little speed.
     """
 
-    steps: Count | None = None  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
-    epochs: Annotated[float, Field(gt=0.0, le=1e6)] = 3.0
-    learning_rate: Positive = 5e-5
-    group_by_length: bool = False
+    steps: Annotated[Count | None, about("Optimiser steps; absent, epochs decide.")] = None  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    epochs: Annotated[float, Field(gt=0.0, le=1e6), about("Passes over the training data.")] = 3.0
+    learning_rate: Annotated[Positive, about("Peak learning rate.")] = 5e-5
+    group_by_length: Annotated[bool, about("Put examples of like length into a batch.")] = False
 
     def with_steps(self, num_examples: int) -> TrainingSection:
         """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one.
@@ -187,11 +233,13 @@ class SpanSection(Section):
     `null_threshold` above it, in data with questions that have none.
     """
 
-    stride: Count = 128
-    max_question_length: Count = 64
-    max_answer_length: Count = 30
-    num_best: Count = 20
-    null_threshold: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    stride: Annotated[Count, about("Tokens from the start of one window of a context to the next.")] = 128
+    max_question_length: Annotated[Count, about("Tokens after which a question is cut.")] = 64
+    max_answer_length: Annotated[Count, about("Longest answer in tokens.")] = 30
+    num_best: Annotated[Count, about("Candidate answers that are kept for each question.")] = 20
+    null_threshold: Annotated[
+        float, Field(allow_inf_nan=False), about("Margin by which having no answer must score above the best one.")
+    ] = 0.0
 
 
 class TaggingSection(Section):
@@ -200,9 +248,14 @@ class TaggingSection(Section):
     `scheme` "plain" is for tags that stand for single words, such as parts of speech; "auto" tells them from entities.
     """
 
-    scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"] = "auto"
-    context: Literal["sentence", "document"] = "sentence"
-    crf: bool = False
+    scheme: Annotated[
+        Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"],
+        about("How tags mark entities; auto tells, plain is for tags of single words."),
+    ] = "auto"
+    context: Annotated[
+        Literal["sentence", "document"], about("What a word sees: its sentence, or the sentences around it too.")
+    ] = "sentence"
+    crf: Annotated[bool, about("Put a linear-chain conditional random field on top.")] = False
 
 
 # How LayerCombination names layers; whether the encoder has so many is known when it is there.
@@ -217,11 +270,17 @@ class FeaturesSection(Section):
     the vectors on disk.
     """
 
-    layers: Annotated[str, Field(pattern=_LAYERS)] = "concat_last_four"
-    lstm_size: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] = 768
-    lstm_layers: Annotated[int, Field(ge=1, le=4)] = 2
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.1
-    precision: Literal["float32", "float16"] = "float32"
+    layers: Annotated[
+        str,
+        Field(pattern=_LAYERS),
+        about("Layers of the frozen encoder by name (concat_last_four ...) or number (0 the embeddings)."),
+    ] = "concat_last_four"
+    lstm_size: Annotated[
+        int, Field(ge=2, le=65_536, multiple_of=2), about("Width of the BiLSTM, both directions together.")
+    ] = 768
+    lstm_layers: Annotated[int, Field(ge=1, le=4), about("Layers of the BiLSTM.")] = 2
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), about("Dropout of the BiLSTM.")] = 0.1
+    precision: Annotated[Literal["float32", "float16"], about("Number format of the vectors on disk.")] = "float32"
 
 
 class FinetuneRecipe(Section):
@@ -231,14 +290,19 @@ class FinetuneRecipe(Section):
     the members of an ensemble.
     """
 
-    kind: Literal["finetune"] = "finetune"
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    restarts: Count = 1
-    keep_restarts: bool = False
-    tune_on_dev: bool = False
-    task: Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] = "single"
-    class_weights: Literal["none", "balanced"] | dict[str, Positive] = "none"
-    from_scratch: bool = False
+    kind: Annotated[Literal["finetune"], about("Kind of run.")] = "finetune"
+    seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of the new head, the order of the data and dropout.")] = 0
+    restarts: Annotated[Count, about("Runs from the seeds seed, seed + 1 ...; the best on dev is kept.")] = 1
+    keep_restarts: Annotated[bool, about("Keep the best model of every seed, the members of an ensemble.")] = False
+    tune_on_dev: Annotated[bool, about("Fit temperature and thresholds to dev at the end.")] = False
+    task: Annotated[
+        Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"], about("Kind of task.")
+    ] = "single"
+    class_weights: Annotated[
+        Literal["none", "balanced"] | dict[str, Positive],
+        about("Weights of classes in the loss: none, balanced, or one for each label."),
+    ] = "none"
+    from_scratch: Annotated[bool, about("Start from random weights of the same model.")] = False
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
     span: SpanSection = SpanSection()
@@ -261,150 +325,3 @@ class FinetuneRecipe(Section):
         section = getattr(self, self.task, None)
         settings = section.model_dump() if isinstance(section, Section) else {}
         return settings if self.features is None else {**settings, "features": self.features.model_dump()}
-
-
-RecipeT = TypeVar("RecipeT", bound=Section)
-_MAX_RECIPE_BYTES = 1 << 20
-# Wrong keys that an error names one by one.
-_NUM_NAMED = 50
-
-
-def load_recipe(
-    kind: type[RecipeT],
-    path: str | Path | None,
-    overrides: list[str] | None = None,
-    *,
-    check: Callable[[RecipeT], object] | None = None,
-) -> RecipeT:
-    """Read a recipe of one kind from a TOML file and apply `key.sub=value` overrides to it.
-
-    Raises ConfigError that names key, value and file for what is unknown, ill-typed or contradictory; `check` may know
-    of more and raise it.
-    """
-    values = {} if path is None else _read_toml(Path(path))
-    for override in overrides or []:
-        _apply_override(values, override)
-    source = str(path) if path else "recipe"
-    recipe = validate_recipe(kind, values, source=source)
-    if check is not None:
-        try:
-            check(recipe)
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from None
-    return recipe
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    problem = why_unreadable(path)
-    if problem is not None:
-        raise ConfigError(f"{path}: the recipe {problem}")
-    try:
-        return tomllib.loads(read_bytes(path, limit=_MAX_RECIPE_BYTES).decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; recipes are UTF-8 text") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not valid TOML: nested too deeply") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except DataError as error:
-        raise ConfigError(str(error)) from None
-    except ValueError:
-        raise ConfigError(f"{path}: not valid TOML: a number has too many digits") from None
-
-
-def validate_recipe(kind: type[RecipeT], values: dict[str, Any], *, source: str) -> RecipeT:
-    """Check a mapping against a recipe model; raises ConfigError with one line for every wrong key."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        lines = [_explain(kind, problem, source) for problem in problems[:_NUM_NAMED]]
-        more = [f"{source}: and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
-        raise ConfigError("\n".join(lines + more)) from None
-
-
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    key = key.strip()
-    if not separator or not key:
-        raise ConfigError(f"--set {override!r:.200}: expected key=value, such as training.steps=1000")
-    if "\n" in override or "\r" in override:
-        raise ConfigError(f"--set {override!r:.200}: a line break in it; each key takes a --set of its own")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        value = text
-    target = values
-    *parents, last = key.split(".")
-    for parent in parents:
-        target = target.setdefault(parent, {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"--set {override!r:.200}: {parent!r:.60} is a value, not a section")
-    target[last] = value
-
-
-def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
-    # Of a value that may be of two types, pydantic names the type too.
-    path = [str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "dict["))]
-    key = ".".join(path) or "recipe"
-    if problem["type"] == "extra_forbidden":
-        known = _keys_at(kind, path[:-1])
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        nearest = ".".join([*path[:-1], *near])
-        hint = f"did you mean {nearest!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        return f"{source}: unknown key {key!r:.200}; {hint}"
-    if problem["type"] == "value_error":  # values that do not fit together; the message names them
-        return f"{source}: {'.'.join([*path, str(problem['ctx']['error'])])}"
-    return f"{source}: {key:.200} = {_shown(problem['input'])}: {reason_of(problem)}"
-
-
-def reason_of(problem: Any) -> str:
-    """Return why pydantic refuses a value, without its own terms: its prefix, names of classes."""
-    return problem["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r:.200}"
-    except (ValueError, RecursionError):  # a number of thousands of digits; a table within a table within ...
-        return f"a {type(value).__name__}"
-
-
-def _keys_at(kind: type[BaseModel], path: list[str]) -> list[str]:
-    current: Any = kind
-    for part in path:
-        if part.isdigit():
-            continue
-        field = getattr(current, "model_fields", {}).get(part)
-        if field is None:
-            return []
-        annotation = field.annotation
-        arguments = getattr(annotation, "__args__", ())
-        current = next((a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)), annotation)
-    return list(getattr(current, "model_fields", {}))
-
-
-def recipe_toml(recipe: Section) -> str:
-    """Return a recipe as TOML text that `load_recipe` reads back to an equal recipe."""
-    return "\n".join(_toml_lines(recipe.model_dump(exclude_none=True), "")).lstrip("\n") + "\n"
-
-
-def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
-    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-    rows = {key: value for key, value in values.items() if isinstance(value, list)}
-    lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if k not in tables and k not in rows]
-    for key, table in tables.items():
-        name = prefix + _toml_key(key)
-        lines += ["", f"[{name}]", *_toml_lines(table, name + ".")]
-    for key, items in rows.items():
-        for item in items:
-            lines += ["", f"[[{prefix}{_toml_key(key)}]]", *_toml_lines(item, "")]
-    return lines
-
-
-def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
-
-
-def _toml_value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

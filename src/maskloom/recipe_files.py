@@ -1,0 +1,258 @@
+"""Reading recipes from TOML files and the command line, writing them, and finding those that the package ships."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
+
+from maskloom.errors import ConfigError, DataError
+from maskloom.foreign_files import read_bytes, why_unreadable
+
+SHIPPED = Path(__file__).parent / "recipes"
+"""The folder of the recipes that come with the package."""
+
+RecipeT = TypeVar("RecipeT", bound=BaseModel)
+_MAX_RECIPE_BYTES = 1 << 20
+# Wrong keys that an error names one by one.
+_NUM_NAMED = 50
+
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("lr", "rate", "peak_lr"), ("learning_rate",)),
+    **dict.fromkeys(("epoch", "epochs", "num_epochs", "num_train_epochs", "max_epochs"), ("epochs", "steps")),
+    **dict.fromkeys(("num_steps", "max_steps", "train_steps", "num_train_steps", "iterations"), ("steps",)),
+    **dict.fromkeys(("batch", "bs", "train_batch_size", "per_device_train_batch_size"), ("batch_size",)),
+    **dict.fromkeys(("max_len", "max_seq_length", "max_seq_len", "sequence_length", "block_size"), ("max_length",)),
+    **dict.fromkeys(("mlm_probability", "masked_lm_prob", "mask_rate"), ("masking_rate",)),
+    **dict.fromkeys(("warmup_ratio", "warmup_proportion", "warmup"), ("warmup_share", "warmup_steps")),
+    **dict.fromkeys(("gradient_accumulation_steps", "micro_batch"), ("micro_batch_size",)),
+    **dict.fromkeys(("max_grad_norm", "gradient_clip_val"), ("clip_norm",)),
+    **dict.fromkeys(("adam_eps", "eps", "epsilon"), ("adam_epsilon",)),
+    **dict.fromkeys(("early_stopping_patience",), ("patience",)),
+    **dict.fromkeys(("random_seed",), ("seed",)),
+    **dict.fromkeys(("wd", "decay"), ("weight_decay",)),
+}
+"""Names that other programs use, with ours in the order of likeness; a kind of recipe may have only some of them."""
+
+
+@dataclass(frozen=True)
+class RecipeKey:
+    """A key of a recipe: its dotted path, its default (None for absent), and what it means, with its unit."""
+
+    path: str
+    default: Any
+    choices: tuple[Any, ...]
+    meaning: str
+
+
+def recipe_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[RecipeKey]:
+    """Yield the keys of a kind of recipe in their order; those of a list of tables stand under number N."""
+    for name, field in kind.model_fields.items():
+        path, section = prefix + name, _section_of(field.annotation)
+        if section is not None:
+            is_list = not isinstance(field.annotation, type) and "list" in str(field.annotation)
+            yield from recipe_keys(section, f"{path}.N." if is_list else f"{path}.")
+            continue
+        default = field.get_default(call_default_factory=True, validated_data={})
+        choices = tuple(choice for choice in _literals(field.annotation))
+        yield RecipeKey(path, None if default is PydanticUndefined else default, choices, field.description or "")
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a field holds, alone, in a list or perhaps."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _literals(annotation: Any) -> Iterator[Any]:
+    for argument in get_args(annotation):
+        if isinstance(argument, str | bool):
+            yield argument
+        elif get_args(argument):
+            yield from _literals(argument)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes of the package by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+
+
+def recipe_path(given: str | Path) -> Path:
+    """Return the file of a recipe given as a path or by the name of a shipped one.
+
+    A file at that place comes first. Raises ConfigError with the nearest names when there is neither.
+    """
+    path, shipped = Path(given), shipped_recipes()
+    if path.exists() and not (path.is_dir() and str(given) in shipped):
+        return path
+    if str(given).removesuffix(".toml") in shipped:
+        return shipped[str(given).removesuffix(".toml")]
+    near = difflib.get_close_matches(path.stem, shipped, n=1, cutoff=0.6)
+    hint = f"did you mean the shipped recipe {near[0]}?" if near else f"shipped are {', '.join(shipped)}"
+    raise ConfigError(f"{path}: there is no such recipe; {hint}")
+
+
+def load_recipe(
+    kind: type[RecipeT],
+    path: str | Path | None,
+    overrides: list[str] | None = None,
+    *,
+    check: Callable[[RecipeT], object] | None = None,
+) -> RecipeT:
+    """Read a recipe of one kind from a TOML file and apply `key.sub=value` overrides to it.
+
+    Raises ConfigError that names key, value and file for what is unknown, ill-typed or contradictory; `check` may know
+    of more and raise it.
+    """
+    values = {} if path is None else _read_toml(Path(path))
+    for override in overrides or []:
+        _apply_override(values, override)
+    source = str(path) if path else "recipe"
+    recipe = validate_recipe(kind, values, source=source)
+    if check is not None:
+        try:
+            check(recipe)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
+    return recipe
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    problem = why_unreadable(path)
+    if problem is not None:
+        raise ConfigError(f"{path}: the recipe {problem}")
+    try:
+        return tomllib.loads(read_bytes(path, limit=_MAX_RECIPE_BYTES).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; recipes are UTF-8 text") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: nested too deeply") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except ValueError:
+        raise ConfigError(f"{path}: not valid TOML: a number has too many digits") from None
+
+
+def validate_recipe(kind: type[RecipeT], values: dict[str, Any], *, source: str) -> RecipeT:
+    """Check a mapping against a recipe model; raises ConfigError with one line for every wrong key."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        lines = [_explain(kind, problem, source) for problem in problems[:_NUM_NAMED]]
+        more = [f"{source}: and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
+        raise ConfigError("\n".join(lines + more)) from None
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise ConfigError(f"--set {override!r:.200}: expected key=value, such as training.steps=1000")
+    if "\n" in override or "\r" in override:
+        raise ConfigError(f"--set {override!r:.200}: a line break in it; each key takes a --set of its own")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text
+    target: Any = values
+    *parents, last = key.split(".")
+    for parent in parents:
+        if isinstance(target, list) and parent.isdecimal() and int(parent) < len(target):
+            target = target[int(parent)]
+        else:
+            target = target.setdefault(parent, {}) if isinstance(target, dict) else None
+        if not isinstance(target, dict | list):
+            raise ConfigError(f"--set {override!r:.200}: {parent!r:.60} is a value, not a section")
+    if isinstance(target, list):
+        raise ConfigError(f"--set {override!r:.200}: a table among {len(target)} is meant; name a key of it")
+    target[last] = value
+
+
+def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
+    # Of a value that may be of two types, pydantic names the type too.
+    path = [str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "dict["))]
+    key = ".".join(path) or "recipe"
+    if problem["type"] == "extra_forbidden":
+        return f"{source}: unknown key {key!r:.200}; {_hint(kind, path)}"
+    if problem["type"] == "value_error":  # values that do not fit together; the message names them
+        return f"{source}: {'.'.join([*path, str(problem['ctx']['error'])])}"
+    return f"{source}: {key:.200} = {_shown(problem['input'])}: {reason_of(problem)}"
+
+
+def _hint(kind: type[BaseModel], path: list[str]) -> str:
+    """Return what key was meant: the same or a like name in another section, a near one here, or what there is."""
+    everywhere: dict[str, list[str]] = {}
+    for known in recipe_keys(kind):
+        everywhere.setdefault(known.path.rpartition(".")[2], []).append(known.path)
+    for name in (path[-1], *OTHER_NAMES.get(path[-1].lower().replace("-", "_"), ())):
+        if found := everywhere.get(name):
+            return f"did you mean {' or '.join(map(repr, found))}?"
+    here = _keys_at(kind, path[:-1])
+    near = difflib.get_close_matches(path[-1], here, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {'.'.join([*path[:-1], *near])!r}?"
+    return f"known keys: {', '.join(sorted(here))}"
+
+
+def reason_of(problem: Any) -> str:
+    """Return why pydantic refuses a value, without its own terms: its prefix, names of classes."""
+    return problem["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except (ValueError, RecursionError):  # a number of thousands of digits; a table within a table within ...
+        return f"a {type(value).__name__}"
+
+
+def _keys_at(kind: type[BaseModel], path: list[str]) -> list[str]:
+    current: Any = kind
+    for part in path:
+        if part.isdigit():
+            continue
+        field = getattr(current, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        annotation = field.annotation
+        arguments = getattr(annotation, "__args__", ())
+        current = next((a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)), annotation)
+    return list(getattr(current, "model_fields", {}))
+
+
+def recipe_toml(recipe: BaseModel) -> str:
+    """Return a recipe as TOML text that `load_recipe` reads back to an equal recipe."""
+    return "\n".join(_toml_lines(recipe.model_dump(exclude_none=True), "")).lstrip("\n") + "\n"
+
+
+def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    rows = {key: value for key, value in values.items() if isinstance(value, list)}
+    lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if k not in tables and k not in rows]
+    for key, table in tables.items():
+        name = prefix + _toml_key(key)
+        lines += ["", f"[{name}]", *_toml_lines(table, name + ".")]
+    for key, items in rows.items():
+        for item in items:
+            lines += ["", f"[[{prefix}{_toml_key(key)}]]", *_toml_lines(item, "")]
+    return lines
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml_value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

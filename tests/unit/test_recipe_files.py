@@ -1,0 +1,72 @@
+"""Recipes by name, what every key means, and where a wrong key points."""
+
+import pytest
+
+from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.recipe_files import OTHER_NAMES, SHIPPED, recipe_keys, recipe_path, shipped_recipes
+
+
+@pytest.mark.parametrize("kind", [PretrainRecipe, FinetuneRecipe])
+def test_every_key_says_what_it_means(kind):
+    keys = list(recipe_keys(kind))
+    assert len(keys) > 40
+    assert [key.path for key in keys if not key.meaning.endswith(".")] == []
+    assert len({key.path for key in keys}) == len(keys)
+
+
+def test_keys_carry_their_defaults_and_choices():
+    keys = {key.path: key for key in recipe_keys(FinetuneRecipe)}
+    assert keys["training.learning_rate"].default == 5e-5
+    assert keys["tagging.context"].choices == ("sentence", "document")
+    assert keys["features.layers"].default == "concat_last_four"
+    assert "phases.N.steps" in {key.path for key in recipe_keys(PretrainRecipe)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "override", "hint"),
+    [
+        (FinetuneRecipe, "learning_rate=1e-4", "'learning_rate'; did you mean 'training.learning_rate'?"),
+        (FinetuneRecipe, "training.lr=1e-4", "did you mean 'training.learning_rate'?"),
+        (FinetuneRecipe, "num_train_epochs=2", "did you mean 'training.epochs'?"),
+        (PretrainRecipe, "epochs=2", "did you mean 'training.steps' or 'phases.N.steps'?"),
+        (PretrainRecipe, "data.mlm_probability=0.3", "did you mean 'data.masking_rate'?"),
+        (PretrainRecipe, "training.max_length=64", "did you mean 'data.max_length' or 'phases.N.max_length'?"),
+        (PretrainRecipe, "training.stpes=64", "did you mean 'training.steps'?"),
+        (PretrainRecipe, "data.zzzz=64", "known keys: held_out_share, "),
+    ],
+)
+def test_a_wrong_key_points_to_the_right_one(kind, override, hint):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(kind, None, [override])
+    assert hint in str(caught.value)
+
+
+def test_other_names_lead_to_keys_that_there_are():
+    leaves = {key.path.rpartition(".")[2] for kind in (PretrainRecipe, FinetuneRecipe) for key in recipe_keys(kind)}
+    assert {name for names in OTHER_NAMES.values() for name in names} <= leaves | {"patience"}
+
+
+def test_a_key_of_a_phase_can_be_set_by_its_number(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text("[[phases]]\nmax_length = 8\nsteps = 3\n[[phases]]\nmax_length = 16\nsteps = 4\n", encoding="utf-8")
+    recipe = load_recipe(PretrainRecipe, path, ["phases.1.steps=9"])
+    assert [phase.steps for phase in recipe.phases] == [3, 9]
+    for override in ("phases.2.steps=9", "phases.x.steps=9", "phases.0=3"):
+        with pytest.raises(ConfigError, match="--set"):
+            load_recipe(PretrainRecipe, path, [override])
+
+
+def test_recipes_are_found_by_name_and_files_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipe_path("squad-v1") == recipe_path("squad-v1.toml") == SHIPPED / "squad-v1.toml"
+    assert "squad-v1" in shipped_recipes()
+    (tmp_path / "squad-v1").mkdir()  # the folder of a run, perhaps
+    assert recipe_path("squad-v1") == SHIPPED / "squad-v1.toml"
+    (tmp_path / "squad-v1.toml").write_text("kind = 'finetune'\n", encoding="utf-8")
+    assert str(recipe_path("squad-v1.toml")) == "squad-v1.toml"
+    with pytest.raises(ConfigError, match=r"there is no such recipe; did you mean the shipped recipe squad-v2\?"):
+        recipe_path("squad-v22")
+    with pytest.raises(ConfigError, match="did you mean the shipped recipe squad-v2"):
+        recipe_path("recipes/squad-v2.toml")
+    with pytest.raises(ConfigError, match=r"shipped are conll2003, "):
+        recipe_path("zzz")
