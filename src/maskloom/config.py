@@ -286,8 +286,9 @@ class FeaturesSection(Section):
 class FinetuneRecipe(Section):
     """A fine-tuning run: task, data, training; the sections of kinds of task are read by those kinds alone.
 
-    `tune_on_dev` fits temperature and thresholds to dev at the end. `keep_restarts` keeps the best model of every seed,
-    the members of an ensemble.
+    `class_weights` weigh the classes in the loss, the tags of words, or the positives of each of several labels: by
+    name, or "balanced" by their counts in train. `tune_on_dev` fits temperature and thresholds to dev at the end, the
+    thresholds to the deciding score. `keep_restarts` keeps the best model of every seed, the members of an ensemble.
     """
 
     kind: Annotated[Literal["finetune"], about("Kind of run.")] = "finetune"
@@ -313,8 +314,12 @@ class FinetuneRecipe(Section):
     def _parts_fit(self) -> Self:
         if self.features is not None and (self.task != "tagging" or self.from_scratch):
             raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
-        if self.class_weights != "none" and self.task not in ("single", "pair"):
-            raise ValueError(f"class_weights: classes of task = {self.task!r} do not exclude each other; use 'none'")
+        if self.class_weights != "none" and self.task in ("regression", "span", "choice"):
+            raise ValueError(f"class_weights: task = {self.task!r} has no labels to weigh; leave it at 'none'")
+        if self.class_weights != "none" and self.task == "tagging" and self.tagging.crf:
+            raise ValueError(
+                "class_weights: tagging.crf = true scores whole sentences, not single tags; use one of them"
+            )
         if self.tune_on_dev and self.task == "regression":
             raise ValueError("tune_on_dev = true: task = 'regression' has neither a temperature nor thresholds to fit")
         self.training.refuse_contradictions()

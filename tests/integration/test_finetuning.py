@@ -300,6 +300,85 @@ def test_class_weights_change_training(model_folder, data, tmp_path, weights):
     assert weighted["last"]["scores"]["loss"] != plain["last"]["scores"]["loss"]
 
 
+@pytest.mark.parametrize("weights", ["balanced", {"rare": 40.0}])
+def test_weights_of_positives_make_a_rare_label_likelier(model_folder, tmp_path, weights):
+    draw = random.Random(5)
+    for name in ("train", "dev"):
+        rows = [{"text": sentence(draw, GOOD), "labels": ["rare"] if number % 10 == 0 else []} for number in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files, found = {"train": tmp_path / "train.jsonl", "dev": tmp_path / "dev.jsonl"}, {}
+    for name in ("none", weights):
+        settings, run = (
+            recipe(task="multilabel", class_weights=name, training={"epochs": 2.0}),
+            tmp_path / f"{len(found)}",
+        )
+        used = finetune(settings, model=model_folder, **files, out=run)["data"]["class_weights"]
+        predictions = Predictor.load(run).predict(["so very film", "and book film", "so so song"])
+        found[str(name)] = used, np.mean([row["probabilities"]["rare"] for row in predictions])
+    assert found["none"][0] is None
+    assert found[str(weights)][0] == [9.0 if weights == "balanced" else 40.0]
+    assert found[str(weights)][1] > found["none"][1] + 0.1
+
+
+def test_weights_of_tags_make_a_rare_tag_likelier(model_folder, tmp_path):
+    words, draw = [*GOOD, *BAD, *OTHER], random.Random(4)
+    for name in ("train", "dev"):
+        lines = [f"{word} {'B-X' if draw.random() < 0.15 else 'O'}" for word in draw.choices(words, k=80)]
+        (tmp_path / f"{name}.conll").write_text("\n".join("\n\n".join(lines).split("\n")) + "\n")
+    counts = {}
+    for weights in ("none", "balanced", {"B-X": 50.0}):
+        settings = recipe(task="tagging", class_weights=weights, training={"epochs": 2.0})
+        files = {"train": tmp_path / "train.conll", "dev": tmp_path / "dev.conll"}
+        result = finetune(settings, model=model_folder, **files, out=tmp_path / f"run{len(counts)}")
+        tags = [tag for row in Predictor.load(tmp_path / f"run{len(counts)}").predict(words) for tag in row["tags"]]
+        counts[str(weights)] = tags.count("B-X")
+        assert (result["data"]["class_weights"] is None) == (weights == "none")
+    assert counts["none"] < min(counts["balanced"], counts["{'B-X': 50.0}"])
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "message"),
+    [
+        ("span", {}, "class_weights: task = 'span' has no labels to weigh"),
+        ("choice", {}, "class_weights: task = 'choice' has no labels to weigh"),
+        ("regression", {}, "class_weights: task = 'regression' has no labels to weigh"),
+        ("tagging", {"tagging": {"crf": True}}, "tagging.crf = true scores whole sentences"),
+    ],
+)
+def test_weights_that_could_not_act_are_refused(task, more, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe(task=task, class_weights="balanced", **more)
+
+
+def test_class_lists(model_folder, data, tmp_path):
+    """One label cannot be told from others; a label that only dev has needs a list; what train lacks is said."""
+    train, dev = data("single", 24)
+    inputs = {"model": model_folder, "train": train, "dev": dev}
+    classes, settings = tmp_path / "labels.txt", recipe(training={"epochs": 1.0})
+    listed = ReadingOptions(labels=str(classes))
+    classes.write_text("good\n")
+    with pytest.raises(ConfigError, match=r"labels\.txt: the only label is 'good'; a classifier needs at least two"):
+        finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
+    classes.write_text("good\n\nbad\n")
+    with pytest.raises(DataError, match=r"labels\.txt: line 2: a label name is empty"):
+        finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
+    dev.write_text(dev.read_text() + '{"id": 99, "text": "very film", "label": "mixed"}\n')
+    with pytest.raises(DataError, match=r"the label 'mixed' is not one of the labels of training: .*\(--labels FILE\)"):
+        finetune(settings, **inputs, out=tmp_path / "one")
+    classes.write_text("good\nbad\nmixed\nodd\n")
+    result = finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
+    assert result["data"]["labels"] == ["good", "bad", "mixed", "odd"]
+    assert "2 of 4 labels are nowhere in train and cannot be learnt: mixed, odd" in result["data"]["notes"]
+    assert set(Predictor.load(tmp_path / "one").predict(["so film"])[0]["probabilities"]) == set(
+        result["data"]["labels"]
+    )
+    train, dev = data("regression", 24)
+    with pytest.raises(ConfigError, match="a regression task has no label names"):
+        finetune(
+            recipe(task="regression"), **{**inputs, "train": train, "dev": dev}, out=tmp_path / "r", reading=listed
+        )
+
+
 def test_what_is_read_cut_and_shared_is_told(model_folder, data, tmp_path):
     train, dev = data("single", 20)
     shared = json.loads(train.read_text().splitlines()[0])

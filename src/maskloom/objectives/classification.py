@@ -67,9 +67,14 @@ class Regression(_Classification):
 
 @dataclass(frozen=True)
 class MultiLabelClassification(_Classification):
-    """Binary cross-entropy of independent labels, in nats, averaged over sequences and labels alike."""
+    """Binary cross-entropy of independent labels, in nats, averaged over sequences and labels alike.
+
+    `positive_weights`, one a label, say how much more a label that is there counts than one that is not; the mean still
+    divides by the number of decisions.
+    """
 
     name: ClassVar[str] = "multi_label"
+    positive_weights: tuple[float, ...] | None = None
 
     def target_counts(self, batch: ClassificationBatch) -> dict[str, float]:
         """Return the number of decisions: sequences times labels."""
@@ -77,4 +82,7 @@ class MultiLabelClassification(_Classification):
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
         """Return the summed binary cross-entropy; logits and labels (sequences, labels)."""
-        return F.binary_cross_entropy_with_logits(logits, label_tensor(batch, logits), reduction="sum")
+        weights = None if self.positive_weights is None else logits.new_tensor(self.positive_weights)
+        return F.binary_cross_entropy_with_logits(
+            logits, label_tensor(batch, logits), pos_weight=weights, reduction="sum"
+        )

@@ -18,13 +18,23 @@ NOT_SCORED = -100
 
 @dataclass(frozen=True)
 class Tagging(TaskObjective):
-    """Cross-entropy over tags at the tokens that have a label; the others, labelled -100, take no part."""
+    """Cross-entropy over tags at the tokens that have a label; the others, labelled -100, take no part.
+
+    `class_weights`, one a tag, are for tags as those of `SingleLabelClassification` are for classes.
+    """
 
     name: ClassVar[str] = "tagging"
+    class_weights: tuple[float, ...] | None = None
 
     def target_counts(self, batch: TokenBatch) -> dict[str, float]:
-        """Return the number of labelled tokens."""
-        return {self.name: float((labels_of(batch) != NOT_SCORED).sum())}
+        """Return the number of labelled tokens, or the sum of the weights of their tags."""
+        labels = labels_of(batch)
+        scored = labels[labels != NOT_SCORED]
+        return {
+            self.name: float(
+                len(scored) if self.class_weights is None else np.asarray(self.class_weights)[scored].sum()
+            )
+        }
 
     def row_counts(self, batch: TokenBatch) -> np.ndarray:
         """Return the number of tokens of each sequence."""
@@ -35,5 +45,7 @@ class Tagging(TaskObjective):
         return model.heads["tagger"](encode_batch(model, batch).last_hidden_state).float()
 
     def loss_sum_of(self, logits: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the sum of negative log probabilities, in nats; logits (tokens, tags), labels (tokens)."""
-        return F.cross_entropy(logits, label_tensor(batch, logits), ignore_index=NOT_SCORED, reduction="sum")
+        """Return the (weighted) sum of negative log probabilities, in nats; logits (tokens, tags), labels (tokens)."""
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        labels = label_tensor(batch, logits)
+        return F.cross_entropy(logits, labels, weight=weights, ignore_index=NOT_SCORED, reduction="sum")

@@ -40,12 +40,14 @@ from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import task_kind
-from maskloom.tasks.labels import balanced_weights, weights_by_name
+from maskloom.tasks.labels import balanced_weights, label_counts, weights_by_name
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, NoLog
 from maskloom.training.loop import NumericalError
 from maskloom.training.ranks import Ranks, joined_ranks
+
+_SHOWN_LABELS = 12
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _finetune(
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
     sums = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
-    settings = _settings(recipe, prepared.train.num_examples)
+    settings = _settings(recipe, len(prepared.train))
     plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     plan_rows(settings, ranks)
@@ -215,6 +217,7 @@ def _prepare(
     kind.check(train_data, dev_data)
     settings |= kind.data_settings(train_data)
     names = kind.label_names(train_data, reading, settings)
+    _check_class_list(reading, recipe.task, names)
     primary = metric or (None if reading.format is None else catalog_row(reading.format).primary)
     try:
         task = kind.make(names, primary, settings)
@@ -232,11 +235,21 @@ def _prepare(
     return _Prepared(task, encoded, dev_encoded, takes_pairs, account)
 
 
+def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...]) -> None:
+    """Refuse a class list that would be read by nobody."""
+    if reading.labels is None:
+        return
+    if not names:
+        raise ConfigError(f"--labels {reading.labels}: a {kind} task has no label names; leave the class list out")
+    if reading.format is not None and catalog_row(reading.format).labels:
+        raise ConfigError(f"--labels {reading.labels}: the format {reading.format} has labels of its own")
+
+
 def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> list[float] | None:
     if recipe.class_weights == "none":
         return None
-    if task.kind not in ("single", "pair"):
-        raise ConfigError(f"class_weights: a {task.kind} task has no classes that exclude each other; leave it at none")
+    if not task.labels:
+        raise ConfigError(f"class_weights: a {task.kind} task has no labels to weigh; leave it at none")
     if isinstance(recipe.class_weights, dict):
         return weights_by_name(recipe.class_weights, task.labels)
     return balanced_weights(task.targets(train), len(task.labels))
@@ -257,6 +270,11 @@ def _account(
         notes += encoded.notes(report.path)
     if num_shared:
         notes.append(f"{num_shared} of {len(dev[0].examples)} dev examples also stand in train")
+    counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
+    unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
+    if unseen and task.settings.get("scheme") in (None, "plain"):
+        shown = ", ".join(unseen[:_SHOWN_LABELS]) + (" ..." if len(unseen) > _SHOWN_LABELS else "")
+        notes.append(f"{len(unseen)} of {len(task.labels)} labels are nowhere in train and cannot be learnt: {shown}")
     if len(train[1]) < recipe.training.batch_size:
         notes.append(f"batch_size {recipe.training.batch_size} lowered to {len(train[1])}, the number of examples")
     return {
@@ -269,11 +287,14 @@ def _account(
     }
 
 
-def _settings(recipe: FinetuneRecipe, num_examples: int) -> TrainingSection:
-    """Count the steps; evaluate after each epoch and save when evaluating unless the recipe says otherwise."""
-    batch_size = min(recipe.training.batch_size, num_examples)
-    settings = recipe.training.model_copy(update={"batch_size": batch_size}).with_steps(num_examples)
-    every = settings.evaluate_every or min(epoch_steps(num_examples, batch_size), settings.steps)
+def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
+    """Count the steps; evaluate after each epoch and save when evaluating unless the recipe says otherwise.
+
+    An epoch is a pass over all units: examples, or windows of questions, sentences and documents.
+    """
+    batch_size = min(recipe.training.batch_size, num_units)
+    settings = recipe.training.model_copy(update={"batch_size": batch_size}).with_steps(num_units)
+    every = settings.evaluate_every or min(epoch_steps(num_units, batch_size), settings.steps)
     return settings.model_copy(update={"evaluate_every": every, "save_every": settings.save_every or every})
 
 

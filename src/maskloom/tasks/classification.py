@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import DataError
+from maskloom.config import ConfigError, DataError
 from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
@@ -19,7 +19,7 @@ from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedExamples, encode_examples
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.inputs import text_example
-from maskloom.tasks.labels import check_variety, encode_labels, label_names_of, read_label_names
+from maskloom.tasks.labels import check_variety, checked_weights, encode_labels, label_names_of, read_label_names
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import checked_thresholds, tune_classes, tune_labels
@@ -52,9 +52,9 @@ def classification_task(
 
     `primary` is the score by which models are compared: accuracy, f1, f1_macro or matthews for one label; pearson,
     spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. `settings` may hold
-    `class_weights` by id, `temperature`, by which logits are divided before they become probabilities, and
-    `thresholds`, the least probability at which each label is chosen (0.5 without). Raises ValueError for a score that
-    the kind does not have, and for settings that are not such numbers.
+    `class_weights` by id (of positives, where there are several labels), `temperature`, by which logits are divided
+    before they become probabilities, and `thresholds`, the least probability at which each label is chosen (0.5
+    without). Raises ValueError for a score that the kind does not have, and for settings that are not such numbers.
     """
     settings = dict(settings or {})
     temperature = checked_temperature(settings.get("temperature", 1.0))
@@ -63,15 +63,15 @@ def classification_task(
         objective, primary = Regression(), primary or "pearson"
         decide, decode, metric = _scores, _decode_scores, partial(RegressionMetric, primary=primary)
     elif kind == "multilabel":
-        objective, primary = MultiLabelClassification(), primary or "f1_micro"
+        objective = MultiLabelClassification(checked_weights(settings.get("class_weights"), labels))
+        primary = primary or "f1_micro"
         thresholds = checked_thresholds(settings.get("thresholds"), len(labels))
         decide = partial(_chosen_labels, temperature, thresholds)
         decode = partial(_decode_labels, labels, temperature, thresholds)
-        tune = partial(tune_labels, settings=settings)
+        tune = partial(tune_labels, settings=settings, primary=primary)
         metric = partial(MultiLabelMetric, len(labels), primary=primary)
     else:
-        weights = settings.get("class_weights")
-        objective = SingleLabelClassification(None if weights is None else tuple(weights))
+        objective = SingleLabelClassification(checked_weights(settings.get("class_weights"), labels))
         primary = primary or "accuracy"
         decide, decode = _best_class, partial(_decode_class, labels, temperature)
         tune = tune_classes
@@ -128,7 +128,12 @@ def _label_names(
         return names
     if kind == "regression":
         return ()
-    return read_label_names(options.labels) if options.labels else label_names_of(train, kind)
+    if options.labels is None:
+        return label_names_of(train, kind)
+    names = read_label_names(options.labels)
+    if len(names) == 1 and kind != "multilabel":
+        raise ConfigError(f"{options.labels}: the only label is {names[0]!r:.80}; a classifier needs at least two")
+    return names
 
 
 def _check(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:

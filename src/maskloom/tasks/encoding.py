@@ -36,7 +36,7 @@ class EncodedData(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """Number from which the steps of an epoch are counted: examples, or windows where sentences share them."""
+        """Number of examples, each of one unit or of several; an epoch is a pass over all units."""
         ...
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -106,10 +107,28 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
     return labels
 
 
+def label_counts(labels: np.ndarray, num_labels: int) -> np.ndarray:
+    """Return how often each label is there, (labels,): in ids (examples,), or in 0/1 labels (examples, labels)."""
+    return labels.sum(axis=0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=num_labels)
+
+
 def balanced_weights(labels: np.ndarray, num_labels: int) -> list[float]:
-    """Return n / (K n_c) for each class c: every class then weighs the same. A class without examples gets 1."""
-    counts = np.bincount(labels, minlength=num_labels)
-    return [len(labels) / (num_labels * int(count)) if count else 1.0 for count in counts]
+    """Return weights by which every class counts alike: n / (K n_c) for each class c of K.
+
+    With 0/1 labels (examples, labels) they are weights of positives, (n - n_c) / n_c: each label's positives count as
+    much as its negatives. A label that is nowhere, or everywhere, gets 1.
+    """
+    n, counts = len(labels), label_counts(labels, num_labels).tolist()
+    if labels.ndim == 2:
+        return [(n - count) / count if 0 < count < n else 1.0 for count in counts]
+    return [n / (num_labels * count) if count else 1.0 for count in counts]
+
+
+def checked_weights(weights: Any, labels: tuple[str, ...]) -> tuple[float, ...] | None:
+    """Return the weights of a task's settings, one a label, or None; raises ValueError for another number of them."""
+    if weights is not None and len(weights) != len(labels):
+        raise ValueError(f"class_weights are {len(weights)} numbers, there are {len(labels)} labels")
+    return None if weights is None else tuple(weights)
 
 
 def weights_by_name(weights: dict[str, float], names: tuple[str, ...]) -> list[float]:
@@ -131,5 +150,8 @@ def _names(example: Example) -> tuple[str, ...]:
 def _id_of(label: object, ids: dict[str, int], names: tuple[str, ...], path: Path, line: int) -> int:
     if label not in ids:
         shown = ", ".join(f"{name!r:.80}" for name in names[:20]) + (" ..." if len(names) > 20 else "")
-        raise DataError(f"{path}: line {line}: the label {label!r:.80} is not one of the labels of training: {shown}")
+        raise DataError(
+            f"{path}: line {line}: the label {label!r:.80} is not one of the labels of training: {shown}; "
+            "labels that training data lacks can be listed in a file (--labels FILE)"
+        )
     return ids[str(label)]

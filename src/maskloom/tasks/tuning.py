@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from maskloom.metrics.calibration import checked_temperature, fit_temperature, s
 THRESHOLD = 0.5
 THRESHOLD_SETTINGS = ("thresholds", "null_threshold")
 TUNED_SETTINGS = ("temperature", *THRESHOLD_SETTINGS)
+_EXACT_SWEEPS = 20
 
 
 def tune_classes(logits: np.ndarray, targets: np.ndarray, *, leave_out: Collection[str] = ()) -> dict[str, Any]:
@@ -20,25 +21,71 @@ def tune_classes(logits: np.ndarray, targets: np.ndarray, *, leave_out: Collecti
 
 
 def tune_labels(
-    logits: np.ndarray, targets: np.ndarray, *, settings: Mapping[str, Any], leave_out: Collection[str] = ()
+    logits: np.ndarray,
+    targets: np.ndarray,
+    *,
+    settings: Mapping[str, Any],
+    primary: str = "f1_macro",
+    leave_out: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return `temperature` and `thresholds` for logits and 0/1 targets, both (examples, labels).
 
-    Thresholds are fitted to the probabilities that the temperature gives. Where they are left out, those in `settings`
-    move with a new temperature, so that the same labels are chosen as before.
+    Thresholds are those with the highest `primary` on the probabilities that the temperature gives, as
+    `best_thresholds` finds them. Where they are left out, those in `settings` move with a new temperature, so that the
+    same labels are chosen as before.
     """
     old = checked_temperature(settings.get("temperature", 1.0))
     new = old if "temperature" in leave_out else fit_temperature(logits, targets)
     tuned: dict[str, Any] = {} if "temperature" in leave_out else {"temperature": new}
     if "thresholds" not in leave_out:
         probabilities = sigmoid(np.asarray(logits) / new)
-        tuned["thresholds"] = [best_threshold(*column) for column in zip(probabilities.T, targets.T, strict=True)]
+        tuned["thresholds"] = best_thresholds(probabilities, targets, primary)
     elif settings.get("thresholds") is not None and new != old:
         thresholds = checked_thresholds(settings["thresholds"], np.asarray(logits).shape[1])
         with np.errstate(divide="ignore"):
             odds = np.log(thresholds) - np.log1p(-thresholds)
         tuned["thresholds"] = sigmoid(odds * old / new).tolist()
     return tuned
+
+
+def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> list[float]:
+    """Return the thresholds with the highest f1_macro, f1_micro or exact_match; arrays are (examples, labels).
+
+    Macro F1 is the mean of the labels' own F1, so each label has its best by itself. Micro F1 is a quotient of sums
+    over labels, and its best is found exactly as that of such quotients is (Dinkelbach 1967): for a value r, each label
+    takes the threshold with the highest 2 TP - r chosen; the micro F1 of that is the next r, until it rises no more.
+    The share of exact rows is raised label by label, the others held, until none rises; better ones may exist.
+    """
+    columns = list(zip(np.asarray(scores).T, np.asarray(targets).T > 0, strict=True))
+    if primary == "f1_macro":
+        return [best_threshold(*column) for column in columns]
+    thresholds = [THRESHOLD] * len(columns)
+    if primary == "f1_micro":
+        best = _micro_f1(columns, thresholds)
+        while True:
+            found = [_best_cut(*column, lambda true, chosen, r=best: 2.0 * true - r * chosen) for column in columns]
+            if (reached := _micro_f1(columns, found)) <= best:
+                return thresholds
+            best, thresholds = reached, found
+    is_right = np.array([(score >= THRESHOLD) == is_true for score, is_true in columns])
+    for _ in range(_EXACT_SWEEPS):
+        before = list(thresholds)
+        for label, (score, is_true) in enumerate(columns):
+            others = np.delete(is_right, label, axis=0).all(axis=0)
+            found = _best_cut(score[others], is_true[others], lambda true, chosen: 2.0 * true - chosen)
+            now = (score >= found) == is_true
+            if now[others].sum() > is_right[label][others].sum():
+                thresholds[label], is_right[label] = found, now
+        if thresholds == before:
+            break
+    return thresholds
+
+
+def _micro_f1(columns: Sequence[tuple[np.ndarray, np.ndarray]], thresholds: Sequence[float]) -> float:
+    chosen = [score >= threshold for (score, _), threshold in zip(columns, thresholds, strict=True)]
+    hits = sum(int((marks & is_true).sum()) for marks, (_, is_true) in zip(chosen, columns, strict=True))
+    sizes = sum(int(marks.sum() + is_true.sum()) for marks, (_, is_true) in zip(chosen, columns, strict=True))
+    return 2.0 * hits / max(sizes, 1)
 
 
 def best_threshold(scores: np.ndarray, targets: np.ndarray) -> float:
@@ -48,20 +95,29 @@ def best_threshold(scores: np.ndarray, targets: np.ndarray) -> float:
     without positives. Of others with equal F1 the one nearest to 0.5 is taken, and of two equally near the higher. It
     lies halfway between the lowest chosen score and the next one: rounding elsewhere then changes no decision.
     """
-    scores, is_true = np.asarray(scores, dtype=np.float64), np.asarray(targets) > 0
-    distinct, places = np.unique(scores, return_inverse=True)
+    is_true = np.asarray(targets) > 0
+    size = int(is_true.sum())
+    # F1 = 2 TP / (chosen + true); comparing it as a quotient of whole numbers makes equal ones equal
+    return _best_cut(scores, is_true, lambda true, chosen: 2.0 * true / np.maximum(chosen + size, 1))
+
+
+def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> float:
+    """Return the threshold with the highest value, a function of how many true examples and how many at all it chooses.
+
+    To choose none is looked at too, where there is a number above the highest score.
+    """
+    distinct, places = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
     num_true = np.bincount(places, weights=is_true, minlength=len(distinct))[::-1].cumsum()[::-1]
     num_chosen = np.bincount(places, minlength=len(distinct))[::-1].cumsum()[::-1]
-    # F1 = 2 TP / (chosen + true); comparing it as a quotient of whole numbers makes equal ones equal
-    f1 = 2.0 * num_true / np.maximum(num_chosen + is_true.sum(), 1)
-    at_half = int(np.searchsorted(distinct, THRESHOLD))
-    f1_at_half = f1[at_half] if at_half < len(distinct) else 0.0
-    if not len(distinct) or f1.max() <= f1_at_half:
+    values = value(np.append(num_true, 0.0), np.append(num_chosen, 0))
+    if len(distinct) and distinct[-1] >= 1.0:
+        values[-1] = -np.inf
+    if values.max() <= values[np.searchsorted(distinct, THRESHOLD)]:
         return THRESHOLD
-    below = np.concatenate([[0.0], distinct[:-1]])
-    middles = (below + distinct) / 2
-    thresholds = np.where(middles > below, middles, distinct)  # two neighbouring numbers have no third between them
-    best = np.flatnonzero(f1 == f1.max())
+    below, above = np.concatenate([[0.0], distinct]), np.concatenate([distinct, [1.0]])
+    middles = (below + above) / 2
+    thresholds = np.where(middles > below, middles, above)  # two neighbouring numbers have no third between them
+    best = np.flatnonzero(values == values.max())
     return float(thresholds[min(best, key=lambda place: (abs(thresholds[place] - THRESHOLD), -thresholds[place]))])
 
 

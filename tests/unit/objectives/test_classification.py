@@ -42,6 +42,12 @@ CASES = {
         3,
         "multi_label",
     ),
+    "weighted labels": (
+        MultiLabelClassification((0.5, 2.0, 30.0)),
+        np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]], dtype=np.float32),
+        3,
+        "multi_label",
+    ),
 }
 
 
@@ -53,7 +59,8 @@ def mean_by_torch(case, logits, labels):
         return F.cross_entropy(logits, labels, weight=torch.tensor([0.5, 2.0, 3.0]))
     if case == "regression":
         return F.mse_loss(logits.squeeze(1), labels)
-    return F.binary_cross_entropy_with_logits(logits, labels)
+    weights = torch.tensor([0.5, 2.0, 30.0]) if case == "weighted labels" else None
+    return F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from maskloom.data.batch import ChoiceBatch, ClassificationBatch, TokenBatch
 from maskloom.models.assembled import build_model
@@ -76,6 +77,15 @@ def test_micro_batches_add_up_to_the_batch(head, micro_batch_size):
     (whole_loss, whole), (loss, parts) = found
     assert loss == pytest.approx(whole_loss, rel=1e-6)
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_of_tags_are_those_of_torch():
+    weights, batch = (0.5, 2.0, 3.0, 1.0, 0.25), tag_batch()
+    logits = torch.randn(len(batch.token_ids), 5, generator=torch.Generator().manual_seed(0))
+    expected = F.cross_entropy(logits, torch.from_numpy(batch.labels), weight=torch.tensor(weights))
+    objective = Tagging(weights)
+    mean = objective.loss_sum_of(logits, batch) / objective.target_counts(batch)["tagging"]
+    torch.testing.assert_close(mean, expected)
 
 
 def test_a_span_is_sought_in_its_own_window_only():

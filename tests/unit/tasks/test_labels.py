@@ -8,7 +8,9 @@ from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.labels import (
     balanced_weights,
     check_variety,
+    checked_weights,
     encode_labels,
+    label_counts,
     label_names_of,
     read_label_names,
     weights_by_name,
@@ -18,6 +20,15 @@ from maskloom.tasks.labels import (
 def data_with(*labels):
     examples = [Example(text="t", pair=None, label=label, line=number) for number, label in enumerate(labels, 2)]
     return ReadExamples(examples, ReadingReport(Path("some.csv")))
+
+
+def test_balanced_weights_of_several_labels_weigh_positives():
+    labels = np.array([[1, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]], dtype=np.float32)
+    assert balanced_weights(labels, 4) == [3.0, 1.0, pytest.approx(1 / 3), 1.0]
+    assert label_counts(labels, 4).tolist() == [1, 0, 3, 4]
+    assert label_counts(np.array([0, 2, 2]), 4).tolist() == [1, 0, 2, 0]
+    with pytest.raises(ValueError, match="class_weights are 3 numbers, there are 2 labels"):
+        checked_weights([1.0, 2.0, 3.0], ("a", "b"))
 
 
 def test_names_are_in_a_fixed_order():

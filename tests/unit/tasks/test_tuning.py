@@ -1,3 +1,5 @@
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from maskloom.tasks.kinds import make_task
-from maskloom.tasks.tuning import best_threshold, checked_thresholds, tune_classes, tune_labels
+from maskloom.tasks.tuning import best_threshold, best_thresholds, checked_thresholds, tune_classes, tune_labels
 
 
 class Encoded:
@@ -107,6 +109,53 @@ def test_labels_are_tuned_each_by_itself_on_what_the_temperature_gives():
     assert list(without) == ["thresholds"]
     plain = make_task("multilabel", ["a", "b", "c"], settings=without)
     assert (plain.decide(encoded, rows) == after).all()
+
+
+def test_thresholds_are_those_of_the_score_that_decides():
+    """A rare label that is hardly told apart: macro F1 gains by giving it often, micro F1 by giving it never."""
+    rng = np.random.default_rng(8)
+    targets = np.stack([rng.random(400) < 0.5, rng.random(400) < 0.02], axis=1).astype(np.float32)
+    logits = np.stack([6 * targets[:, 0] - 3 + 3 * rng.normal(size=400), rng.normal(size=400) - 1], axis=1)
+    rows, encoded = outputs(logits.astype(np.float32)), Encoded(targets)
+    scores = {}
+    for primary in ("f1_macro", "f1_micro", "exact_match"):
+        settings = make_task("multilabel", ["common", "rare"], primary=primary).tune(encoded, rows)
+        task = make_task("multilabel", ["common", "rare"], primary=primary, settings=settings)
+        metric = task.metric()
+        metric.update(task.decide(encoded, rows), targets)
+        scores[primary] = metric.compute()
+    plain = make_task("multilabel", ["common", "rare"])
+    metric = plain.metric()
+    metric.update(plain.decide(encoded, rows), targets)
+    for primary, found in scores.items():
+        assert found[primary] == max(other[primary] for other in scores.values()) >= metric.compute()[primary]
+    assert scores["f1_micro"]["f1_micro"] > scores["f1_macro"]["f1_micro"] + 0.01
+    assert scores["f1_macro"]["f1_macro"] > scores["f1_micro"]["f1_macro"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.tuples(*[st.sampled_from([0.1, 0.4, 0.5, 0.9, 1.0])] * 2), st.tuples(st.booleans(), st.booleans())
+        ),
+        min_size=1,
+        max_size=7,
+    )
+)
+def test_no_pair_of_thresholds_has_a_higher_micro_f1(rows):
+    scores, targets = np.array([score for score, _ in rows]), np.array([marks for _, marks in rows], dtype=int)
+
+    def micro(thresholds):
+        return f1_score(targets, scores >= np.asarray(thresholds), average="micro", zero_division=0)
+
+    found = best_thresholds(scores, targets, "f1_micro")
+    assert all(0.0 <= threshold <= 1.0 for threshold in found)
+    candidates = [0.1, 0.4, 0.5, 0.9, 1.0]
+    assert micro(found) >= max(micro(pair) for pair in product(candidates, candidates)) - 1e-12
+    if micro(found) == micro([0.5, 0.5]):
+        assert found == [0.5, 0.5]
+    exact = best_thresholds(scores, targets, "exact_match")
+    assert ((scores >= exact) == targets).all(axis=1).sum() >= ((scores >= 0.5) == targets).all(axis=1).sum()
 
 
 def test_thresholds_move_with_a_new_temperature_that_they_were_not_fitted_to():

@@ -53,8 +53,8 @@ class EncodedSentences:
 
     @property
     def num_examples(self) -> int:
-        """Number of windows: an epoch counts what a step takes, and a window of a document holds many sentences."""
-        return len(self)
+        """Number of sentences."""
+        return self.num_sentences
 
     @property
     def num_words(self) -> int:

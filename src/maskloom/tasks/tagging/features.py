@@ -137,11 +137,11 @@ def on_features(task: Task, options: Mapping[str, Any]) -> Task:
     `options` are those of the recipe's section [features].
     """
     head_options = {HEAD: {key: options[key] for key in ("layers", "lstm_size", "lstm_layers", "dropout")}}
-    crf = task.objective if isinstance(task.objective, CrfTagging) else None
+    objective = task.objective
     return replace(
         task,
-        heads=(HEAD,) if crf is None else (HEAD, "crf"),
-        objective=FeatureTagging() if crf is None else FeatureCrfTagging(**vars(crf)),
+        heads=(HEAD, "crf") if isinstance(objective, CrfTagging) else (HEAD,),
+        objective=(FeatureCrfTagging if isinstance(objective, CrfTagging) else FeatureTagging)(**vars(objective)),
         head_options=head_options,
         published_config={**task.published_config, "maskloom_heads": head_options},
         freezes_encoder=True,

@@ -16,7 +16,7 @@ from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.inputs import checked_text
-from maskloom.tasks.labels import read_label_names
+from maskloom.tasks.labels import checked_weights, read_label_names
 from maskloom.tasks.tagging.decoding import (
     column_lines,
     decide_tags,
@@ -48,7 +48,7 @@ def tagging_task(
 
     `primary` is f1 (conlleval's), strict_f1 or accuracy; for plain tags, which are no entities, accuracy or f1_macro.
     `settings` may hold `scheme` (that of files, "auto" to detect it), `context` ("sentence" or "document"), `crf`,
-    `temperature`, and `features`, the recipe's section of that name.
+    `temperature`, `class_weights` by id of tag, and `features`, the recipe's section of that name.
     Raises ValueError for a score that there is not, a temperature that is none, or without labels.
     """
     if not labels:
@@ -70,7 +70,7 @@ def tagging_task(
         labels=labels,
         primary=primary,
         heads=("tagger", "crf") if crf else ("tagger",),
-        objective=CrfTagging(forbidden) if crf else Tagging(),
+        objective=CrfTagging(forbidden) if crf else Tagging(checked_weights(given.get("class_weights"), labels)),
         encode=partial(_encode, labels, context),
         decide=partial(decide_words if is_plain else decide_tags, labels),  # pyright: ignore[reportArgumentType]
         targets=true_tags,  # pyright: ignore[reportArgumentType]
@@ -142,7 +142,10 @@ def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping
     """Return all tags of the types of entity in the training data, or plain tags as they occur, or those of a file."""
     tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
     if _is_plain(tags, settings):
-        return read_label_names(options.labels) if options.labels else tuple(sorted(tags))
+        names = read_label_names(options.labels) if options.labels else tuple(sorted(tags))
+        if len(names) == 1:
+            raise ConfigError(f"{options.labels}: the only tag is {names[0]!r:.80}; tagging needs at least two")
+        return names
     if options.labels is None:
         return tag_names({tag[2:] for tag in tags if tag != "O"}, TRAINED_SCHEME)
     names = read_label_names(options.labels)
