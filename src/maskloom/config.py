@@ -138,6 +138,9 @@ class TrainingSection(Section):
         Count | None, about("Steps between evaluations; absent, ten a phase, or once an epoch of fine-tuning.")
     ] = None
     log_every: Annotated[Count, about("Steps between lines of events.jsonl.")] = 10
+    log_to: Annotated[
+        list[Literal["tensorboard"]], about("Where else steps and evaluations go: RUN/tensorboard (extra tensorboard).")
+    ] = Field(default_factory=list)
     keep_checkpoints: Annotated[Count, about("Newest checkpoints that are kept.")] = 2
     keep_best: Annotated[bool, about("Keep the checkpoint that does best on held-out text, and write best-model/.")] = (
         False

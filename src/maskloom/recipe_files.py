@@ -239,7 +239,7 @@ def recipe_toml(recipe: BaseModel) -> str:
 
 def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
     tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-    rows = {key: value for key, value in values.items() if isinstance(value, list)}
+    rows = {key: value for key, value in values.items() if _is_rows(value)}
     lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if k not in tables and k not in rows]
     for key, table in tables.items():
         name = prefix + _toml_key(key)
@@ -248,6 +248,11 @@ def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
         for item in items:
             lines += ["", f"[[{prefix}{_toml_key(key)}]]", *_toml_lines(item, "")]
     return lines
+
+
+def _is_rows(value: Any) -> bool:
+    """Tell whether a value is a list of tables; an empty list says nothing that its absence does not."""
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def _toml_key(key: str) -> str:

@@ -43,9 +43,10 @@ from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.labels import balanced_weights, label_counts, weights_by_name
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.events import EventLog, NoLog
+from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError
 from maskloom.training.ranks import Ranks, joined_ranks
+from maskloom.training.run_log import check_log_targets, open_run_log
 
 _SHOWN_LABELS = 12
 
@@ -88,6 +89,7 @@ def finetune(
     signal asks to stop.
     """
     training = recipe.training
+    check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
         heard = progress if progress is not None and ranks.is_first else SilentProgress()
         folder, reading = Path(out), reading or ReadingOptions()
@@ -140,7 +142,7 @@ def _finetune(
     plan = replace(plan, group_by_length=recipe.training.group_by_length, folder=out, verify=verify)
     if prepared.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)
-    with (EventLog if ranks.is_first else NoLog)(out / "events.jsonl") as log:
+    with open_run_log(out / "events.jsonl", is_first=ranks.is_first, log_to=recipe.training.log_to) as log:
         log.write("data", **prepared.account)
         results, failures = _run_restarts(plan, recipe, out, log, progress, ranks)
     if not ranks.is_first:

@@ -37,9 +37,10 @@ from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.events import EventLog, NoLog
+from maskloom.training.events import EventLog
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
+from maskloom.training.run_log import check_log_targets, open_run_log
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64
@@ -67,6 +68,7 @@ def pretrain(
     RankLostError when another process is lost.
     """
     training = recipe.training
+    check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
         heard = progress if progress is not None and ranks.is_first else SilentProgress()
         start = None if init is None else resolve_model_folder(init)
@@ -186,7 +188,7 @@ def _run_phase(
             return {}
         return _held_out_metrics(plan, recipe, corpus, held_out, whole, objective, reference)
 
-    with (EventLog if ranks.is_first else NoLog)(out / "events.jsonl") as log:
+    with open_run_log(out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
         session = TrainingSession(
             state=state,
             objective=objective,

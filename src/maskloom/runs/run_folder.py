@@ -28,7 +28,7 @@ _HALF_WRITTEN = (".*.tmp", ".*.tmp-*", ".*.verify")
 # Keys that say how a run copes with trouble and by which means it trains, not what comes out: a resumed run may change
 # them.
 _FREE = frozenset(
-    f"training.{key}" for key in ("on_nonfinite", "max_skips", "parallel", "rank_timeout", "keep_checkpoints")
+    f"training.{key}" for key in ("on_nonfinite", "max_skips", "parallel", "rank_timeout", "keep_checkpoints", "log_to")
 )
 
 

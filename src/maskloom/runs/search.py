@@ -34,6 +34,7 @@ from maskloom.runs.search_table import markdown_of, ranked, search_rows
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.training.interruption import Interrupted
+from maskloom.training.run_log import check_log_targets
 
 PLAN, RESULTS = "search.json", "results.json"
 Method = Literal["grid", "optuna"]
@@ -95,6 +96,7 @@ def search(
     ConfigError for wrong settings and for another search in the folder, AllTrialsFailedError when no trial is left,
     DataError for wrong data, before or at the first trial.
     """
+    check_log_targets(recipe.training.log_to)
     out, reading = Path(out), reading or ReadingOptions()
     stored = _stored_plan(out) if resume else None
     if stored is not None:

@@ -22,6 +22,7 @@ from maskloom.runs.search import AllTrialsFailedError, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.training.run_log import check_log_targets
 
 RESULT = "glue.json"
 
@@ -46,6 +47,7 @@ def glue_run(
     `resume` a run goes on where it stopped. Raises DataError when tasks named in `tasks` have no files, and when no
     task has any.
     """
+    check_log_targets(recipe.training.log_to)
     data, out, progress = Path(data), Path(out), progress or SilentProgress()
     stored = _stored_inputs(out) if resume else None
     if stored is not None:
