@@ -189,7 +189,9 @@ def test_the_model_folder_says_what_it_is(run):
     assert set(model.heads) == ({"tagger", "crf"} if settings["settings"]["crf"] else {"tagger"})
     assert not report.unused_tensors
     config = json.loads((folder / "model" / "config.json").read_text())
-    assert config["architectures"] == ["BertForTokenClassification"]
+    has_crf = settings["settings"]["crf"]
+    assert config["architectures"] == [f"{'MaskloomBertCrf' if has_crf else 'Bert'}ForTokenClassification"]
+    assert config["model_type"] == ("maskloom_bert_crf" if has_crf else "bert")
     assert config["id2label"]["1"] == "B-LOC"
 
 

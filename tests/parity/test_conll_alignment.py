@@ -1,9 +1,17 @@
 """First pieces of words and token classification against transformers, on CoNLL-2003 and on hard words."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, BertForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertForTokenClassification,
+)
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import TokenBatch
@@ -71,6 +79,8 @@ def test_token_classification_has_equal_logits_and_loss(tmp_path):
         folder = tmp_path / "-".join(heads)
         save_model(build_model(config, heads, 5, seed=2), folder)
         ours, _ = load_model(folder)
+        if "crf" in heads:
+            take_for_a_tagger(folder)
         theirs, report = BertForTokenClassification.from_pretrained(folder, output_loading_info=True)
         assert not report["missing_keys"]
         ids = torch.randint(5, 40, (3, 9), generator=torch.Generator().manual_seed(1))
@@ -86,6 +96,37 @@ def test_token_classification_has_equal_logits_and_loss(tmp_path):
             (loss,) = objective.loss_sums(ours, batch).values()
             (count,) = objective.target_counts(batch).values()
             torch.testing.assert_close(loss.detach() / count, expected.loss, atol=1e-5, rtol=1e-5)
+
+
+def take_for_a_tagger(folder):
+    """Give a folder with a conditional random field the names that it had in early releases."""
+    config = json.loads((folder / "config.json").read_text())
+    named = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
+    (folder / "config.json").write_text(json.dumps(config | named))
+
+
+def test_transformers_refuses_a_conditional_random_field_and_says_which(tmp_path):
+    """It once opened such folders and gave the likeliest tag of each word by itself, other entities than ours."""
+    config = BertConfig(
+        vocab_size=40, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    model = build_model(config, ("tagger", "crf"), 5, seed=2)
+    save_model(model, tmp_path)
+    for opener in (AutoConfig, AutoModelForTokenClassification, AutoModel):
+        with pytest.raises(ValueError, match="model type `maskloom_bert_crf`"):
+            opener.from_pretrained(tmp_path)
+    first, report = load_model(tmp_path)
+    take_for_a_tagger(tmp_path)
+    old, _ = load_model(tmp_path)
+    assert not report.unused_tensors
+    for opened in (first, old):
+        assert set(opened.heads) == {"tagger", "crf"}
+        assert all(
+            torch.equal(opened.state_dict()[name], values)
+            for name, values in model.state_dict().items()
+            if "pooler" not in name
+        )
 
 
 def flat_batch(ids, labels):

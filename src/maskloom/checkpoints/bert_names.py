@@ -114,7 +114,7 @@ HEADS: dict[str, tuple[TensorName, ...]] = {
     "tagger": _output("tagger", "classifier", ""),
     "choice": _output("choice", "classifier", ""),
     "span": _output("span", "qa_outputs", "cls/squad/"),
-    # Ours alone: other programs that open the file see a tagger, and three tensors that they leave out.
+    # Ours alone: a program that took the file for a tagger would give other tags, hence its own model_type.
     "crf": _own("crf", ("start", "end", "transitions")),
     "bilstm_tagger": (
         *_own("bilstm_tagger", _LSTM, inner="bilstm."),

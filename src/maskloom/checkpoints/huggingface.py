@@ -31,6 +31,7 @@ from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.machine_memory import available_memory
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
 from maskloom.models.bert import BertConfig
+from maskloom.models.bert_config import CRF_MODEL_TYPE
 
 CONFIG = "config.json"
 # The key of config.json with what heads of ours take.
@@ -40,6 +41,7 @@ _GOOGLE_CONFIG = "bert_config.json"
 # What transformers calls a model with these heads; the first row whose heads are all there names it.
 _ARCHITECTURES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("classifier",), "BertForSequenceClassification"),
+    (("tagger", "crf"), "MaskloomBertCrfForTokenClassification"),
     (("tagger",), "BertForTokenClassification"),
     (("choice",), "BertForMultipleChoice"),
     (("span",), "BertForQuestionAnswering"),
@@ -130,6 +132,8 @@ def load_model(
 
 def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:
     """Write config.json and model.safetensors so that transformers opens them with equal logits.
+
+    It refuses, by its model_type, a model with a conditional random field: without that field it would give other tags.
 
     `extra_config` adds keys such as id2label, label2id, problem_type. Each file appears whole or not at all, the
     configuration last. Raises ConfigError when `extra_config` contradicts the model, OSError when the disk fails.
@@ -325,6 +329,8 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
     architecture = next(name for heads, name in _ARCHITECTURES if set(heads) <= set(model.heads))
     dtype = str(model.encoder.word_embeddings.dtype).removeprefix("torch.")
     content = {"architectures": [architecture], **own, "dtype": dtype, "position_embedding_type": "absolute"}
+    if "crf" in model.heads:
+        content["model_type"] = CRF_MODEL_TYPE
     labelled = next((name for name in model.heads if name in _LABELLED), None)
     if labelled is not None:
         num_labels: int = model.heads[labelled].num_labels  # pyright: ignore[reportAssignmentType]

@@ -121,9 +121,12 @@ class BertConfig(BaseModel):
         return {"model_type": "bert", **self.model_dump()}
 
 
+CRF_MODEL_TYPE = "maskloom_bert_crf"
+"""What config.json calls a BERT whose tags a conditional random field decides: no program without one may open it."""
+
 # Foreign keys that change what is computed, with the values that mean "as in BERT".
 _REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
-    "model_type": ("bert",),
+    "model_type": ("bert", CRF_MODEL_TYPE),
     "position_embedding_type": ("absolute", None),
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
