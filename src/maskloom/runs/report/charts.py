@@ -10,7 +10,7 @@ from maskloom.runs.curves import Points, evaluations, mean_curve, phase_marks, s
 from maskloom.runs.report.record import RunRecord
 from maskloom.runs.report.tables import scores
 
-_COLOURS = 6
+NUM_COLOURS = 6
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,18 @@ class Chart:
     note: str = ""
 
 
-def charts_of(records: list[RunRecord]) -> list[Chart]:
+def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
     """Return the charts of all runs: pre-training and fine-tuning apart, as their losses do not compare."""
-    pretrained = [run for run in records if run.kind == "pretrain"]
-    finetuned = [inner for run in records if run.kind != "pretrain" for inner in run.trained]
-    return _pretraining(pretrained) + _finetuning(finetuned)
+    trained = [inner for run in records for inner in run.trained]
+    colours = {run.name: f"c{place % NUM_COLOURS}" for place, run in enumerate(trained)}
+    groups = {
+        "Pre-training": _pretraining([run for run in trained if run.kind == "pretrain"], colours),
+        "Fine-tuning": _finetuning([run for run in trained if run.kind == "finetune"], colours),
+    }
+    return {name: charts for name, charts in groups.items() if charts}
 
 
-def _pretraining(runs: list[RunRecord]) -> list[Chart]:
+def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     if not runs:
         return []
     metrics = scores(runs[0])
@@ -38,6 +42,7 @@ def _pretraining(runs: list[RunRecord]) -> list[Chart]:
     loss = _chart(
         "Masked-LM loss, nats a token",
         runs,
+        colours,
         ("losses", "mlm"),
         "mlm_loss",
         levels=[("word frequency", entropy)] if entropy else [],
@@ -48,49 +53,59 @@ def _pretraining(runs: list[RunRecord]) -> list[Chart]:
     sentence = _chart(
         "Next-sentence accuracy, held out",
         runs,
+        colours,
         None,
         "nsp_accuracy",
         levels=[("majority", majority)] if majority else [],
         marks=marks,
         as_percent=True,
     )
-    accuracy = _chart("Masked tokens guessed right, held out", runs, None, "mlm_accuracy", marks=marks, as_percent=True)
-    return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs)) if chart is not None]
+    accuracy = _chart(
+        "Masked tokens guessed right, held out", runs, colours, None, "mlm_accuracy", marks=marks, as_percent=True
+    )
+    return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs, colours)) if chart is not None]
 
 
-def _finetuning(runs: list[RunRecord]) -> list[Chart]:
+def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     charts: list[Chart | None] = []
     for metric in dict.fromkeys(run.description["inputs"].get("metric") or "accuracy" for run in runs):
         chosen = [run for run in runs if (run.description["inputs"].get("metric") or "accuracy") == metric]
-        charts.append(_chart(f"{metric.replace('_', ' ')} on dev", chosen, None, metric))
-    charts.append(_chart("Loss", runs, ("loss",), "loss", note="Thin: training; with dots: dev."))
-    return [chart for chart in (*charts, *_optimisation(runs)) if chart is not None]
+        charts.append(_chart(f"Dev {metric.replace('_', ' ')}", chosen, colours, None, metric))
+    charts.append(_chart("Loss", runs, colours, ("loss",), "loss", note="Thin: training; with dots: dev."))
+    return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
 
 
-def _optimisation(runs: list[RunRecord]) -> list[Chart | None]:
+def _optimisation(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart | None]:
     return [
-        _chart("Learning rate", runs, ("learning_rate",), None),
-        _chart("Gradient norm", runs, ("gradient_norm",), None),
-        _chart("Tokens a second", runs, ("tokens_per_second",), None),
+        _chart("Learning rate", runs, colours, ("learning_rate",), None),
+        _chart("Gradient norm", runs, colours, ("gradient_norm",), None),
+        _chart("Tokens a second", runs, colours, ("tokens_per_second",), None),
     ]
 
 
 def _chart(
-    title: str, runs: list[RunRecord], path: tuple[str, ...] | None, metric: str | None, *, note: str = "", **how: Any
+    title: str,
+    runs: list[RunRecord],
+    colours: dict[str, str],
+    path: tuple[str, ...] | None,
+    metric: str | None,
+    *,
+    note: str = "",
+    **how: Any,
 ) -> Chart | None:
     """Draw a figure of the steps thin and a metric of the evaluations bold, each run in a colour; None without both."""
     lines: list[Line] = []
-    for place, run in enumerate(runs):
-        style = f"c{place % _COLOURS}"
+    for run in runs:
         trained = [thinned(steps(events, *path)) for events in run.stages.values()] if path else []
         measured = [evaluations(events, metric) for events in run.stages.values()] if metric else []
-        lines += _lines(run.name if len(runs) > 1 else "", trained, measured, style)
+        held_out = "held out" if run.kind == "pretrain" else "dev"
+        lines += _lines(run.name if len(runs) > 1 else "", trained, measured, colours[run.name], held_out)
     if not any(line.points for line in lines):
         return None
     return Chart(title, line_chart(lines, x_name="step", y_name=title, **how), note)
 
 
-def _lines(name: str, trained: list[Points], measured: list[Points], style: str) -> list[Line]:
+def _lines(name: str, trained: list[Points], measured: list[Points], style: str, held_out: str) -> list[Line]:
     """Return the lines of one run: its evaluations bold, or, where it has none, its steps; all single seeds thin."""
     trained, measured = [points for points in trained if points], [points for points in measured if points]
     bold, thin = (measured, trained) if measured else (trained, [])
@@ -99,6 +114,6 @@ def _lines(name: str, trained: list[Points], measured: list[Points], style: str)
         lines += [Line(f"{name} one seed".strip(), points, style, is_faint=True) for points in bold]
     mean = mean_curve(bold)
     if mean:
-        label = name or ("held out" if measured and thin else "mean" if len(bold) > 1 else "")
+        label = name or (held_out if measured and thin else "mean" if len(bold) > 1 else "")
         lines.append(Line(label, mean, style, has_dots=bool(measured)))
     return lines

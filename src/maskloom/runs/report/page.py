@@ -11,7 +11,7 @@ from maskloom.files import write_text
 from maskloom.runs.charts import DotRow, dot_chart
 from maskloom.runs.pages import distinct_names, page_template, visible
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.report.charts import charts_of
+from maskloom.runs.report.charts import NUM_COLOURS, charts_of
 from maskloom.runs.report.record import RunRecord, read_run
 from maskloom.runs.report.tables import (
     data_account,
@@ -52,7 +52,7 @@ def report(
             shown[record.name] = examples_of(record, num_examples, progress)
     page = page_template("report/page.html").render(
         title=", ".join(names),
-        cards=[_card(record) for record in records],
+        cards=[_card(record, place) for record, place in zip(records, _first_places(records), strict=True)],
         charts=charts_of(records),
         searches=[_search(record) for record in records if record.kind == "search" and record.result is not None],
         glue=[_glue(record) for record in records if record.kind == "glue" and record.result is not None],
@@ -70,7 +70,13 @@ def report(
     return {"page": str(target), "runs": {name: record.kind for name, record in zip(names, records, strict=True)}}
 
 
-def _card(run: RunRecord) -> dict[str, Any]:
+def _first_places(runs: list[RunRecord]) -> list[int | None]:
+    """Return the place among all curves of each run's own; None for a run of several curves, or of none."""
+    counts = [len(run.trained) for run in runs]
+    return [sum(counts[:number]) if counts[number] == 1 else None for number in range(len(runs))]
+
+
+def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
     kinds = {"pretrain": "pre-training", "finetune": "fine-tuning", "search": "search", "glue": "GLUE"}
     found = scores(run)
     name = _deciding(run, found)
@@ -79,6 +85,7 @@ def _card(run: RunRecord) -> dict[str, Any]:
     spread = None if run.best is None else run.best["restarts"]
     return {
         "name": run.name,
+        "style": "" if place is None else f"c{place % NUM_COLOURS}",
         "kind": kinds[run.kind],
         "state": state,
         "score": None if name is None or found.get(name) is None else f"{found[name]:.4g}",
