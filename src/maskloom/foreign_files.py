@@ -62,7 +62,7 @@ def file_inside(folder: Path, name: str) -> Path | None:
         return path
     check_regular(path)
     home = folder.resolve()
-    inside = home.parent.parent if home.parent.name == _SNAPSHOTS else home
+    inside = next((above.parent for above in home.parents[:2] if above.name == _SNAPSHOTS), home)
     target = path.resolve()
     if not target.is_relative_to(inside):
         raise DataError(f"{path}: is a link to {target}, outside of the folder; put a copy of the file in its place")

@@ -101,9 +101,20 @@ def embed(
     input_file: Input,
     output: Annotated[Path, typer.Option("--output", help="File to write: .npy or .jsonl.")],
     pooling: Annotated[
-        Literal["mean", "cls"], typer.Option("--pooling", help="The mean of the tokens, or the first one's vector.")
-    ] = "mean",
-    normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1.")] = False,
+        Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"] | None,
+        typer.Option(
+            "--pooling",
+            help="How token vectors become one: their mean, the first one (cls) and so on. Without it as a "
+            "sentence-transformers folder says, else the mean.",
+        ),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize",
+            help="Scale every vector to length 1. Without it as a sentence-transformers folder says, else not.",
+        ),
+    ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Compute in eight-bit integers: faster, vectors close to those without.")
     ] = False,

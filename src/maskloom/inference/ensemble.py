@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from maskloom.config import ConfigError
-from maskloom.inference.predictor import Predictor, examples_of_inputs
+from maskloom.inference.predictor import COUNTING, Predictor, examples_of_inputs
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog.row import Kind
@@ -112,18 +112,20 @@ class Ensemble:
         rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
         return ModelOutputs(rows, *self._loss(encoded, rows))
 
-    def predict(self, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
         """Return one prediction an input, in order, from what `Predictor.predict` takes, and raise what it raises."""
+        data = examples_of_inputs(inputs, KINDS[self.task.kind].example_of)
         if self.task.heads == ("classifier",):
-            self.members[0].check_pairing(inputs)
-        return self.predict_examples(examples_of_inputs(inputs, KINDS[self.task.kind].example_of))
+            self.members[0].check_pairing(data.examples)
+        return self.predict_examples(data)
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
         """Return one prediction an example, in order, as the task decodes it."""
         if not data.examples:
             return []
         encoded = self.encoded(data)
-        self.num_truncated += encoded.account().get("num_truncated_examples", 0)
+        with COUNTING:
+            self.num_truncated += encoded.account().get("num_truncated_examples", 0)
         return self.task.decode(encoded, self.outputs(encoded).rows)
 
     def _loss(self, encoded: EncodedData, rows: list[np.ndarray]) -> tuple[float, float]:

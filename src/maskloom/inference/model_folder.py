@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from maskloom.checkpoints.huggingface import read_config
+from maskloom.checkpoints.sentence_transformers import ENCODER, MODULES
 from maskloom.checkpoints.tensor_files import refuse_unsafe
 from maskloom.config import (
     DataError,
@@ -31,16 +33,18 @@ _READING = TypeAdapter(ReadingOptions)
 
 
 def resolve_model_folder(path: str | Path) -> Path:
-    """Return the folder with config.json: the one named, or `model/` inside a run folder.
+    """Return the folder with config.json: the one named, or one inside a run or a sentence-transformers folder.
 
     Raises DataError that says what the folder holds instead.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise DataError(f"a model folder is expected, this is {type(path).__name__}")
     path = Path(path)
-    for candidate in (path, path / "model"):
+    for candidate in (path, path / "model", path / ENCODER):
         if (candidate / "config.json").is_file():
             return candidate
     if not path.exists():
-        raise DataError(f"{path}: there is no such folder; a model folder in Hugging Face layout or a run is expected")
+        raise DataError(_why_absent(path))
     if not path.is_dir():
         refuse_unsafe(path)
         raise DataError(f"{path}: a folder is expected (config.json, model.safetensors, vocab.txt), this is a file")
@@ -48,6 +52,23 @@ def resolve_model_folder(path: str | Path) -> Path:
         raise DataError(f"{path}: this run has no model/ yet; finish it with --resume")
     held = sorted(entry.name for entry in path.iterdir())[:8]
     raise DataError(f"{path}: no config.json in it or in {path / 'model'}; it holds: {', '.join(held) or 'nothing'}")
+
+
+def modules_folder(model_folder: Path) -> Path:
+    """Return the folder that holds the modules.json of an encoder's folder: itself, or the one around it."""
+    around = model_folder.parent
+    return around if model_folder.name == ENCODER and (around / MODULES).exists() else model_folder
+
+
+def _why_absent(path: Path) -> str:
+    """Return what to do about a model folder that is not there; names of a hub are not looked up anywhere."""
+    hint = ""
+    if not path.is_absolute() and len(path.parts) <= 2 and not str(path).startswith("."):
+        hint = (
+            "; nothing is downloaded: for a model of a hub, put its files (config.json, model.safetensors, vocab.txt "
+            "or tokenizer.json) into a folder and name that"
+        )
+    return f"{path}: there is no such folder; a model folder in Hugging Face layout or a run is expected{hint}"
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

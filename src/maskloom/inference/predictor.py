@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from maskloom.checkpoints.huggingface import load_model, read_config
+from maskloom.checkpoints.sentence_transformers import PoolingMode, SentenceModules, read_modules
 from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import ClassificationBatch
-from maskloom.inference.model_folder import load_tokenizer, read_settings, resolve_model_folder
+from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.layers.int8 import quantize_dense_layers
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
@@ -21,14 +25,15 @@ from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
 from maskloom.tasks.evaluation import ModelOutputs, model_outputs, tokens_at_once
-from maskloom.tasks.examples import ReadExamples, ReadingReport
-from maskloom.tasks.inputs import checked_text, text_example
+from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.inputs import checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 
-Pooling = Literal["mean", "cls"]
+COUNTING = Lock()
+"""Held while a count of truncated texts grows: threads may share a model."""
 _MOST_LABELS = 1_000_000
 TextOrPair = str | tuple[str, str]
 
@@ -37,7 +42,9 @@ class Predictor:
     """Texts in, numpy arrays and dictionaries out; batches are sorted by length and bounded in tokens.
 
     `task` is None for a model without the head of a task. Texts longer than `max_length` tokens are cut, and the number
-    of texts cut so far stands in `num_truncated`. `max_tokens` bounds a batch; by default it is what suits the device.
+    of texts cut so far stands in `num_truncated`. `max_tokens` bounds the tokens of a batch, by default to what suits
+    the device, and `batch_size` the number of its examples (of windows, where texts are read in windows). `modules` say
+    how vectors are made. Threads may share a predictor.
     """
 
     def __init__(
@@ -49,6 +56,8 @@ class Predictor:
         max_length: int = 512,
         settings: dict[str, Any] | None = None,
         max_tokens: int | None = None,
+        batch_size: int | None = None,
+        modules: SentenceModules | None = None,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -56,49 +65,80 @@ class Predictor:
         self.max_length = max_length
         self.settings = settings or {}
         self.max_tokens = max_tokens
+        self.batch_size = batch_size
+        self.modules = modules or SentenceModules()
         self.num_truncated = 0
 
     @classmethod
-    def load(cls, folder: str | Path, *, max_length: int | None = None, int8: bool = False) -> Predictor:
-        """Open a model folder in Hugging Face layout, or a run folder.
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        max_length: int | None = None,
+        int8: bool = False,
+        device: str = "cpu",
+        batch_size: int | None = None,
+    ) -> Predictor:
+        """Open a model folder in Hugging Face layout, a sentence-transformers folder, or a run folder.
 
-        `max_length` defaults to the length of fine-tuning, else to what the model can take. `int8` computes the
-        encoder's dense layers in eight-bit integers, quantised as they are read: faster, and close to fp32. Raises
-        DataError for a folder that is not a model, ConfigError for a length that the model cannot take, or for `int8`
-        on a processor that lacks it.
+        `max_length` defaults to the length of fine-tuning, to that of sentence-transformers, else to what the model can
+        take. `int8` computes the encoder's dense layers in eight-bit integers, quantised as they are read: faster, and
+        close to fp32. `device` is "cpu", "cuda", "cuda:1" and so on, or "auto": CUDA where there is any. `batch_size`
+        bounds how many texts are computed at once. Raises DataError for a folder that is not a model, ConfigError for a
+        length that the model cannot take, a device that is not there, or `int8` on a processor that lacks it.
         """
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+            raise ConfigError(f"batch_size {batch_size!r:.80}: a whole number of at least 1 is expected")
+        place = checked_device("cpu" if int8 and device == "auto" else device)
         path = resolve_model_folder(folder)
         model, _report = load_model(path)
         tokenizer = load_tokenizer(path)
         settings = read_settings(path)
+        modules = read_modules(modules_folder(path))
         limit = min(model.encoder.config.max_position_embeddings, tokenizer.max_length)
-        if max_length is not None and not 3 <= max_length <= limit:
-            raise ConfigError(f"max_length {max_length}: {path} takes 3 to {limit} tokens")
-        length = max_length or min(settings.get("max_length", limit), limit)
+        if max_length is not None and (type(max_length) is not int or not 3 <= max_length <= limit):
+            raise ConfigError(f"max_length {max_length!r:.80}: {path} takes 3 to {limit} tokens")
+        length = max_length or min(settings.get("max_length") or modules.max_length or limit, limit)
+        model.to(place)
         if int8:
             quantize_dense_layers(model.encoder)
-        return cls(model, tokenizer, task=_task_of(path, model, settings), max_length=length, settings=settings)
+        return cls(
+            model,
+            tokenizer,
+            task=_task_of(path, model, settings),
+            max_length=length,
+            settings=settings,
+            batch_size=batch_size,
+            modules=modules,
+        )
 
     @property
     def hidden_size(self) -> int:
         """Width of the vectors that `encode` returns."""
-        return self.model.encoder.config.hidden_size
+        return self.modules.width(self.model.encoder.config.hidden_size)
 
-    def encode(self, texts: Sequence[TextOrPair], *, pooling: Pooling = "mean", normalize: bool = False) -> np.ndarray:
-        """Return one vector a text, (texts, hidden) float32, in order.
+    def encode(
+        self, texts: Iterable[TextOrPair], *, pooling: PoolingMode | None = None, normalize: bool | None = None
+    ) -> np.ndarray:
+        """Return one vector a text, (texts, hidden) float32, in order, of any iterable of texts or pairs of texts.
 
-        `mean` averages the last hidden states of all tokens of a text, [CLS] and [SEP] included; `cls` is the last
-        hidden state of [CLS], before the pooler. `normalize` scales each vector to length 1.
+        `pooling` "mean" averages the last hidden states of all tokens of a text, [CLS] and [SEP] included; "cls" is the
+        last hidden state of [CLS], before the pooler; "max", "mean_sqrt_len" and "weightedmean" are those of
+        sentence-transformers. `normalize` scales each vector to length 1. What is not given is as a
+        sentence-transformers folder says, else the mean and any length. Raises ConfigError for an unknown pooling,
+        DataError for what is no text.
         """
-        if pooling not in ("mean", "cls"):
-            raise ConfigError(f"pooling {pooling!r:.80} is not mean or cls")
-        vectors = self._outputs(texts, lambda batch: self._pooled(batch, pooling), self.hidden_size)
-        if normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors
+        modules = self.modules.changed(pooling, normalize)
+        examples = examples_of_inputs(texts, text_example).examples
+        if modules.prompt or modules.lowercase:
+            examples = [
+                replace(example, text=modules.text(example.text), pair=example.pair and modules.text(example.pair))
+                for example in examples
+            ]
+        return self._outputs(examples, lambda batch: self._vectors(batch, modules), self.hidden_size)
 
-    def predict(self, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return one prediction an input, in order.
+    def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
+        """Return one prediction an input, in order, of any iterable of inputs.
 
         Inputs are texts or pairs of texts for classes (`{"label", "probabilities"}`), several labels (`{"labels",
         "probabilities"}`) and regression (`{"score"}`); sentences for tags (`{"words", "tags", "entities" ...}`);
@@ -107,9 +147,10 @@ class Predictor:
         gets single texts, DataError for an input of another form.
         """
         task = self.required_task()
+        data = examples_of_inputs(inputs, KINDS[task.kind].example_of)
         if task.heads == ("classifier",):
-            self.check_pairing(inputs)
-        return self.predict_examples(examples_of_inputs(inputs, KINDS[task.kind].example_of))
+            self.check_pairing(data.examples)
+        return self.predict_examples(data)
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
         """Return one prediction an example of the model's own kind of task, in order, as its task decodes it."""
@@ -117,7 +158,8 @@ class Predictor:
         if not data.examples:
             return []
         encoded = self.encoded(data)
-        self.num_truncated += encoded.account().get("num_truncated_examples", 0)
+        with COUNTING:
+            self.num_truncated += encoded.account().get("num_truncated_examples", 0)
         return task.decode(encoded, self.outputs(encoded).rows)
 
     def encoded(self, data: ReadExamples) -> EncodedData:
@@ -127,7 +169,13 @@ class Predictor:
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the outputs of the model's head for encoded examples; raises DataError for broken weights."""
         try:
-            return model_outputs(self.model, self.required_task().objective, encoded, max_tokens=self.max_tokens)
+            return model_outputs(
+                self.model,
+                self.required_task().objective,
+                encoded,
+                max_tokens=self.max_tokens,
+                max_units=self.batch_size,
+            )
         except ValueError as error:
             raise DataError(str(error)) from None
 
@@ -146,8 +194,8 @@ class Predictor:
         """
         if "mlm" not in self.model.heads:
             raise ConfigError("this model has no masked-LM head; pre-train one, or take a model that kept its head")
-        if top_k < 1:
-            raise ConfigError(f"top_k {top_k}: at least 1 is expected")
+        if type(top_k) is not int or top_k < 1:
+            raise ConfigError(f"top_k {top_k!r:.80}: a whole number of at least 1 is expected")
         checked_text(text, 0)
         vocabulary = self.tokenizer.vocabulary
         encoding = self.tokenizer.encode(text, max_length=self.max_length, parse_special_tokens=True)
@@ -179,17 +227,16 @@ class Predictor:
         ]
 
     @torch.inference_mode()
-    def _outputs(
-        self, texts: Sequence[TextOrPair], run: Callable[[ClassificationBatch], Tensor], width: int
-    ) -> np.ndarray:
-        """Return the rows that `run` gives for each text, in the order of the texts."""
-        outputs = np.empty((len(texts), width), dtype=np.float32)
-        if not len(texts):
+    def _outputs(self, examples: list[Example], run: Callable[[ClassificationBatch], Tensor], width: int) -> np.ndarray:
+        """Return the rows that `run` gives for each example, in their order."""
+        outputs = np.empty((len(examples), width), dtype=np.float32)
+        if not examples:
             return outputs
-        examples = examples_of_inputs(texts, text_example).examples
         data = encode_examples(examples, self.tokenizer, max_length=self.max_length)
-        self.num_truncated += data.num_truncated_examples
-        for batch in batches_by_length(data, max_tokens=self.max_tokens or tokens_at_once(self.model)):
+        with COUNTING:
+            self.num_truncated += data.num_truncated_examples
+        max_tokens = self.max_tokens or tokens_at_once(self.model)
+        for batch in batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size):
             outputs[batch.indices] = run(batch).cpu().numpy()
         return _finite(outputs)
 
@@ -200,21 +247,33 @@ class Predictor:
         output = self.model.encoder.encode_packed(token_ids.to(device), segment_ids.to(device), layout)
         return output.last_hidden_state, layout
 
-    def _pooled(self, batch: ClassificationBatch, pooling: Pooling) -> Tensor:
+    def _vectors(self, batch: ClassificationBatch, modules: SentenceModules) -> Tensor:
         hidden, layout = self._hidden(batch)
-        if pooling == "cls":
-            return hidden[layout.first_positions].float()
-        return torch.segment_reduce(hidden.float(), "mean", lengths=torch.from_numpy(batch.lengths).to(hidden.device))
+        return modules.vectors(hidden, layout.lengths, layout.first_positions)
 
-    def check_pairing(self, texts: Sequence[TextOrPair]) -> None:
+    def check_pairing(self, examples: Iterable[Example]) -> None:
         """Raise ConfigError for single texts where the model was fine-tuned on pairs, and for pairs where not."""
         takes_pairs = self.settings.get("takes_pairs")
-        if takes_pairs is None or isinstance(texts, str):
+        if takes_pairs is None:
             return
-        for number, text in enumerate(texts):
-            if takes_pairs == isinstance(text, str):
+        for number, example in enumerate(examples):
+            if takes_pairs == (example.pair is None):
                 wanted, got = ("a pair of texts", "one text") if takes_pairs else ("one text", "a pair of texts")
                 raise ConfigError(f"input {number}: this model was fine-tuned on {wanted} an example, this is {got}")
+
+
+def checked_device(device: Any) -> torch.device:
+    """Return the device of that name: cpu, cuda, cuda:N, or auto; raises ConfigError for one that is not there."""
+    match = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,3}))?", device) if isinstance(device, str) else None
+    if match is None:
+        raise ConfigError(f"device {device!r:.80} is not known; known: cpu, cuda, cuda:0 and so on, auto")
+    num_devices = torch.cuda.device_count() if device != "cpu" else 0
+    if device == "auto":
+        return torch.device("cuda" if num_devices else "cpu")
+    if device != "cpu" and int(match[1] or 0) >= num_devices:
+        found = f"{num_devices} CUDA devices here" if num_devices else "no CUDA device here"
+        raise ConfigError(f"device {device!r}: torch {torch.__version__} finds {found}")
+    return torch.device(device)
 
 
 def _finite(outputs: np.ndarray) -> np.ndarray:
@@ -276,9 +335,7 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     return names
 
 
-def examples_of_inputs(inputs: Sequence[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:
+def examples_of_inputs(inputs: Iterable[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:
     """Return what is handed over in Python as examples; raises DataError, with its place, for a wrong one."""
-    if isinstance(inputs, str):
-        raise DataError("a list of texts is expected, this is one string; put it in a list")
-    examples = [example_of(item, number) for number, item in enumerate(inputs)]
+    examples = [example_of(item, number) for number, item in enumerate(checked_inputs(inputs))]
     return ReadExamples(examples, ReadingReport(Path("input")))

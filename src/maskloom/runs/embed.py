@@ -10,9 +10,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from maskloom.checkpoints.sentence_transformers import PoolingMode
 from maskloom.files import replacing
 from maskloom.inference import Predictor
-from maskloom.inference.predictor import Pooling
 from maskloom.runs.predict import check_output
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.tasks.columns import ReadingOptions
@@ -28,8 +28,8 @@ def embed(
     input: str | Path,
     output: str | Path,
     *,
-    pooling: Pooling = "mean",
-    normalize: bool = False,
+    pooling: PoolingMode | None = None,
+    normalize: bool | None = None,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     int8: bool = False,
@@ -37,13 +37,15 @@ def embed(
 ) -> dict[str, Any]:
     """Write one vector a row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` a row.
 
-    Texts are read as single ones unless a pair column is named. `int8` computes in eight-bit integers. Memory is
-    bounded, and the output takes its name when it is complete. Raises ConfigError or DataError for a wrong option,
-    model or file, or for `int8` on a processor that lacks it.
+    Texts are read as single ones unless a pair column is named. `pooling` and `normalize` are those of
+    `Predictor.encode`. `int8` computes in eight-bit integers. Memory is bounded, and the output takes its name when it
+    is complete. Raises ConfigError or DataError for a wrong option, model or file, or for `int8` on a processor that
+    lacks it.
     """
     progress, source, target = progress or SilentProgress(), Path(input), Path(output)
     suffix = check_output(source, target, (".npy", ".jsonl"))
     predictor = Predictor.load(model, max_length=max_length, int8=int8)
+    modules = predictor.modules.changed(pooling, normalize)
     report = ReadingReport(source)
     kind = "pair" if reading is not None and reading.pair_column else "single"
     examples = iterate_examples(source, kind, reading, needs_label=False, report=report)
@@ -69,8 +71,8 @@ def embed(
         "output": str(target),
         "num_vectors": report.num_kept,
         "hidden_size": predictor.hidden_size,
-        "pooling": pooling,
-        "normalized": normalize,
+        "pooling": modules.pooling,
+        "normalized": modules.normalizes,
         "int8": int8,
         "num_truncated_examples": predictor.num_truncated,
         "max_length": predictor.max_length,
@@ -79,7 +81,7 @@ def embed(
 
 
 def _vectors(
-    predictor: Predictor, examples: Iterator[Example], pooling: Pooling, normalize: bool
+    predictor: Predictor, examples: Iterator[Example], pooling: PoolingMode | None, normalize: bool | None
 ) -> Iterator[np.ndarray]:
     while window := list(islice(examples, _WINDOW)):
         texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]

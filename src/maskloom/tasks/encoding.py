@@ -190,6 +190,9 @@ class ShuffledBatches:
         return found
 
 
-def batches_by_length(data: EncodedData, *, max_tokens: int) -> Iterator[Any]:
-    """Yield every unit once, longest first, in batches of at most `max_tokens` tokens (at least one unit)."""
-    yield from (data.batch(indices) for indices in sorted_batches(data.lengths, max_tokens))
+def batches_by_length(data: EncodedData, *, max_tokens: int, max_units: int | None = None) -> Iterator[Any]:
+    """Yield every unit once, longest first, in batches of at most `max_tokens` tokens (at least one unit).
+
+    `max_units` bounds the number of units of a batch as well.
+    """
+    yield from (data.batch(indices) for indices in sorted_batches(data.lengths, max_tokens, max_units))

@@ -47,16 +47,21 @@ OutputsOf = Callable[[EncodedData], ModelOutputs]
 
 @torch.inference_mode()
 def model_outputs(
-    model: EncoderWithHeads, objective: TaskObjective, data: EncodedData, *, max_tokens: int | None = None
+    model: EncoderWithHeads,
+    objective: TaskObjective,
+    data: EncodedData,
+    *,
+    max_tokens: int | None = None,
+    max_units: int | None = None,
 ) -> ModelOutputs:
     """Run a model over encoded data in batches of like length, of `max_tokens` tokens or of what suits its device.
 
-    Raises ValueError when an output is not a finite number.
+    `max_units` bounds the units of a batch. Raises ValueError when an output is not a finite number.
     """
     model.eval()
     rows: list[np.ndarray] = [np.empty(0)] * len(data)
     loss_sum = weight = 0.0
-    for batch in batches_by_length(data, max_tokens=max_tokens or tokens_at_once(model)):
+    for batch in batches_by_length(data, max_tokens=max_tokens or tokens_at_once(model), max_units=max_units):
         fault_point("evaluation.batch")
         outputs = objective.outputs(model, batch)
         values = outputs.rows.cpu().numpy()

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from maskloom.config import DataError
 from maskloom.tasks.examples import LONE_SURROGATE, Example
+
+
+def checked_inputs(inputs: Any) -> list[Any]:
+    """Return the inputs of any iterable as a list; raises DataError for a string, a mapping and what is no iterable."""
+    if isinstance(inputs, str | bytes):
+        raise DataError("a list of texts is expected, this is one string; put it in a list")
+    if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable):
+        raise DataError(f"a list of texts is expected, this is {type(inputs).__name__}")
+    return list(inputs)
 
 
 def checked_text(text: Any, number: int, *, may_be_blank: bool = True) -> str:

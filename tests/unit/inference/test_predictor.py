@@ -1,4 +1,6 @@
 import json
+import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -7,9 +9,10 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import ConfigError, DataError
-from maskloom.inference import Predictor, resolve_model_folder
+from maskloom.files import write_json
+from maskloom.inference import Ensemble, Predictor, resolve_model_folder
 from maskloom.models.assembled import build_model
-from maskloom.models.bert import BertConfig
+from maskloom.models.bert import Bert, BertConfig
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -86,6 +89,7 @@ def test_masks_equal_those_of_transformers(folder):
         ("alpha", 5, DataError, r"0 \[MASK\]"),
         ("alpha " * 30 + "[MASK]", 5, DataError, "within the first 20 tokens"),
         ("[MASK]", 0, ConfigError, "at least 1"),
+        ("[MASK]", "3", ConfigError, "top_k '3': a whole number"),
         (b"[MASK]", 1, DataError, "a string is expected"),
     ],
 )
@@ -112,6 +116,10 @@ def test_heads_that_are_not_there(folder, tmp_path):
     ("texts", "message"),
     [
         ("alpha", "put it in a list"),
+        (None, "a list of texts is expected, this is NoneType"),
+        (7, "this is int"),
+        ({"alpha": 1}, "this is dict"),
+        ([None], "input 0: a string is expected, this is NoneType"),
         ([3], "input 0"),
         (["alpha", None], "input 1"),
         ([("a", "b", "c")], "has 3 parts"),
@@ -123,9 +131,93 @@ def test_wrong_texts(folder, texts, message):
         Predictor.load(folder).encode(texts)
 
 
+@pytest.mark.parametrize("takes_pairs", [None, False, True])
+def test_any_iterable_gives_what_a_list_gives(tmp_path, takes_pairs):
+    folder = write_model(tmp_path, heads=("classifier",), num_labels=2)
+    write_json(folder / "maskloom.json", {"kind": "single", "takes_pairs": takes_pairs})
+    texts = [(text, "beta") for text in TEXTS] if takes_pairs else TEXTS
+    predictor = Predictor.load(folder)
+    expected = predictor.predict(texts)
+    assert len(expected) == len(texts)
+    assert predictor.predict(text for text in texts) == expected
+    assert predictor.predict(map(lambda text: text, texts)) == expected  # noqa: C417
+    assert Ensemble([predictor]).predict(iter(texts)) == Ensemble([predictor]).predict(texts)
+    assert np.array_equal(predictor.encode(iter(texts)), predictor.encode(texts))
+    for wrong in (None, [None], "alpha"):
+        with pytest.raises(DataError, match="is expected, this is"):
+            predictor.predict(wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_folder_that_is_none(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="a model folder is expected, this is NoneType"):
+        maskloom.load(None)  # pyright: ignore[reportArgumentType]
+    monkeypatch.chdir(tmp_path)
+    for name in ("bert-base-uncased", "google-bert/bert-base-uncased"):
+        with pytest.raises(DataError, match=r"no such folder.*nothing is downloaded.*put its files \(config.json"):
+            maskloom.load(name)
+    with pytest.raises(DataError, match=r"or a run is expected$"):
+        maskloom.load(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device 'gpu' is not known; known: cpu, cuda"),
+        ({"device": 0}, "device 0 is not known"),
+        ({"device": "cuda:999"}, "device 'cuda:999': torch .* finds"),
+        ({"batch_size": 0}, "batch_size 0: a whole number of at least 1"),
+        ({"batch_size": "8"}, "batch_size '8'"),
+    ],
+)
+def test_wrong_devices_and_batch_sizes(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        maskloom.load(folder, **options)
+
+
+def test_cuda_where_there_is_none(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="finds no CUDA device here"):
+        maskloom.load(folder, device="cuda")
+    for device in ("cpu", "auto"):
+        assert maskloom.load(folder, device=device).model.encoder.word_embeddings.device.type == "cpu"
+
+
+@pytest.mark.parametrize("head", ["classifier", "tagger", None])
+def test_the_batch_size_bounds_what_is_computed_at_once(tmp_path, monkeypatch, head):
+    folder = write_model(tmp_path, heads=(head,) if head else ("mlm",), num_labels=2 if head else None)
+    calls = []
+    inner = Bert.encode_packed
+
+    def watched(self, token_ids, segment_ids, layout, **options):
+        calls.append(layout.num_sequences)
+        return inner(self, token_ids, segment_ids, layout, **options)
+
+    monkeypatch.setattr(Bert, "encode_packed", watched)
+    for batch_size in (None, 2, 1):
+        calls.clear()
+        predictor = maskloom.load(folder, batch_size=batch_size)
+        (predictor.predict if head else predictor.encode)(TEXTS)
+        assert max(calls) >= 5 if batch_size is None else max(calls) == batch_size
+        assert sum(calls) >= 5
+
+
+def test_threads_share_a_model(tmp_path):
+    predictor = Predictor.load(write_model(tmp_path, heads=("classifier",), num_labels=2))
+    draw = random.Random(5)
+    inputs = [[" ".join(draw.choices(WORDS, k=draw.randint(1, 40))) for _ in range(9)] for _ in range(24)]
+    alone = [(predictor.predict(texts), predictor.encode(texts)) for texts in inputs]
+    cut, predictor.num_truncated = predictor.num_truncated, 0
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda texts: (predictor.predict(texts), predictor.encode(texts)), inputs))
+    for (rows, vectors), (expected, expected_vectors) in zip(together, alone, strict=True):
+        assert rows == expected
+        assert np.array_equal(vectors, expected_vectors)
+    assert predictor.num_truncated == cut > 0
+
+
 def test_pooling_and_length_are_checked(folder):
-    with pytest.raises(ConfigError, match="not mean or cls"):
-        Predictor.load(folder).encode(["alpha"], pooling="max")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="pooling 'sum' is not one of mean, cls"):
+        Predictor.load(folder).encode(["alpha"], pooling="sum")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="takes 3 to 20 tokens"):
         Predictor.load(folder, max_length=21)
     assert Predictor.load(folder, max_length=5).max_length == 5
