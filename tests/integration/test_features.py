@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from maskloom.data.feature_files import FeatureFile
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.recipe_files import recipe_path
 from maskloom.runs import finetune as finetune_run
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.features import features
@@ -195,8 +195,14 @@ def test_other_choices_learn_too(model_folder, data, tmp_path, options, tagging)
 
 @pytest.mark.parametrize("name", TABLE_7)
 def test_every_row_of_table_7_is_a_recipe(model_folder, data, tmp_path, name):
-    path = Path(__file__).parents[2] / "recipes" / f"features-{name}.toml"
-    changes = ["training.steps=1", "data.max_length=16", "features.lstm_size=6", "training.num_threads=1"]
+    path = recipe_path("features")
+    changes = [
+        f"features.layers={name.replace('-', '_')}",
+        "training.steps=1",
+        "data.max_length=16",
+        "features.lstm_size=6",
+        "training.num_threads=1",
+    ]
     chosen = load_recipe(FinetuneRecipe, path, changes)
     assert chosen.features is not None
     assert chosen.features.layers == name.replace("-", "_")

@@ -25,4 +25,18 @@ def test_recipes_hold_known_keys(path):
         # a key that another kind of task reads would be read by nobody
         sections = {name for name, value in values.items() if isinstance(value, dict)}
         assert sections <= {"data", "training", "features", recipe.task}
-        assert f"recipes/{path.name}" in path.read_text(encoding="utf-8")
+        assert f"--recipe {path.stem} " in path.read_text(encoding="utf-8")
+
+
+def test_recipes_as_published_differ_from_the_best_in_optimiser_and_schedule_alone():
+    published = [path for path in RECIPES if path.stem.endswith("-as-published")]
+    assert len(published) == 4
+    for path in published:
+        best = load_recipe(FinetuneRecipe, path.with_stem(path.stem.removesuffix("-as-published")))
+        own = load_recipe(FinetuneRecipe, path)
+        assert (own.training.optimizer, own.training.schedule) == ("bert_adam", "google")
+        assert (best.training.optimizer, best.training.schedule) == ("adamw", "linear")
+        assert (own.task, own.data, own.span, own.tune_on_dev) == (best.task, best.data, best.span, best.tune_on_dev)
+        assert own.training.batch_size == best.training.batch_size
+        assert own.training.epochs == best.training.epochs
+        assert own.training.adam_epsilon == 1e-6

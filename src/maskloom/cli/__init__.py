@@ -16,6 +16,8 @@ from maskloom.cli.answer import answer, score_answers
 from maskloom.cli.corpora import corpus_app, vocab_app
 from maskloom.cli.features import features
 from maskloom.cli.glue import glue_app
+from maskloom.cli.other_names import PointingGroup
+from maskloom.cli.recipes import recipes_app
 from maskloom.cli.report import report
 from maskloom.cli.reruns import rerun
 from maskloom.cli.search import search
@@ -24,6 +26,7 @@ from maskloom.training.interruption import Interrupted, StopRequests
 
 app = typer.Typer(
     name="maskloom",
+    cls=PointingGroup,
     help="Train text encoders: raw text to a vocabulary, a corpus, a pre-trained BERT and fine-tuned tasks, offline.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -37,6 +40,7 @@ app.command("finetune")(training.finetune)
 app.command("rerun")(rerun)
 app.command("search")(search)
 app.add_typer(glue_app, name="glue")
+app.add_typer(recipes_app, name="recipes")
 app.command("tune")(tune)
 app.command("evaluate")(use.evaluate)
 app.command("predict")(use.predict)

@@ -11,7 +11,6 @@ from maskloom.cli.options import (
     AsJson,
     Model,
     Out,
-    Overrides,
     Recipe,
     Resume,
     chosen_recipe,
@@ -19,6 +18,7 @@ from maskloom.cli.options import (
     progress_display,
 )
 from maskloom.cli.search import Grid, Restarts
+from maskloom.cli.training_options import BatchSize, Epochs, LearningRate, Overrides, Seed, SequenceLength, space_beside
 
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
 
@@ -35,6 +35,11 @@ def run(
         str | None, typer.Option("--tasks", help="Tasks joined by commas, such as cola,mrpc; else all that are there.")
     ] = None,
     grid: Grid = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    learning_rate: LearningRate = None,
+    max_length: SequenceLength = None,
+    seed: Seed = None,
     restarts: Restarts = None,
     recipe: Recipe = None,
     resume: Resume = False,
@@ -44,13 +49,13 @@ def run(
     """Search settings for each task (by default the paper's grid), and show all official scores on dev."""
     from maskloom.config import FinetuneRecipe
 
-    changes = [*(overrides or []), *([f"restarts={restarts}"] if restarts else [])]
+    flags = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
+    flags |= {"seed": seed, "restarts": restarts}
     if grid is None and not (resume and (out / "recipe.toml").exists()):
         grid = ["paper"]
-    chosen = chosen_recipe(FinetuneRecipe, recipe, changes, out, resume)
+    chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     from maskloom.runs.glue import glue_run  # heavy: a wrong recipe is refused before it
     from maskloom.runs.glue.table import glue_rows, notes_of
-    from maskloom.runs.search_space import parse_space
     from maskloom.runs.search_table import print_table
 
     result = glue_run(
@@ -59,7 +64,7 @@ def run(
         model=model,
         out=out,
         tasks=None if tasks is None else tasks.split(","),
-        space=None if grid is None else parse_space(grid),
+        space=space_beside(grid, flags),
         resume=resume,
         progress=progress_display(),
     )

@@ -25,10 +25,9 @@ Averaged = Annotated[
     Literal["probabilities", "logits"], typer.Option("--average", help="What of an ensemble is averaged.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a recipe key, such as training.steps=1000. Repeatable.")
+Recipe = Annotated[
+    Path | None, typer.Option("--recipe", help="A TOML recipe, or the name of a shipped one: maskloom recipes.")
 ]
-Recipe = Annotated[Path | None, typer.Option("--recipe", help="A TOML recipe.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Number of processes.")]
 BadText = Annotated[
     Literal["error", "skip"], typer.Option("--on-bad-text", help="What to do with bytes that are not UTF-8.")
@@ -60,17 +59,27 @@ def chosen_recipe(
     out: Path,
     resume: bool,
     *,
+    flags: dict[str, Any] | None = None,
     check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Return the recipe asked for; a resumed run without one takes its own. Raises FolderInUseError where one works."""
+    """Return the recipe asked for, with `changes` and then `flags`; a resumed run without one takes its own.
+
+    Raises FolderInUseError where one works.
+    """
     from maskloom.config import load_recipe
+    from maskloom.recipe_files import recipe_path
     from maskloom.runs.run_folder import RECIPE
     from maskloom.runs.run_lock import refuse_if_in_use
+    from maskloom.runs.training_flags import check_flags, flag_changes
 
     refuse_if_in_use(out)  # before the heavy imports
     if resume and path is None and (out / RECIPE).exists():
         path = out / RECIPE
-    return load_recipe(kind, path, changes, check=check)
+    elif path is not None:
+        path = recipe_path(path)
+    recipe = load_recipe(kind, path, [*changes, *flag_changes(flags or {})], check=check)
+    check_flags(recipe, flags or {})
+    return recipe
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,6 @@ from maskloom.cli.options import (
     LabelColumn,
     Model,
     Out,
-    Overrides,
     PairColumn,
     Recipe,
     Resume,
@@ -24,6 +23,7 @@ from maskloom.cli.options import (
     progress_display,
     reading_options,
 )
+from maskloom.cli.training_options import BatchSize, Epochs, LearningRate, Overrides, Seed, SequenceLength, space_beside
 
 Grid = Annotated[
     list[str] | None,
@@ -46,6 +46,11 @@ def search(
     task: Annotated[str | None, typer.Option("--task", help="Kind of the task, as in `maskloom finetune`.")] = None,
     format_name: Format = None,
     recipe: Recipe = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    learning_rate: LearningRate = None,
+    max_length: SequenceLength = None,
+    seed: Seed = None,
     restarts: Restarts = None,
     method: Annotated[
         Literal["grid", "optuna"] | None,
@@ -66,12 +71,10 @@ def search(
     """Fine-tune with every combination of settings, and rank them by their best dev score."""
     from maskloom.config import FinetuneRecipe
 
-    changes = [*(overrides or []), *([f'task="{task}"'] if task else [])]
-    changes += [f"restarts={restarts}"] if restarts else []
-    chosen = chosen_recipe(FinetuneRecipe, recipe, changes, out, resume)
+    flags = {"task": task, "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    flags |= {"max_length": max_length, "seed": seed, "restarts": restarts}
+    chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     from maskloom.runs.search import search as run  # heavy: a wrong recipe is refused before it
-    from maskloom.runs.search_space import parse_space
-    from maskloom.runs.search_table import print_table, search_rows
 
     result = run(
         chosen,
@@ -79,7 +82,7 @@ def search(
         train=train,
         dev=dev,
         out=out,
-        space=None if grid is None else parse_space(grid),
+        space=space_beside(grid, flags),
         method=method,
         num_trials=trials,
         reading=reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows),
@@ -90,7 +93,13 @@ def search(
     )
     if as_json:
         print_json(result)
-        return
+    else:
+        _show(result, out)
+
+
+def _show(result: dict[str, Any], out: Path) -> None:
+    from maskloom.runs.search_table import print_table, search_rows
+
     print_table(*search_rows(result), title=f"{result['num_trials']} trials, by {result['metric']} on dev")
     typer.echo(f"\nbest again:  {result['trials'][0]['command']}\nmodel:       {result['model']}")
     typer.echo(f"written to {out} (search.json lists all commands; results.md, results.json)")

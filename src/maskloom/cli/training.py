@@ -14,7 +14,6 @@ from maskloom.cli.options import (
     LabelColumn,
     Model,
     Out,
-    Overrides,
     PairColumn,
     Recipe,
     Resume,
@@ -26,12 +25,29 @@ from maskloom.cli.options import (
     show,
     verification,
 )
+from maskloom.cli.training_options import (
+    BatchSize,
+    Epochs,
+    EpochsOfPretraining,
+    LearningRate,
+    Overrides,
+    Seed,
+    SequenceLength,
+    Size,
+    Steps,
+)
 
 
 def pretrain(
     corpus: Annotated[Path, typer.Option("--corpus", help="A corpus folder.")],
     out: Out,
-    size: Annotated[str | None, typer.Option("--size", help="tiny, mini, small, medium, base or large.")] = None,
+    size: Size = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    learning_rate: LearningRate = None,
+    max_length: SequenceLength = None,
+    seed: Seed = None,
+    epochs: EpochsOfPretraining = None,
     recipe: Recipe = None,
     init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of a model folder.")] = None,
     resume: Resume = False,
@@ -41,11 +57,15 @@ def pretrain(
 ) -> None:
     """Pre-train a BERT with masked LM and next-sentence prediction."""
     from maskloom.config import PretrainRecipe
-
-    changes = [*(overrides or []), *([f'model.size="{size}"'] if size else [])]
     from maskloom.runs.pretraining_plan import check_model
+    from maskloom.runs.training_flags import refuse_epochs
 
-    chosen = chosen_recipe(PretrainRecipe, recipe, changes, out, resume, check=None if init else check_model)
+    flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
+    flags |= {"max_length": max_length, "seed": seed}
+    check = None if init else check_model
+    chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
+    if epochs is not None:
+        refuse_epochs(chosen, epochs, corpus)
     from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe is refused before it
 
     with verification(verify, resume):
@@ -67,6 +87,12 @@ def finetune(
         typer.Option("--task", help="Kind of the task."),
     ] = None,
     format_name: Format = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    learning_rate: LearningRate = None,
+    max_length: SequenceLength = None,
+    seed: Seed = None,
     recipe: Recipe = None,
     restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs from different seeds.")] = None,
     keep_restarts: Annotated[
@@ -86,11 +112,9 @@ def finetune(
     """Fine-tune a model on labelled text; the weights that score best on dev are kept."""
     from maskloom.config import FinetuneRecipe
 
-    changes = [*(overrides or [])]
-    changes += [f'task="{task}"'] if task else []
-    changes += [f"restarts={restarts}"] if restarts else []
-    changes += ["keep_restarts=true"] if keep_restarts else []
-    chosen = chosen_recipe(FinetuneRecipe, recipe, changes, out, resume)
+    flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
+    flags |= {"max_length": max_length, "seed": seed, "restarts": restarts, "keep_restarts": keep_restarts or None}
+    chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     from maskloom.runs.finetune import finetune as run  # heavy: a wrong recipe is refused before it
     from maskloom.runs.task_summaries import finetuning_lines
 

@@ -1,0 +1,64 @@
+"""Options of the commands that train, and completions of recipe keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+SIZES = ("tiny", "mini", "small", "medium", "base", "large")
+
+
+def complete_size(incomplete: str) -> list[str]:
+    """Return the sizes that begin with what was typed."""
+    return [size for size in SIZES if size.startswith(incomplete)]
+
+
+def complete_key(context: typer.Context, incomplete: str) -> list[str]:
+    """Return recipe keys that begin with what was typed, or the values of the one that stands before "="."""
+    from maskloom.config import FinetuneRecipe, PretrainRecipe
+    from maskloom.recipe_files import recipe_keys
+
+    keys = list(recipe_keys(PretrainRecipe if context.info_name == "pretrain" else FinetuneRecipe))
+    key, separator, value = incomplete.partition("=")
+    if not separator:
+        return [f"{known.path}=" for known in keys if known.path.startswith(incomplete) and ".N." not in known.path]
+    choices = next((known.choices for known in keys if known.path == key), ())
+    return [f"{key}={choice}" for choice in choices if str(choice).startswith(value)]
+
+
+Size = Annotated[
+    str | None,
+    typer.Option("--size", help="tiny, mini, small, medium, base or large.", autocompletion=complete_size),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Override a recipe key, such as training.steps=1000. Repeatable.", autocompletion=complete_key
+    ),
+]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Optimiser steps.")]
+Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")]
+EpochsOfPretraining = Annotated[
+    float | None, typer.Option("--epochs", hidden=True, help="Refused, with the steps that they make.")
+]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences or examples a step.")]
+LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")]
+SequenceLength = Annotated[int | None, typer.Option("--max-length", min=3, help="Longest sequence in tokens.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all that is drawn.")]
+
+
+def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
+    """Return the space of a grid, None for none given; raises ConfigError for a flag whose key it goes through."""
+    if grid is None:
+        return None
+    from maskloom.config import ConfigError
+    from maskloom.runs.search_space import parse_space
+    from maskloom.runs.training_flags import FLAG_KEYS
+
+    space = parse_space(grid)
+    for name, value in flags.items():
+        if value is not None and (key := FLAG_KEYS[name]) in space:
+            flag = f"--{name.replace('_', '-')} {value}"
+            raise ConfigError(f"{flag}: the grid goes through {key}; give --grid {key}={value}")
+    return space

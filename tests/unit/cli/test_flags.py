@@ -1,0 +1,70 @@
+"""Flags that hands know: what they set, what they refuse, where unknown ones point, and what is completed."""
+
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from maskloom.cli import app
+from maskloom.cli.training_options import SIZES, complete_key, complete_size, space_beside
+from maskloom.config import ConfigError, FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
+from maskloom.recipe_files import recipe_keys
+from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["finetune", "--lr", "1e-4"], "--learning-rate"),
+        (["finetune", "--num_train_epochs", "3"], "--epochs"),
+        (["finetune", "--per-device-train-batch-size", "3"], "--batch-size"),
+        (["finetune", "--model_name_or_path", "x"], "--model"),
+        (["finetune", "--warmup-ratio", "0.1"], "--set training.warmup_share=VALUE"),
+        (["finetune", "--stride", "64"], "--set span.stride=VALUE"),
+        (["pretrain", "--max_steps", "3"], "--steps"),
+        (["pretrain", "--mlm-probability", "0.3"], "--set data.masking_rate=VALUE"),
+        (["pretrain", "--learning-rat", "0.3"], "--learning-rate"),
+        (["predict", "--output_dir", "x"], "--output"),
+        (["vocab", "train", "--vocab-size", "9"], "--size"),
+    ],
+)
+def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    said = " ".join(result.output.replace("│", " ").split())
+    assert f"No such option: {arguments[-2]}" in said
+    assert hint in said
+
+
+def test_flags_set_their_keys():
+    for kind, names in ((PretrainRecipe, {"size"}), (FinetuneRecipe, {"epochs", "task", "restarts", "keep_restarts"})):
+        known = {key.path for key in recipe_keys(kind)}
+        shared = {"steps", "batch_size", "learning_rate", "max_length", "seed"}
+        assert {FLAG_KEYS[name] for name in names | shared} <= known
+    flags = {"epochs": 2.5, "learning_rate": 1e-5, "seed": 0, "task": "pair", "steps": None}
+    recipe = load_recipe(FinetuneRecipe, None, flag_changes(flags))
+    assert (recipe.training.epochs, recipe.training.learning_rate, recipe.task) == (2.5, 1e-5, "pair")
+
+
+def test_a_flag_that_would_change_nothing_is_refused():
+    phases = "phases=[{max_length=8, steps=3, learning_rate=1e-3}]"
+    recipe = load_recipe(PretrainRecipe, None, [phases])
+    for flag, key in (("steps", "steps"), ("max_length", "max_length"), ("learning_rate", "learning_rate")):
+        with pytest.raises(ConfigError, match=rf"change it with --set phases\.0\.{key}=VALUE"):
+            check_flags(recipe, {flag: 3})
+    check_flags(recipe, {"batch_size": 3, "seed": 4, "steps": None})
+    with pytest.raises(ConfigError, match=r"--epochs: training\.steps = 4 decides"):
+        check_flags(load_recipe(FinetuneRecipe, None, ["training.steps=4"]), {"epochs": 1.0})
+    with pytest.raises(ConfigError, match=r"--epochs 2\.0: the grid goes through training\.epochs"):
+        space_beside(["paper"], {"epochs": 2.0, "seed": 1})
+    assert space_beside(["training.epochs=2,3"], {"epochs": None, "seed": 1}) == {"training.epochs": (2, 3)}
+    assert space_beside(None, {"epochs": 2.0}) is None
+
+
+def test_sizes_and_keys_are_completed():
+    assert set(SIZES) == set(ModelSection.model_fields["size"].annotation.__args__)
+    assert complete_size("m") == ["mini", "medium"]
+    pretrain, finetune = SimpleNamespace(info_name="pretrain"), SimpleNamespace(info_name="finetune")
+    assert complete_key(pretrain, "data.mask") == ["data.masking_rate=", "data.mask_share="]
+    assert complete_key(finetune, "tagging.context=") == ["tagging.context=sentence", "tagging.context=document"]
+    assert complete_key(finetune, "data.mask") == []
