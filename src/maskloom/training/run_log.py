@@ -127,7 +127,7 @@ def _scalars(event: dict[str, Any]) -> dict[str, float]:
 
 def _record(**values: Any) -> bytes:
     """Return one event as it stands in a file of TensorBoard."""
-    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportMissingImports]
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore[reportMissingImports]
 
     buffer = io.BytesIO()
