@@ -1,0 +1,77 @@
+"""Documentation names only what exists: commands, options, recipe keys, files."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from maskloom.cli import app
+from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.recipe_files import recipe_keys
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+KEYS = {key.path for kind in (PretrainRecipe, FinetuneRecipe) for key in recipe_keys(kind)}
+OPEN_SECTIONS = ("model.config.", "class_weights.")
+COMMAND = typer.main.get_command(app)
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the words of every maskloom command in blocks of shell and in running text."""
+    blocks = re.findall(r"^```(?:sh|)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    rest = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += [" ".join(code.split()) for code in re.findall(r"`(maskloom [^`]+)`", rest)]
+    found = []
+    for line in lines:
+        if match := re.search(r"(?:^|-m )maskloom (.+)", line.strip()):
+            try:
+                found.append(shlex.split(match[1], comments=True))
+            except ValueError:
+                found.append(match[1].split())
+    return found
+
+
+def problem_of(words: list[str]) -> str | None:
+    """Return what a command line names that there is not."""
+    command: Any = COMMAND
+    place = 0
+    while hasattr(command, "commands") and place < len(words) and not words[place].startswith("-"):
+        if words[place] not in command.commands:
+            if words[place].isupper():  # COMMAND stands for any
+                return None
+            return f"no command {words[place]!r}"
+        command, place = command.commands[words[place]], place + 1
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith("--") and word.split("=")[0] not in options | {"--help", "--version"}:
+            return f"no option {word}"
+        key, is_given, _ = word.partition("=")
+        if before in ("--set", "--grid") and is_given and key not in KEYS and not key.startswith(OPEN_SECTIONS):
+            return f"no key {key}"
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_options_and_keys_exist(page: Path) -> None:
+    found = {shlex.join(words): problem_of(words) for words in commands(page.read_text(encoding="utf-8"))}
+    assert {command: problem for command, problem in found.items() if problem} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    inside = [target for target in targets if not target.startswith(("http://", "https://"))]
+    assert [target for target in inside if not (page.parent / target).exists()] == []
+
+
+def test_what_is_wrong_is_found() -> None:
+    text = "```sh\nmaskloom vocab train t --max-words 3\n```\n`maskloom frobnicate` `maskloom pretrain --set a.b=1`\n"
+    assert [problem_of(words) for words in commands(text)] == [
+        "no option --max-words",
+        "no command 'frobnicate'",
+        "no key a.b",
+    ]
