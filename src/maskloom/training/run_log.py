@@ -127,13 +127,8 @@ def _scalars(event: dict[str, Any]) -> dict[str, float]:
 
 def _record(**values: Any) -> bytes:
     """Return one event as it stands in a file of TensorBoard."""
-<<<<<<< HEAD
-    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
-    from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore[reportMissingImports]
-=======
     from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
     from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore
->>>>>>> 9c5c5e7 (Lead from own text to a classifier on one page, and answer what goes wrong and what people ask)
 
     buffer = io.BytesIO()
     RecordWriter(buffer).write(Event(wall_time=time.time(), **values).SerializeToString())

@@ -179,9 +179,13 @@ def _entities(words: Sequence[str], tags: list[str]) -> str:
 
 def _judged(example: Any, truth: str, answer: str, error: float, probability: float | None) -> Judged:
     row = {name: text for name, text in example.as_row().items() if name != "id" and not name.startswith("choice")}
-    text = visible(" ⧸ ".join(map(str, row.values())))
-    sides = [side if len(side) <= _MAX_CHARACTERS else side[:_MAX_CHARACTERS] + " …" for side in (text, truth, answer)]
-    return Judged(sides[0], visible(sides[1]) or "none", visible(sides[2]) or "none", error, probability)
+    text = "\n".join(_cut(part) for part in row.values())
+    return Judged(text, _cut(truth) or "none", _cut(answer) or "none", error, probability)
+
+
+def _cut(text: str) -> str:
+    text = visible(text)
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + " …"
 
 
 _JUDGES: dict[str, Callable[[Any, dict[str, Any], Any, tuple[str, ...]], Judged]] = {
