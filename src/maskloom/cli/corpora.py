@@ -10,6 +10,7 @@ import typer
 from maskloom.cli.options import (
     AsJson,
     BadText,
+    Model,
     Out,
     Texts,
     Workers,
@@ -75,6 +76,39 @@ def vocab_train(
         ray_address=ray_address,
         progress=stage_display(),
     )
+    show(report, as_json)
+
+
+@vocab_app.command("extend")
+def vocab_extend(
+    texts: Texts,
+    model: Model,
+    add: Annotated[int, typer.Option("--add", min=1, help="Number of new pieces.")],
+    out: Out,
+    min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Rarest piece that is added.")] = 5,
+    use_unused: Annotated[
+        bool, typer.Option("--use-unused", help="Fill the places of [unused] pieces before the vocabulary grows.")
+    ] = False,
+    workers: Workers = 1,
+    on_bad_text: BadText = "error",
+    as_json: AsJson = False,
+) -> None:
+    """Add pieces of your text to a model's vocabulary; their embeddings start as means of the old pieces'."""
+    from maskloom.runs.vocabulary_extension import extend_vocabulary
+
+    report = extend_vocabulary(
+        texts,
+        model=model,
+        num_pieces=add,
+        out=out,
+        min_frequency=min_frequency,
+        use_unused=use_unused,
+        num_workers=workers,
+        on_bad_text=on_bad_text,
+        progress=stage_display(),
+    )
+    if not as_json:
+        report["pieces"] = " ".join(report["pieces"][:20]) + (" ..." if len(report["pieces"]) > 20 else "")
     show(report, as_json)
 
 

@@ -1,0 +1,249 @@
+"""Compare the scores of `maskloom vocab train`: pieces a word, unigram likelihood, and a short pre-training of each.
+
+Every score makes a vocabulary from the same training text. On documents held out of it, the unigram likelihood is that
+of the pieces, with their frequencies in the training text (and one added to each). Each vocabulary of the smaller size
+then serves a BERT tiny, masked by whole words, which sees the same number of characters in the same number of steps:
+coarser pieces make smaller batches. Losses are given for each character, as pieces differ in length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from real_text import write_mixed_text
+from surroundings import processor
+
+from maskloom.checkpoints.huggingface import load_model
+from maskloom.data.batch import PretrainingBatch
+from maskloom.data.corpus import Corpus
+from maskloom.data.masking import MaskingSettings
+from maskloom.data.pretraining_loader import PretrainingLoader
+from maskloom.data.sampling import SamplingSettings
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.text.vocabulary import Vocabulary
+from maskloom.training.loop import evaluate
+
+SMALL, LARGE = 8_000, 30_000
+SCORES = (("frequency", 2), ("likelihood", 2), ("pmi", 2), ("pmi", 100))
+LENGTH, STEPS = 128, 600
+HELD_OUT = 20  # every so manieth document
+_BATCH = 64
+
+
+def run(*arguments: object) -> dict[str, Any]:
+    """Run a command of maskloom and return what it prints as JSON."""
+    command = [sys.executable, "-m", "maskloom", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def split_text(folder: Path, num_bytes: int) -> str:
+    """Write train.txt and held_out.txt and say what they are made of."""
+    made_of = write_mixed_text(folder / "all.txt", num_bytes)
+    documents = [text for text in (folder / "all.txt").read_text(encoding="utf-8").split("\n\n") if text.strip()]
+    for name, chosen in (
+        ("held_out", documents[::HELD_OUT]),
+        ("train", [text for number, text in enumerate(documents) if number % HELD_OUT]),
+    ):
+        (folder / f"{name}.txt").write_text("\n\n".join(chosen) + "\n", encoding="utf-8")
+    return made_of
+
+
+def lengths_of(vocabulary: Vocabulary) -> np.ndarray:
+    """Return the number of characters of each piece; what stands for an unknown word counts as one."""
+    special = vocabulary.special_ids
+    texts = [token.removeprefix("##") for token in vocabulary.tokens]
+    return np.array([1 if number in special else len(text) for number, text in enumerate(texts)])
+
+
+def counts_of(corpus: Corpus) -> np.ndarray:
+    """Return how often each piece occurs in a corpus."""
+    counts = np.zeros(len(corpus.vocabulary), np.int64)
+    for first, last in zip(corpus.document_offsets, corpus.document_offsets[1:], strict=False):
+        counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
+    return counts
+
+
+def unigram_loss(train: Corpus, held_out: Corpus) -> float:
+    """Return the nats a character of held-out text under the frequencies of pieces in the training text."""
+    frequencies, counts = counts_of(train) + 1.0, counts_of(held_out)
+    nats = -(counts * np.log(frequencies / frequencies.sum())).sum()
+    return float(nats / (counts * lengths_of(held_out.vocabulary)).sum())
+
+
+def masked_loss(model_folder: Path, held_out: Corpus) -> dict[str, float]:
+    """Return the masked-LM loss of a model on held-out text, for each piece and for each masked character."""
+    model, _ = load_model(model_folder, heads=("mlm",))
+    loader = PretrainingLoader(
+        held_out,
+        None,
+        batch_size=_BATCH,
+        seed=1,
+        sampling=SamplingSettings(max_length=LENGTH, next_sentence=False),
+        masking=MaskingSettings(rate=0.15, max_predictions=20, whole_word=True),
+    )
+    lengths, seen = lengths_of(held_out.vocabulary), {"characters": 0, "pieces": 0}
+
+    def watched() -> Iterator[PretrainingBatch]:
+        for batch in loader.epoch_batches(0):
+            seen["characters"] += int(lengths[batch.mlm_labels].sum())
+            seen["pieces"] += len(batch.mlm_labels)
+            yield batch
+
+    metrics = evaluate(model, MaskedLanguageModeling(next_sentence=False), watched())
+    nats = metrics["mlm_loss"] * seen["pieces"]
+    return {"by_piece": metrics["mlm_loss"], "by_character": nats / seen["characters"], "pieces": seen["pieces"]}
+
+
+def vocabulary_row(folder: Path, score: str, minimum: int, size: int) -> dict[str, Any]:
+    """Train a vocabulary, build both corpora with it, and return what is counted of them."""
+    place = folder / f"{score}-{minimum}-{size}"
+    options = ["--size", size, "--score", score, "--min-frequency", minimum, "--out", place / "vocabulary"]
+    trained = run("vocab", "train", folder / "train.txt", *options)
+    coverage = run("vocab", "inspect", place / "vocabulary", folder / "held_out.txt")["coverage"]
+    for name in ("train", "held_out"):
+        run("corpus", "build", folder / f"{name}.txt", "--vocab", place / "vocabulary", "--out", place / name)
+    loss = unigram_loss(Corpus.open(place / "train"), Corpus.open(place / "held_out"))
+    row = {"score": score, "min_frequency": minimum, "size": trained["size"], "folder": str(place)}
+    row |= {name: coverage[name] for name in ("pieces_per_word", "characters_per_piece", "unknown_rate")}
+    return {**row, "train_pieces_per_word": trained["pieces_per_word"], "unigram_by_character": loss, "runs": []}
+
+
+def pretrain(row: dict[str, Any], characters: int, seed: int) -> None:
+    """Pre-train a BERT tiny on so many characters and take note of its loss on held-out text."""
+    place = Path(row["folder"])
+    tokens = characters / row["characters_per_piece"]
+    batch_size = round(tokens / (STEPS * LENGTH))
+    settings = {
+        "seed": seed,
+        "data.max_length": LENGTH,
+        "data.whole_word": "true",
+        "data.next_sentence": "false",
+        "data.held_out_share": 0,
+        "training.steps": STEPS,
+        "training.batch_size": batch_size,
+        "training.learning_rate": 1e-3,
+        "training.warmup_steps": STEPS // 10,
+    }
+    changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    run("pretrain", "--corpus", place / "train", "--out", place / f"bert-{seed}", "--size", "tiny", *changes)
+    found = masked_loss(place / f"bert-{seed}" / "model", Corpus.open(place / "held_out"))
+    row["runs"].append({"seed": seed, "batch_size": batch_size, **found})
+
+
+def report(result: dict[str, Any]) -> str:
+    """Return the Markdown page of results."""
+    lines = [
+        "# Which pair to merge: frequency, likelihood or mutual information",
+        "",
+        f"Made by `{result['command']}`; do not edit.",
+        "",
+        f"- Text: {result['text']}; every {HELD_OUT}th document is held out.",
+        f"- Vocabularies of {SMALL:,} pieces; `frequency` merges the pair that occurs most often, `likelihood` the one "
+        "that adds most to the log likelihood of the training text under a unigram model of its pieces, `pmi` the one "
+        "with the highest freq(ab) / (freq(a) freq(b)).",
+        "- The unigram loss is that of held-out text under the frequencies of pieces in the training text. Pieces are "
+        "those of WordPiece encoding, the longest first.",
+        f"- Pre-training: BERT tiny, {STEPS:,} steps of {LENGTH}-token rows, {result['characters'] / 1e6:.0f} million "
+        f"characters each, whole words masked, {result['seeds']} seeds (mean ± standard deviation). The loss is that of "
+        "masked words of held-out documents.",
+        f"- Machine: {result['machine']}.",
+        "",
+        "| score | least frequency | pieces a word | unigram loss, nats a character | rows in a batch | masked-LM loss, "
+        "nats a piece | masked-LM loss, nats a character |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        by_piece, by_character = (_spread(row["runs"], key) for key in ("by_piece", "by_character"))
+        lines.append(
+            f"| {row['score']} | {row['min_frequency']} | {row['pieces_per_word']:.3f} | "
+            f"{row['unigram_by_character']:.4f} | {row['runs'][0]['batch_size']} | {by_piece} | **{by_character}** |"
+        )
+    lines += [
+        "",
+        f"The same with {LARGE:,} pieces, without pre-training:",
+        "",
+        "| score | least frequency | pieces a word | pieces a word of training text | unigram loss, nats a character |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["large"]:
+        lines.append(
+            f"| {row['score']} | {row['min_frequency']} | {row['pieces_per_word']:.3f} | "
+            f"{row['train_pieces_per_word']:.3f} | {row['unigram_by_character']:.4f} |"
+        )
+    return "\n".join([*lines, "", *result["conclusion"]]) + "\n"
+
+
+def _spread(runs: list[dict[str, Any]], key: str) -> str:
+    values = [each[key] for each in runs]
+    spread = statistics.stdev(values) if len(values) > 1 else math.nan
+    return f"{statistics.mean(values):.4f} ± {spread:.4f}"
+
+
+def conclusion(rows: list[dict[str, Any]]) -> list[str]:
+    """Say which score is best by the loss for each character, and whether seeds leave that open."""
+    means = {
+        (row["score"], row["min_frequency"]): statistics.mean(each["by_character"] for each in row["runs"])
+        for row in rows
+    }
+    best, frequency = min(means, key=means.__getitem__), means["frequency", 2]
+    noise = max(statistics.stdev(each["by_character"] for each in row["runs"]) for row in rows[:2])
+    lines = [f"Lowest loss for each character: `{best[0]}`, by {frequency - means[best]:.4f} below `frequency`."]
+    difference = means["likelihood", 2] - frequency
+    is_open = abs(difference) <= 2 * noise
+    lines.append(
+        f"Between `likelihood` and `frequency` lie {difference:+.4f} nats a character, "
+        + ("within two standard deviations of seeds." if is_open else "beyond two standard deviations of seeds.")
+    )
+    return lines
+
+
+def main() -> None:
+    """Read the options, train everything, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=12, help="text, held-out documents included (default 12)")
+    parser.add_argument("--characters", type=int, default=8_000_000, help="what each pre-training sees")
+    parser.add_argument("--seeds", type=int, default=2, help="pre-trainings of each vocabulary (default 2)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"), help="page to write")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = split_text(folder, options.megabytes * 1_000_000)
+        large = [vocabulary_row(folder, score, minimum, LARGE) for score, minimum in SCORES]
+        rows = [vocabulary_row(folder, score, minimum, SMALL) for score, minimum in SCORES]
+        for seed in range(options.seeds):
+            for row in rows:
+                pretrain(row, options.characters, seed)
+                print(row["score"], row["min_frequency"], row["runs"][-1], flush=True)
+    for row in (*rows, *large):
+        row.pop("folder")
+    result = {
+        "command": " ".join(["python benchmarks/vocabulary_scores.py", *sys.argv[1:]]),
+        "machine": f"{processor()}; Python {platform.python_version()}",
+        "text": text,
+        "characters": options.characters,
+        "seeds": options.seeds,
+        "rows": rows,
+        "large": large,
+        "conclusion": conclusion(rows),
+    }
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(report(result), encoding="utf-8")
+    print(report(result))
+
+
+if __name__ == "__main__":
+    main()

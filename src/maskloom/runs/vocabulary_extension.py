@@ -1,0 +1,154 @@
+"""Adding pieces of a domain's text to the vocabulary of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from maskloom.checkpoints.huggingface import load_model, read_config, save_model
+from maskloom.data.documents import ReadingReport, read_documents
+from maskloom.errors import ConfigError, DataError
+from maskloom.files import replacing_folder, write_bytes, write_json
+from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_bytes
+from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.heads import MaskedLMHead
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.vocabulary_extension import NewPiece, choose_pieces
+from maskloom.text.vocabulary_training import measure_coverage
+from maskloom.text.word_counting import count_words
+
+REPORT = "vocabulary_extension.json"
+# What goes along unchanged: our own settings, and those of sentence-transformers.
+_COMPANIONS = ("maskloom.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+_UNUSED = "[unused"
+
+
+def extend_vocabulary(
+    paths: Iterable[str | Path],
+    *,
+    model: str | Path,
+    num_pieces: int,
+    out: str | Path,
+    min_frequency: int = 5,
+    use_unused: bool = False,
+    max_distinct_words: int = 2_000_000,
+    num_workers: int = 1,
+    on_bad_text: Literal["error", "skip"] = "error",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Write a model folder whose vocabulary has up to `num_pieces` more, the best for the text; return the report.
+
+    Pieces are chosen as `choose_pieces` does. Old pieces keep their ids; new ones come behind them, or with
+    `use_unused` first into the places of `[unused...]` pieces. The embedding and the masked-LM bias of a new piece start
+    as the means of those of the old pieces that it was cut into, so that text without new pieces gives what it gave.
+    `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible settings
+    and an `out` that holds something else, DataError for a damaged model or bad text.
+    """
+    folder, out = resolve_model_folder(model), Path(out)
+    _check_out(folder, out)
+    tokenizer, published = load_tokenizer(folder), read_config(folder)
+    reading = ReadingReport()
+    texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))
+    counted = count_words(
+        texts,
+        lowercase=tokenizer.lowercase,
+        max_distinct_words=max_distinct_words,
+        num_workers=num_workers,
+        progress=progress,
+    )
+    if not counted.counts:
+        raise DataError(f"{counted.num_texts} texts hold no words; new pieces are chosen from words")
+    old = tokenizer.vocabulary
+    pieces = choose_pieces(counted.counts, old, num_pieces=num_pieces, min_frequency=min_frequency)
+    if not pieces:
+        raise DataError(
+            f"no piece to add: no run of pieces within a word occurs {min_frequency} times or more, so that the "
+            "vocabulary suits the text already"
+        )
+    vocabulary, places = _extended(old, pieces, use_unused=use_unused)
+    loaded, _ = load_model(folder)
+    _give_rows(loaded, old, pieces, places, len(vocabulary))
+    report = {
+        "model": str(folder),
+        "num_new_pieces": len(pieces),
+        "num_in_unused_places": sum(place < len(old) for place in places),
+        "old_size": len(old),
+        "size": len(vocabulary),
+        "num_words": counted.num_words,
+        "before": measure_coverage(old, counted.counts),
+        "after": measure_coverage(vocabulary, counted.counts),
+        "reading": reading.as_dict(),
+    }
+    if len(pieces) < num_pieces:
+        report["why_fewer"] = f"no other run of pieces within a word occurs {min_frequency} times or more"
+    with replacing_folder(out) as staging:
+        rows = [{"id": place, **asdict(piece)} for place, piece in zip(places, pieces, strict=True)]
+        write_json(staging / REPORT, {**report, "pieces": rows})
+        _copy_companions(folder, staging)
+        Tokenizer(
+            vocabulary,
+            lowercase=tokenizer.lowercase,
+            max_length=tokenizer.max_length,
+            compatibility=tokenizer.compatibility,
+        ).save(staging)
+        save_model(loaded, staging, extra_config=_foreign_keys(loaded, published))
+    return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}
+
+
+def _check_out(folder: Path, out: Path) -> None:
+    if out.exists() and out.resolve() == folder.resolve():
+        raise ConfigError(f"{out} is the model that is extended; choose another --out")
+    if out.is_file():
+        raise ConfigError(f"{out} is a file; --out names a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / REPORT).exists():
+        raise ConfigError(f"{out} holds files that no extension wrote; choose another --out")
+
+
+def _extended(old: Vocabulary, pieces: list[NewPiece], *, use_unused: bool) -> tuple[Vocabulary, list[int]]:
+    """Return the vocabulary with new pieces, and the id of each."""
+    tokens = list(old.tokens)
+    unused = [index for index, token in enumerate(tokens) if token.startswith(_UNUSED)] if use_unused else []
+    places = [*unused[: len(pieces)], *range(len(tokens), len(tokens) + max(0, len(pieces) - len(unused)))]
+    tokens += [""] * (len(pieces) - len(unused))
+    for place, piece in zip(places, pieces, strict=True):
+        tokens[place] = piece.token
+    return Vocabulary(tokens), places
+
+
+@torch.no_grad()
+def _give_rows(
+    model: EncoderWithHeads, old: Vocabulary, pieces: list[NewPiece], places: list[int], vocab_size: int
+) -> None:
+    """Grow the word embeddings, and the decoder and bias with them; new rows are means of rows of old pieces."""
+    # some models embed more rows than their vocabulary names
+    if vocab_size > model.config.vocab_size:
+        model.resize_vocabulary(vocab_size, seed=0)
+    rows = [model.encoder.embeddings.word.weight]
+    if "mlm" in model.heads:
+        rows.append(cast(MaskedLMHead, model.heads["mlm"]).bias)
+    for place, piece in zip(places, pieces, strict=True):
+        sources = [old.ids[token] for token in piece.old_pieces]
+        for parameter in rows:
+            parameter[place] = parameter[sources].mean(dim=0)
+
+
+def _foreign_keys(model: EncoderWithHeads, published: dict[str, Any]) -> dict[str, Any]:
+    """Return what config.json says beyond what is written anew; label names are such."""
+    own = {*model.config.as_published(), "architectures", "dtype", "torch_dtype", "position_embedding_type"}
+    return {key: value for key, value in published.items() if key not in own}
+
+
+def _copy_companions(folder: Path, target: Path) -> None:
+    """Copy the small files beside a model that do not depend on its vocabulary."""
+    inner = [f"{path.name}/config.json" for path in sorted(folder.iterdir()) if path.is_dir()]
+    for name in (*_COMPANIONS, *inner):
+        path = file_inside(folder, name)
+        if path is not None:
+            (target / name).parent.mkdir(exist_ok=True)
+            write_bytes(target / name, read_bytes(path, limit=MAX_JSON_BYTES))

@@ -1,0 +1,174 @@
+"""Choosing new pieces for a vocabulary that is there: those that cut the words of a text into the fewest pieces."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from maskloom.errors import ConfigError
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, Vocabulary
+from maskloom.text.wordpiece import MAX_WORD_LENGTH
+
+# Words of more pieces are no words: addresses, sequences, noise.
+_MOST_PIECES = 12
+
+
+@dataclass(frozen=True)
+class NewPiece:
+    """A piece to add, the pieces that the old vocabulary makes of it, and how many pieces it saves in the text.
+
+    What is saved was counted when the piece was chosen, beside those chosen before it.
+    """
+
+    token: str
+    old_pieces: tuple[str, ...]
+    num_saved: int
+
+
+def choose_pieces(
+    counts: Mapping[str, int], vocabulary: Vocabulary, *, num_pieces: int, min_frequency: int
+) -> list[NewPiece]:
+    """Return up to `num_pieces` new pieces, in the order of choosing; fewer where none is left that saves anything.
+
+    `counts` are normalised words and how often they occur. Greedy: the next piece is the one that saves most pieces over
+    all words, cut anew by WordPiece (the longest match first); a tie goes to the first by code points. Candidates are
+    runs of neighbouring pieces in a word, from its start or, with `##`, from within, that occur `min_frequency` times
+    or more. No piece is taken that would make a known word unknown, and unknown words stay unknown. Raises ConfigError
+    for numbers below 1.
+    """
+    for name, value in (("num_pieces", num_pieces), ("min_frequency", min_frequency)):
+        if value < 1:
+            raise ConfigError(f"{name} = {value}: it must be at least 1")
+    words = _CutWords(counts, set(vocabulary.tokens))
+    old = set(vocabulary.tokens)
+    # (-pieces saved, token, the estimate that this comes from, whether the cut words were asked)
+    heap = [(-estimate, token, estimate, False) for token, estimate in words.estimates.items()]
+    heapq.heapify(heap)
+    chosen: list[NewPiece] = []
+    while heap and len(chosen) < num_pieces:
+        negative, token, estimate, is_exact = heapq.heappop(heap)
+        current = words.estimates.get(token, 0)
+        if current <= 0 or words.frequencies[token] < min_frequency:
+            continue
+        if current != estimate:
+            heapq.heappush(heap, (-current, token, current, False))
+        elif is_exact:
+            chosen.append(NewPiece(token, tuple(_cut_token(token, old) or ()), -negative))
+            for grown in words.add(token):
+                estimate = words.estimates[grown]
+                heapq.heappush(heap, (-estimate, grown, estimate, False))
+        elif (saved := words.saved_by(token)) > 0:
+            heapq.heappush(heap, (-saved, token, estimate, True))
+    return chosen
+
+
+class _CutWords:
+    """The words that are more than one piece, as they are cut now, and what joining each run of pieces may save.
+
+    The estimate of a candidate is the number of pieces saved where its pieces stand side by side; it may also match
+    where it cuts a word elsewhere than now, which only cutting tells.
+    """
+
+    def __init__(self, counts: Mapping[str, int], known: set[str]) -> None:
+        self.estimates: defaultdict[str, int] = defaultdict(int)
+        self.frequencies: defaultdict[str, int] = defaultdict(int)
+        self._known = known
+        self._counts: dict[str, int] = {}
+        self._cuts: dict[str, list[str]] = {}
+        self._words_with: defaultdict[str, set[str]] = defaultdict(set)
+        for word in sorted(counts):
+            cut = _cut(word, known) if len(word) <= MAX_WORD_LENGTH else None
+            if cut is not None and 1 < len(cut) <= _MOST_PIECES:
+                self._counts[word] = counts[word]
+                self._enter(word, cut)
+
+    def saved_by(self, token: str) -> int:
+        """Return how many pieces fewer the words have with one more piece; 0 where a known word would be lost."""
+        changed = self._changed_by(token)
+        self._known.add(token)
+        cuts = {word: _cut(word, self._known) for word in changed}
+        self._known.remove(token)
+        saved = 0
+        for word, cut in cuts.items():
+            if cut is None:
+                return 0
+            saved += self._counts[word] * (len(self._cuts[word]) - len(cut))
+        return saved
+
+    def add(self, token: str) -> list[str]:
+        """Cut the words with one more piece; return the candidates whose estimates have grown, without repeats."""
+        changed = self._changed_by(token)
+        self._known.add(token)
+        before = {}
+        for word in changed:
+            for run, _ in _runs(self._cuts[word]):
+                before.setdefault(run, self.estimates[run])
+        for word in changed:
+            self._leave(word)
+            self._enter(word, _cut(word, self._known) or [])
+        after = {run for word in changed for run, _ in _runs(self._cuts[word])}
+        return sorted(run for run in after if self.estimates[run] > before.get(run, 0))
+
+    def _changed_by(self, token: str) -> list[str]:
+        """Return the words with the token at a place where a piece begins: one that is the token's own first piece."""
+        first = (_cut_token(token, self._known) or [token])[0]
+        body = token.removeprefix(CONTINUATION_PREFIX)
+        found = []
+        for word in self._words_with[first]:
+            place = 0
+            for piece in self._cuts[word]:
+                if piece == first and word.startswith(body, place):
+                    found.append(word)
+                    break
+                place += len(piece.removeprefix(CONTINUATION_PREFIX)) if place else len(piece)
+        return sorted(found)
+
+    def _enter(self, word: str, cut: list[str]) -> None:
+        self._cuts[word] = cut
+        for piece in cut:
+            self._words_with[piece].add(word)
+        self._count(word, 1)
+
+    def _leave(self, word: str) -> None:
+        self._count(word, -1)
+        for piece in self._cuts[word]:
+            self._words_with[piece].discard(word)
+
+    def _count(self, word: str, sign: int) -> None:
+        count = sign * self._counts[word]
+        for run, num_joined in _runs(self._cuts[word]):
+            self.estimates[run] += count * (num_joined - 1)
+            self.frequencies[run] += count
+
+
+def _runs(cut: list[str]) -> Iterator[tuple[str, int]]:
+    """Yield each run of two neighbouring pieces or more as one token, with the number of pieces in it."""
+    for first in range(len(cut) - 1):
+        token = cut[first]
+        for last in range(first + 1, len(cut)):
+            token += cut[last].removeprefix(CONTINUATION_PREFIX)
+            yield token, last - first + 1
+
+
+def _cut_token(token: str, known: set[str]) -> list[str] | None:
+    """Cut a token as its characters are cut where it stands in a word, at the start or inside."""
+    is_inside = token.startswith(CONTINUATION_PREFIX) and len(token) > len(CONTINUATION_PREFIX)
+    return _cut(token.removeprefix(CONTINUATION_PREFIX) if is_inside else token, known, is_inside=is_inside)
+
+
+def _cut(text: str, known: set[str], *, is_inside: bool = False) -> list[str] | None:
+    """Cut a word, or what is left of one, the longest piece first; None where something in it is unknown."""
+    pieces: list[str] = []
+    start = 0
+    while start < len(text):
+        prefix = CONTINUATION_PREFIX if start or is_inside else ""
+        for end in range(len(text), start, -1):
+            if prefix + text[start:end] in known:
+                pieces.append(prefix + text[start:end])
+                start = end
+                break
+        else:
+            return None
+    return pieces

@@ -1,0 +1,155 @@
+"""A model's vocabulary grown by pieces of a domain: what was there stays, what is new starts as a mean."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.errors import ConfigError, DataError
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs.vocabulary_extension import REPORT, extend_vocabulary
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+
+TEXT = "the cardiomyopathy of the heart, a cardiomyopathy; myopathy and neuropathy and cardiology.\n" * 6
+OLD_TEXTS = ["the heart and a hat", "hot; hearts of the art."]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "bert"
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    unused = [f"[unused{number}]" for number in range(2)]
+    words = ["the", "heart", "and", "of", "card", "##io", "##my", "##path"]
+    tokens = ["[PAD]", *unused, *SPECIAL_TOKENS[1:], *".,;", *letters, *(f"##{letter}" for letter in letters), *words]
+    # two rows more than the vocabulary names, as published models have it
+    config = BertConfig(
+        vocab_size=len(tokens) + 2,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=64,
+    )
+    built = build_model(config, heads=("mlm", "nsp"), seed=1)
+    with torch.no_grad():
+        built.heads["mlm"].bias.normal_(generator=torch.Generator().manual_seed(2))  # pyright: ignore[reportCallIssue]
+    save_model(built, folder, extra_config={"note": "kept"})
+    Tokenizer(Vocabulary(tokens), max_length=64).save(folder)
+    (folder / "maskloom.json").write_text('{"max_length": 48}')
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "domain.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def extended(model: Path, text: Path, out: Path, *more: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "maskloom", "vocab", "extend", text, "--model", model, "--add", "3", "--out", out]
+    done = subprocess.run([*map(str, command), *more, "--json"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def logits(folder: Path, text: str) -> torch.Tensor:
+    loaded, _ = load_model(folder)
+    ids = torch.tensor([Tokenizer.load(folder).encode(text).ids])
+    output = loaded.eval().encoder(ids)
+    return loaded.heads["mlm"](output.last_hidden_state[0])
+
+
+@pytest.mark.parametrize("use_unused", [False, True])
+def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(
+    model: Path, text: Path, tmp_path: Path, use_unused: bool
+) -> None:
+    out = tmp_path / "grown"
+    report = extended(model, text, out, *(["--use-unused"] if use_unused else []))
+    old, new = Tokenizer.load(model), Tokenizer.load(out)
+    first = ["cardiomyopathy", "neuropathy", "cardiology"]
+    assert report["pieces"] == first
+    assert report["after"]["pieces_per_word"] < report["before"]["pieces_per_word"]
+    places = [new.vocabulary.ids[token] for token in first]
+    size = len(old.vocabulary)
+    assert places == ([1, 2, size] if use_unused else [size, size + 1, size + 2])
+    kept = [index for index in range(size) if index not in places]
+    assert [new.vocabulary.tokens[index] for index in kept] == [old.vocabulary.tokens[index] for index in kept]
+    for token in first:
+        assert new.tokens(f"a {token}") == ["a", token]
+    before, after = load_model(model)[0], load_model(out)[0]
+    rows = json.loads((out / REPORT).read_text())["pieces"]
+    assert [row["token"] for row in rows] == first
+    for row in rows:
+        sources = [old.vocabulary.ids[token] for token in row["old_pieces"]]
+        assert old.tokens(row["token"]) == row["old_pieces"]
+        mean = before.encoder.word_embeddings[sources].mean(0)
+        torch.testing.assert_close(after.encoder.word_embeddings[row["id"]], mean)
+        bias = after.heads["mlm"].bias[row["id"]]
+        torch.testing.assert_close(bias, before.heads["mlm"].bias[sources].mean(0))
+    assert after.heads["mlm"].decoder is after.encoder.word_embeddings
+    for old_text in OLD_TEXTS:
+        assert new.encode(old_text).ids == old.encode(old_text).ids
+        expected, found = logits(model, old_text), logits(out, old_text)
+        torch.testing.assert_close(found[:, kept], expected[:, kept], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        Predictor.load(out).encode(OLD_TEXTS), Predictor.load(model).encode(OLD_TEXTS), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parity
+def test_the_folder_opens_in_transformers(model: Path, text: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    out = tmp_path / "grown"
+    extended(model, text, out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    peer = transformers.BertForPreTraining.from_pretrained(out).eval()
+    sentence = "a cardiomyopathy of the heart, neuropathy"
+    ids = tokenizer(sentence)["input_ids"]
+    assert ids == Tokenizer.load(out).encode(sentence).ids
+    assert tokenizer.convert_ids_to_tokens(ids)[1:3] == ["a", "cardiomyopathy"]
+    assert peer.config.vocab_size == len(peer.cls.predictions.bias) == len(tokenizer)
+    assert peer.config.note == "kept"
+    with torch.no_grad():
+        expected = peer(input_ids=torch.tensor([ids])).prediction_logits[0]
+    torch.testing.assert_close(logits(out, sentence), expected, rtol=0, atol=1e-5)
+
+
+def test_what_belongs_to_the_model_goes_along_and_a_second_run_replaces_the_first(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "grown"
+    extend_vocabulary([text], model=model, num_pieces=1, out=out)
+    # one piece fits into the rows that the model has
+    assert load_model(out)[0].config.vocab_size == load_model(model)[0].config.vocab_size
+    assert json.loads((out / "maskloom.json").read_text()) == {"max_length": 48}
+    report = extend_vocabulary([text], model=model, num_pieces=500, out=out, num_workers=2)
+    assert 1 < report["num_new_pieces"] < 500
+    assert "occurs 5 times or more" in report["why_fewer"]
+    again = extend_vocabulary([text], model=model, num_pieces=500, out=tmp_path / "again")
+    assert again["pieces"] == report["pieces"]
+
+
+def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is the model that is extended"):
+        extend_vocabulary([text], model=model, num_pieces=1, out=model)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="holds files that no extension wrote"):
+        extend_vocabulary([text], model=model, num_pieces=1, out=tmp_path / "other")
+    text.write_text("the heart and the heart")
+    with pytest.raises(DataError, match="no piece to add: no run of pieces within a word occurs 5 times"):
+        extend_vocabulary([text], model=model, num_pieces=1, out=tmp_path / "out")
+    text.write_text(" \n")
+    with pytest.raises(DataError, match="hold no words"):
+        extend_vocabulary([text], model=model, num_pieces=1, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
