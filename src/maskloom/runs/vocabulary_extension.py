@@ -44,8 +44,8 @@ def extend_vocabulary(
 ) -> dict[str, Any]:
     """Write a model folder whose vocabulary has up to `num_pieces` more, the best for the text; return the report.
 
-    Pieces are chosen as `choose_pieces` does. Old pieces keep their ids; new ones come behind them, or with
-    `use_unused` first into the places of `[unused...]` pieces. The embedding and the masked-LM bias of a new piece start
+    Pieces are chosen by `choose_pieces`. Old pieces keep their ids; new ones come behind them, or with
+    `use_unused` first take the ids of `[unused...]`. The embedding and the masked-LM bias of a new piece start
     as the means of those of the old pieces that it was cut into, so that text without new pieces gives what it gave.
     `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible settings
     and an `out` that holds something else, DataError for a damaged model or bad text.

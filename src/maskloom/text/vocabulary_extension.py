@@ -32,7 +32,7 @@ def choose_pieces(
 ) -> list[NewPiece]:
     """Return up to `num_pieces` new pieces, in the order of choosing; fewer where none is left that saves anything.
 
-    `counts` are normalised words and how often they occur. Greedy: the next piece is the one that saves most pieces over
+    `counts` are normalised words and how often they occur. Greedy: the next piece saves the most pieces over
     all words, cut anew by WordPiece (the longest match first); a tie goes to the first by code points. Candidates are
     runs of neighbouring pieces in a word, from its start or, with `##`, from within, that occur `min_frequency` times
     or more. No piece is taken that would make a known word unknown, and unknown words stay unknown. Raises ConfigError
