@@ -158,12 +158,12 @@ def report(result: dict[str, Any]) -> str:
         "- The unigram loss is that of held-out text under the frequencies of pieces in the training text. Pieces are "
         "those of WordPiece encoding, the longest first.",
         f"- Pre-training: BERT tiny, {STEPS:,} steps of {LENGTH}-token rows, {result['characters'] / 1e6:.0f} million "
-        f"characters each, whole words masked, {result['seeds']} seeds (mean ± standard deviation). The loss is that of "
-        "masked words of held-out documents.",
+        f"characters each, whole words masked, {result['seeds']} seeds (mean ± standard deviation). The loss "
+        "is that of masked words of held-out documents.",
         f"- Machine: {result['machine']}.",
         "",
-        "| score | least frequency | pieces a word | unigram loss, nats a character | rows in a batch | masked-LM loss, "
-        "nats a piece | masked-LM loss, nats a character |",
+        "| score | least frequency | pieces a word | unigram loss, nats a character | rows in a batch | "
+        "masked-LM loss, nats a piece | masked-LM loss, nats a character |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
