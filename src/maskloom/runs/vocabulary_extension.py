@@ -52,8 +52,7 @@ def extend_vocabulary(
     """
     folder, out = resolve_model_folder(model), Path(out)
     _check_out(folder, out)
-    tokenizer, published = load_tokenizer(folder), read_config(folder)
-    reading = ReadingReport()
+    tokenizer, reading = load_tokenizer(folder), ReadingReport()
     texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))
     counted = count_words(
         texts,
@@ -90,14 +89,7 @@ def extend_vocabulary(
     with replacing_folder(out) as staging:
         rows = [{"id": place, **asdict(piece)} for place, piece in zip(places, pieces, strict=True)]
         write_json(staging / REPORT, {**report, "pieces": rows})
-        _copy_companions(folder, staging)
-        Tokenizer(
-            vocabulary,
-            lowercase=tokenizer.lowercase,
-            max_length=tokenizer.max_length,
-            compatibility=tokenizer.compatibility,
-        ).save(staging)
-        save_model(loaded, staging, extra_config=_foreign_keys(loaded, published))
+        _write_model(loaded, folder, _with_vocabulary(tokenizer, vocabulary), staging)
     return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}
 
 
@@ -121,6 +113,15 @@ def _extended(old: Vocabulary, pieces: list[NewPiece], *, use_unused: bool) -> t
     return Vocabulary(tokens), places
 
 
+def _with_vocabulary(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Tokenizer:
+    return Tokenizer(
+        vocabulary,
+        lowercase=tokenizer.lowercase,
+        max_length=tokenizer.max_length,
+        compatibility=tokenizer.compatibility,
+    )
+
+
 @torch.no_grad()
 def _give_rows(
     model: EncoderWithHeads, old: Vocabulary, pieces: list[NewPiece], places: list[int], vocab_size: int
@@ -138,17 +139,16 @@ def _give_rows(
             parameter[place] = parameter[sources].mean(dim=0)
 
 
-def _foreign_keys(model: EncoderWithHeads, published: dict[str, Any]) -> dict[str, Any]:
-    """Return what config.json says beyond what is written anew; label names are such."""
-    own = {*model.config.as_published(), "architectures", "dtype", "torch_dtype", "position_embedding_type"}
-    return {key: value for key, value in published.items() if key not in own}
-
-
-def _copy_companions(folder: Path, target: Path) -> None:
-    """Copy the small files beside a model that do not depend on its vocabulary."""
+def _write_model(model: EncoderWithHeads, folder: Path, tokenizer: Tokenizer, target: Path) -> None:
+    """Write model and tokenizer, and copy the small files beside the old model that do not depend on its vocabulary."""
     inner = [f"{path.name}/config.json" for path in sorted(folder.iterdir()) if path.is_dir()]
     for name in (*_COMPANIONS, *inner):
         path = file_inside(folder, name)
         if path is not None:
             (target / name).parent.mkdir(exist_ok=True)
             write_bytes(target / name, read_bytes(path, limit=MAX_JSON_BYTES))
+    tokenizer.save(target)
+    # config.json keeps what it says beyond what is written anew, such as names of labels
+    own = {*model.config.as_published(), "architectures", "dtype", "torch_dtype", "position_embedding_type"}
+    foreign = {key: value for key, value in read_config(folder).items() if key not in own}
+    save_model(model, target, extra_config=foreign)
