@@ -66,10 +66,7 @@ def extend_vocabulary(
     old = tokenizer.vocabulary
     pieces = choose_pieces(counted.counts, old, num_pieces=num_pieces, min_frequency=min_frequency)
     if not pieces:
-        raise DataError(
-            f"no piece to add: no run of pieces within a word occurs {min_frequency} times or more, so that the "
-            "vocabulary suits the text already"
-        )
+        raise DataError(f"no piece to add: no run of pieces within a word occurs {min_frequency} times or more")
     vocabulary, places = _extended(old, pieces, use_unused=use_unused)
     loaded, _ = load_model(folder)
     _give_rows(loaded, old, pieces, places, len(vocabulary))
