@@ -8,7 +8,7 @@ import pytest
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.cli import main
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, validate_recipe
-from maskloom.inference import Predictor
+from maskloom.inference import Ensemble, Predictor
 from maskloom.metrics.entities import entity_scores
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -193,6 +193,27 @@ def test_the_model_folder_says_what_it_is(run):
     assert config["architectures"] == [f"{'MaskloomBertCrf' if has_crf else 'Bert'}ForTokenClassification"]
     assert config["model_type"] == ("maskloom_bert_crf" if has_crf else "bert")
     assert config["id2label"]["1"] == "B-LOC"
+
+
+def test_sentences_as_columns_as_lines_and_as_text_get_the_same_tags(run, tmp_path):
+    """Lines were once cut at every mark, which the words of training are not: other tags for the same sentences."""
+    folder, _, dev = run
+    words = [list(sentence.words) for sentence in read_sentences(dev).examples]
+    (tmp_path / "lines.txt").write_text("".join(f"{' '.join(line)}\n" for line in words))
+    told = predict(folder, tmp_path / "lines.txt", tmp_path / "lines.jsonl")
+    predict(folder, dev, tmp_path / "columns.jsonl")
+    lines, columns = rows_of(tmp_path / "lines.jsonl"), rows_of(tmp_path / "columns.jsonl")
+    assert [row["words"] for row in lines] == [row["words"] for row in columns] == words
+    assert [row["tags"] for row in lines] == [row["tags"] for row in columns]
+    assert told["data"]["notes"] == ["its lines were cut into words before, and are cut at blanks alone"]
+    raw = ["anna smith saw rome, oslo and the old town."]
+    for predictor in (Predictor.load(folder), Ensemble.load([folder, folder])):
+        (found,) = predictor.predict(raw)
+        assert found["words"] == ["anna", "smith", "saw", "rome", ",", "oslo", "and", "the", "old", "town", "."]
+        (given,) = predictor.predict([found["words"]])
+        assert given["tags"] == found["tags"]
+        with pytest.raises(DataError, match="input 0: an empty text"):
+            predictor.predict([["anna", ""]])
 
 
 def test_several_models_answer_as_one(run, tmp_path):

@@ -32,7 +32,7 @@ _SOFTMAX_AXIS: dict[Kind, int] = {"single": 1, "pair": 1, "tagging": 1, "span": 
 # One text, one row: what a member gives does not depend on how it cuts the text into tokens.
 _OWN_TOKENIZERS: tuple[Kind, ...] = ("single", "pair", "regression", "multilabel")
 # Settings in which members may differ: they say how outputs are read, not how they come about.
-_FREE_SETTINGS = {*TUNED_SETTINGS, "class_weights"}
+_FREE_SETTINGS = {*TUNED_SETTINGS, "class_weights", "words"}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Ensemble:
 
     def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
         """Return one prediction an input, in order, from what `Predictor.predict` takes, and raise what it raises."""
-        data = examples_of_inputs(inputs, KINDS[self.task.kind].example_of)
+        data = examples_of_inputs(inputs, self.task.example_of or KINDS[self.task.kind].example_of)
         if self.task.heads == ("classifier",):
             self.members[0].check_pairing(data.examples)
         return self.predict_examples(data)

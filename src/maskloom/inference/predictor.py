@@ -147,7 +147,7 @@ class Predictor:
         gets single texts, DataError for an input of another form.
         """
         task = self.required_task()
-        data = examples_of_inputs(inputs, KINDS[task.kind].example_of)
+        data = examples_of_inputs(inputs, task.example_of or KINDS[task.kind].example_of)
         if task.heads == ("classifier",):
             self.check_pairing(data.examples)
         return self.predict_examples(data)

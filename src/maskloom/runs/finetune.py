@@ -215,9 +215,10 @@ def _prepare(
 ) -> _Prepared:
     """Read, check and encode both files; nothing is written before this has passed."""
     kind, settings = task_kind(recipe.task), recipe.task_settings()
-    train_data, dev_data = kind.read(train, reading, settings), kind.read(dev, reading, settings)
-    kind.check(train_data, dev_data)
+    train_data = kind.read(train, reading, settings)
     settings |= kind.data_settings(train_data)
+    dev_data = kind.read(dev, reading, settings)
+    kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)
     _check_class_list(reading, recipe.task, names)
     primary = metric or (None if reading.format is None else catalog_row(reading.format).primary)
@@ -269,7 +270,7 @@ def _account(
         for reason, count in report.dropped.items():
             line = report.first_dropped_lines[reason]
             notes.append(f"{report.path}: dropped {count} of {report.num_rows} rows: {reason} (first at line {line})")
-        notes += encoded.notes(report.path)
+        notes += [f"{report.path}: {note}" for note in report.notes] + encoded.notes(report.path)
     if num_shared:
         notes.append(f"{num_shared} of {len(dev[0].examples)} dev examples also stand in train")
     counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()

@@ -107,7 +107,7 @@ def examples_text(account: dict[str, Any]) -> str:
         text += f"; {account['num_truncated_examples']:,} cut to {account['max_length']} tokens"
     if account.get("num_also_in_train"):
         text += f"; {account['num_also_in_train']:,} also in train"
-    return text
+    return "; ".join([text, *account.get("notes", ())])
 
 
 def _aligned(rows: list[tuple[str, str]]) -> list[str]:

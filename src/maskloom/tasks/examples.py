@@ -42,13 +42,17 @@ class BadRowError(ValueError):
 
 @dataclass
 class ReadingReport:
-    """What became of the rows of one file: `num_rows` is always `num_kept` plus all that `dropped` counts."""
+    """What became of the rows of one file: `num_rows` is always `num_kept` plus all that `dropped` counts.
+
+    `notes` say what a person should know of how the file was read.
+    """
 
     path: Path
     num_rows: int = 0
     num_kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     first_dropped_lines: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def drop(self, reason: str, line: int) -> None:
         """Count one row that is left out."""
@@ -63,6 +67,7 @@ class ReadingReport:
             "num_kept": self.num_kept,
             "dropped": dict(self.dropped),
             "first_dropped_lines": dict(self.first_dropped_lines),
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
 

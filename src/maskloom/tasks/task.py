@@ -57,6 +57,8 @@ class Task:
     `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
     `frames` say what stands before, between and after the examples in a form that needs it.
 
+    `example_of` is the kind's where its settings do not change how an example is made in Python.
+
     `head_options` has what heads take beside sizes and labels, by the name of the head. With `freezes_encoder` the
     heads alone are trained, on vectors that the encoder gives once.
     """
@@ -77,6 +79,7 @@ class Task:
     scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
     forms: Mapping[str, Callable[[Any, dict[str, Any]], list[str]]] = field(default_factory=dict)
     frames: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    example_of: Callable[[Any, int], Any] | None = None
     head_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     freezes_encoder: bool = False
 

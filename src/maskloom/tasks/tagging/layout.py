@@ -18,7 +18,7 @@ SPACES = re.compile("[ \t]+")
 
 _FORMATS: dict[str, Layout] = {"conll": "columns", "jsonl": "jsonl", "text": "text"}
 # How many lines are looked at to tell a .txt file in columns from one of raw text.
-_SNIFFED_LINES = 200
+SNIFFED_LINES = 200
 
 
 def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> Layout:
@@ -56,6 +56,6 @@ def _is_in_columns(path: Path) -> bool:
             if len(fields) < 2 or not is_tag(fields[-1]):
                 return False
             widths.add(len(fields))
-        if number >= _SNIFFED_LINES:
+        if number >= SNIFFED_LINES:
             break
     return len(widths) == 1

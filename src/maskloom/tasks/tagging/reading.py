@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +14,17 @@ from maskloom.metrics.entities import is_tag
 from maskloom.tasks.columns import ReadingOptions, is_column_number
 from maskloom.tasks.examples import LONE_SURROGATE, ReadingReport
 from maskloom.tasks.tables import Row, read_rows
-from maskloom.tasks.tagging.layout import DOCUMENT_START, SPACES, layout_of_sentences
+from maskloom.tasks.tagging.layout import DOCUMENT_START, SNIFFED_LINES, SPACES, layout_of_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, SchemeFinder, TagForm, breach_of, convert_tags
-from maskloom.tasks.tagging.sentences import TaggedSentence, split_text
+from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans
 
 _WORD_KEYS = ("tokens", "words")
 _TAG_KEYS = ("tags", "ner_tags", "labels")
 _TEXT_KEYS = ("text", "sentence")
 _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
+# Words that the splitter of the training data would cut again are rare in data that was cut as that was.
+_MOST_PARTED = 0.03
 _UNKNOWN = "unknown form of tag"
 _ENTITY_RULE = "neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
 
@@ -81,6 +86,7 @@ def iterate_sentences(
     target: TagForm = "iob2",
     needs_label: bool = True,
     report: ReadingReport | None = None,
+    splitter: WordSplitter | None = None,
 ) -> Iterator[TaggedSentence]:
     """Yield the sentences of a file one by one, their tags checked against `scheme` and written in `target`.
 
@@ -89,9 +95,11 @@ def iterate_sentences(
     A file in columns has one word a line and a blank line between sentences; the word is the first column and the tag
     the last unless `options` names others by number; -DOCSTART- opens a document. JSONL has `tokens` with `tags`, or
     `text` that is still to be cut into words. A .txt file without columns is one raw sentence a line, for prediction
-    only. A file without marks of documents counts as one document. `scheme="auto"` reads the file once more to detect
-    it. Raises DataError, with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip",
-    which counts it, and for a file that cannot be read.
+    only. `splitter`, learnt from the training data, cuts raw text into words; lines that were cut into words before are
+    cut at blanks alone, and the report says so, as where words given are not such as those of training. A file without
+    marks of documents counts as one document. `scheme="auto"` reads the file once more to detect it. Raises DataError,
+    with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it, and
+    for a file that cannot be read.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
@@ -99,7 +107,13 @@ def iterate_sentences(
         scheme = PLAIN
     if needs_label and scheme == "auto":
         scheme = find_scheme(path, options)
-    for found in _find_sentences(path, options, needs_label=needs_label):
+    num_words = num_parted = 0
+    for found in _find_sentences(
+        path,
+        options,
+        needs_label=needs_label,
+        splitter=_splitter(path, options, splitter, report, needs_label=needs_label),
+    ):
         report.num_rows += 1
         try:
             if found.problem is not None:
@@ -111,7 +125,33 @@ def iterate_sentences(
             report.drop(problem.reason, problem.line)
             continue
         report.num_kept += 1
+        if splitter is not None and sentence.source_text is None:
+            num_words += len(sentence.words)
+            num_parted += sum(len(splitter.cut(word)) > 1 for word in sentence.words)
         yield sentence
+    if num_parted > _MOST_PARTED * num_words:
+        report.notes.append(
+            f"{num_parted:,} of {num_words:,} words hold marks that training data has as words of their own, such as "
+            "the full stop of a sentence; the model has not seen such words"
+        )
+
+
+def _splitter(
+    path: Path, options: ReadingOptions, learnt: WordSplitter | None, report: ReadingReport, *, needs_label: bool
+) -> Callable[[str], list[Span]]:
+    """Return what cuts raw text into words: blanks alone for a file of lines most of which were cut before."""
+    splitter = learnt or UNKNOWN_TRAINING
+    if layout_of_sentences(path, options, needs_label=needs_label) != "text":
+        return splitter.spans
+    lines = islice((str(next(iter(row.fields))) for row in read_rows(path, "text")), SNIFFED_LINES)
+    if splitter.are_cut(lines):
+        report.notes.append("its lines were cut into words before, and are cut at blanks alone")
+        return blank_spans
+    if learnt is None:
+        report.notes.append(
+            "the model does not say how the words of its training data were cut; these are cut as English in CoNLL-2003"
+        )
+    return splitter.spans
 
 
 def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagForm:
@@ -122,7 +162,7 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
     """
     finder, options = SchemeFinder(), options or ReadingOptions()
     first: dict[bool, tuple[int, str]] = {}
-    for found in _find_sentences(Path(path), options, needs_label=True):
+    for found in _find_sentences(Path(path), options, needs_label=True, splitter=blank_spans):
         if found.problem is not None:
             continue
         tags = found.sentence.tags or ()
@@ -142,13 +182,15 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
     return finder.scheme()
 
 
-def _find_sentences(path: Path, options: ReadingOptions, *, needs_label: bool) -> Iterator[_Found]:
+def _find_sentences(
+    path: Path, options: ReadingOptions, *, needs_label: bool, splitter: Callable[[str], list[Span]]
+) -> Iterator[_Found]:
     layout = layout_of_sentences(path, options, needs_label=needs_label)
     if layout == "columns":
         return _Columns(path, options, needs_label=needs_label).sentences()
     if layout == "text" and needs_label:
         raise DataError(f"{path}: raw text has no tags; give columns or JSONL with tokens and tags")
-    parse = _text_record if layout == "text" else _json_record
+    parse = partial(_text_record if layout == "text" else _json_record, splitter)
     return _record_sentences(path, "text" if layout == "text" else "jsonl", parse, options, needs_label=needs_label)
 
 
@@ -312,35 +354,53 @@ def _document_name(row: Row) -> Any:
     return next((str(row.fields[key]) for key in _DOCUMENT_KEYS if key in row.fields), None)
 
 
-def _text_record(row: Row, options: ReadingOptions, number: int, document: int, *, needs_label: bool) -> TaggedSentence:
-    return _sentence_of_text(str(next(iter(row.fields))), row.line, number, document)
+def _text_record(
+    splitter: Callable[[str], list[Span]],
+    row: Row,
+    options: ReadingOptions,
+    number: int,
+    document: int,
+    *,
+    needs_label: bool,
+) -> TaggedSentence:
+    return _sentence_of_text(splitter, str(next(iter(row.fields))), row.line, number, document)
 
 
-def _sentence_of_text(text: Any, line: int, number: int, document: int) -> TaggedSentence:
+def _sentence_of_text(
+    splitter: Callable[[str], list[Span]], text: Any, line: int, number: int, document: int
+) -> TaggedSentence:
     if not isinstance(text, str):
         raise _BadSentenceError("text is not a string", line, type(text).__name__)
     _check_unicode(text, line)
-    words, spans = split_text(text)
-    if not words:
+    sentence = TaggedSentence.of_text(text, splitter(text), line, number, document)
+    if not sentence.words:
         raise _BadSentenceError("a sentence without words", line)
-    return TaggedSentence(words, None, line, number, document, source_text=text, source_spans=spans)
+    return sentence
 
 
-def _json_record(row: Row, options: ReadingOptions, number: int, document: int, *, needs_label: bool) -> TaggedSentence:
+def _json_record(
+    splitter: Callable[[str], list[Span]],
+    row: Row,
+    options: ReadingOptions,
+    number: int,
+    document: int,
+    *,
+    needs_label: bool,
+) -> TaggedSentence:
     assert isinstance(row.fields, dict)
     fields, line = row.fields, row.line
     named = options.text_column
     key = named if named in fields else next((key for key in _WORD_KEYS if key in fields and not named), None)
     text_key = next((key for key in _TEXT_KEYS if key in fields), None)
     if key is None and not named and text_key is not None and not needs_label:
-        return _sentence_of_text(fields[text_key], line, number, document)
+        return _sentence_of_text(splitter, fields[text_key], line, number, document)
     if key is None:
         keys = ", ".join(map(repr, list(fields)[:12])) or "none"
         raise _BadSentenceError(
             "no list of words", line, f"expected the key {named or ' or '.join(_WORD_KEYS)!r:.80}, found {keys}"
         )
     if isinstance(fields[key], str) and not needs_label:
-        return _sentence_of_text(fields[key], line, number, document)
+        return _sentence_of_text(splitter, fields[key], line, number, document)
     words = _strings(fields[key], line, "word")
     if not words:
         raise _BadSentenceError("a sentence without words", line)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-
-from maskloom.text.normalization import words_with_offsets
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,15 @@ class TaggedSentence:
             if values is not None and len(values) != len(self.words):
                 raise ValueError(f"line {self.line}: {len(self.words)} words and {len(values)} {name}")
 
+    @classmethod
+    def of_text(
+        cls, text: str, spans: Iterable[tuple[int, int]], line: int, number: int, document: int
+    ) -> TaggedSentence:
+        """Return the sentence whose words are those characters (start, end) of a text."""
+        spans = tuple(spans)
+        words = tuple(text[start:end] for start, end in spans)
+        return cls(words, None, line, number, document, source_text=text, source_spans=spans)
+
     @cached_property
     def text(self) -> str:
         """The text of the sentence: the line it was cut from, or its words with a space between."""
@@ -65,12 +73,3 @@ class TaggedSentence:
     def line_of(self, word: int) -> int:
         """Return the file line of a word: every word has its own where the file is in columns."""
         return self.line + word if self.columns is not None else self.line
-
-
-def split_text(text: str) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
-    """Cut raw text into words and their characters: at white space and around punctuation, as BERT's tokenizer does.
-
-    A word is the text between its first and last character as it stands there, case and accents kept.
-    """
-    spans = tuple((start, end) for _, start, end in words_with_offsets(text, lowercase=False))
-    return tuple(text[start:end] for start, end in spans), spans

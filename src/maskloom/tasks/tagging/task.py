@@ -29,7 +29,8 @@ from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import iterate_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, tag_names
-from maskloom.tasks.tagging.sentences import TaggedSentence, split_text
+from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 from maskloom.tasks.tagging.windows import Context
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import tune_classes
@@ -48,13 +49,15 @@ def tagging_task(
 
     `primary` is f1 (conlleval's), strict_f1 or accuracy; for plain tags, which are no entities, accuracy or f1_macro.
     `settings` may hold `scheme` (that of files, "auto" to detect it), `context` ("sentence" or "document"), `crf`,
-    `temperature`, `class_weights` by id of tag, and `features`, the recipe's section of that name.
+    `temperature`, `class_weights` by id of tag, `words`, how raw text is cut (as `WordSplitter.as_settings` says it),
+    and `features`, the recipe's section of that name.
     Raises ValueError for a score that there is not, a temperature that is none, or without labels.
     """
     if not labels:
         raise ValueError("tagging needs the names of its tags")
     given = dict(settings or {})
     crf, context = bool(given.get("crf", False)), given.get("context", "sentence")
+    splitter = _splitter_of(given)
     known = {"scheme": given.get("scheme", "auto"), "context": context, "crf": crf}
     is_plain = _is_plain(labels, given)
     scores = PLAIN_SCORES if is_plain else SCORES
@@ -88,6 +91,7 @@ def tagging_task(
         tune=partial(_tune, len(labels)),
         scored_logits=partial(tag_logits, len(labels)),  # pyright: ignore[reportArgumentType]
         forms={".conll": _lines, ".txt": _lines},
+        example_of=partial(_example_of, splitter or UNKNOWN_TRAINING),
     )
     return on_features(task, given["features"]) if given.get("features") else task
 
@@ -135,6 +139,7 @@ def _iterate(
         target=settings.get("trained_scheme", TRAINED_SCHEME),
         needs_label=needs_label,
         report=report,
+        splitter=_splitter_of(settings),
     )
 
 
@@ -167,12 +172,26 @@ def _check(train: ReadExamples, dev: ReadExamples) -> None:
             )
 
 
-def _example_of(item: Any, number: int) -> TaggedSentence:
-    """Return the sentence of a text, a document of its own."""
-    words, spans = split_text(checked_text(item, number, may_be_blank=False))
-    if not words:
+def _splitter_of(settings: Mapping[str, Any]) -> WordSplitter | None:
+    """Return what the training data taught of cutting text into words; None for a model that does not say."""
+    return None if settings.get("words") is None else WordSplitter.from_settings(settings["words"])
+
+
+def _data_settings(train: ReadExamples) -> dict[str, Any]:
+    return {"words": WordSplitter.learnt(sentence.words for sentence in train.examples).as_settings()}
+
+
+def _example_of(splitter: WordSplitter, item: Any, number: int) -> TaggedSentence:
+    """Return the sentence of a text, or of a list of its words; a document of its own."""
+    if isinstance(item, list):
+        words = tuple(checked_text(word, number, may_be_blank=False) for word in item)
+        sentence = TaggedSentence(words, None, number + 1, number, number)
+    else:
+        text = checked_text(item, number, may_be_blank=False)
+        sentence = TaggedSentence.of_text(text, splitter.spans(text), number + 1, number, number)
+    if not sentence.words:
         raise DataError(f"input {number}: a sentence without words")
-    return TaggedSentence(words, None, number + 1, number, number, source_text=item, source_spans=spans)
+    return sentence
 
 
 TAGGING = TaskKind(
@@ -181,5 +200,6 @@ TAGGING = TaskKind(
     label_names=_label_names,
     check=_check,
     make=tagging_task,
-    example_of=_example_of,
+    example_of=partial(_example_of, UNKNOWN_TRAINING),
+    data_settings=_data_settings,
 )

@@ -10,7 +10,8 @@ from maskloom.tasks.tagging.decoding import (
     true_tags,
 )
 from maskloom.tasks.tagging.encoding import encode_sentences
-from maskloom.tasks.tagging.sentences import TaggedSentence, split_text
+from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -45,8 +46,7 @@ def test_decisions_are_read_at_first_pieces():
 
 def test_entities_have_text_places_and_probability():
     text = "a  ab, c"
-    words, spans = split_text(text)
-    given = TaggedSentence(words, None, 1, 1, 0, source_text=text, source_spans=spans)
+    given = TaggedSentence.of_text(text, UNKNOWN_TRAINING.spans(text), 1, 1, 0)
     encoded = encode_sentences([given], TOKENIZER, max_length=9)
     (found,) = decode_tags(LABELS, 1.0, encoded, outputs_of(encoded, "B-X", "I-X", "O", "B-X"))
     probability = np.exp(4) / (np.exp(4) + 2)
@@ -84,8 +84,7 @@ def test_words_of_a_split_sentence_come_back_in_order():
 
 def test_plain_tags_have_places_and_probabilities_word_by_word():
     text = "a  ab,"
-    words, spans = split_text(text)
-    given = TaggedSentence(words, None, 1, 1, 0, source_text=text, source_spans=spans)
+    given = TaggedSentence.of_text(text, UNKNOWN_TRAINING.spans(text), 1, 1, 0)
     encoded = encode_sentences([given], TOKENIZER, max_length=9)
     outputs = outputs_of(encoded, "B-X", "O", "I-X")
     (found,) = decode_tags(("NOUN", "VERB", "X"), 1.0, encoded, outputs, names_entities=False)
