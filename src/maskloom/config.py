@@ -185,6 +185,25 @@ class Phase(Section):
     ] = None
 
 
+_Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
+
+
+class CardSection(Section):
+    """What only a person knows of a model, for its card, in the words of model hubs."""
+
+    license: Annotated[
+        str | None, Field(pattern=r"^[a-z0-9][a-z0-9.+-]{0,60}$"), about("Licence of the model, such as apache-2.0.")
+    ] = None
+    language: Annotated[
+        _Language | list[_Language] | None, about("Language of the text as a code such as en, or several.")
+    ] = None
+    base_model: Annotated[
+        str | None,
+        Field(pattern=r"^[\w.-]+(/[\w.-]+)?$"),
+        about("Published name of the model that training starts from; by default its folder's name."),
+    ] = None
+
+
 class PretrainRecipe(Section):
     """A pre-training run: model, data, training and, optionally, phases of sequence length."""
 
@@ -193,6 +212,7 @@ class PretrainRecipe(Section):
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
     training: TrainingSection = TrainingSection()
+    card: CardSection | None = None
     phases: list[Phase] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -312,6 +332,7 @@ class FinetuneRecipe(Section):
     span: SpanSection = SpanSection()
     tagging: TaggingSection = TaggingSection()
     features: FeaturesSection | None = None
+    card: CardSection | None = None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

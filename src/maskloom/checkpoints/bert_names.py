@@ -143,8 +143,13 @@ _IGNORED_ENDS = (
     "/adam_m",
     "/adam_v",
     "/AdamWeightDecayOptimizer",
+    "/Adam",
+    "/Adam_1",
 )
-_IGNORED = ("global_step", "good_steps", "bad_steps", "loss_scale")
+_IGNORED = (
+    *("global_step", "good_steps", "bad_steps", "loss_scale", "beta1_power", "beta2_power"),
+    "_CHECKPOINTABLE_OBJECT_GRAPH",
+)
 
 
 def encoder_names(num_layers: int) -> list[TensorName]:

@@ -63,13 +63,15 @@ _LABELLED = frozenset({"classifier", "tagger", "bilstm_tagger"})
 class LoadReport:
     """What loading did beyond copying: names are those of the Hugging Face layout.
 
-    `new_parameters` were not in the file and are freshly initialised; `unused_tensors` were in the file and belong to
-    heads that were not asked for; `ignored_tensors` are buffers and optimiser state.
+    `copied` pairs them with the file's names. `new_parameters` were not in the file and are freshly initialised;
+    `unused_tensors` were in the file and belong to heads that were not asked for; `ignored_tensors` are buffers and
+    optimiser state.
     """
 
     new_parameters: tuple[str, ...] = ()
     unused_tensors: tuple[str, ...] = ()
     ignored_tensors: tuple[str, ...] = ()
+    copied: tuple[tuple[str, str], ...] = ()
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -88,19 +90,20 @@ def load_model(
     seed: int = 0,
     replace_heads: Collection[str] = (),
     head_options: HeadOptions | None = None,
+    stored: dict[str, StoredTensor] | None = None,
 ) -> tuple[EncoderWithHeads, LoadReport]:
     """Read a model folder with names of any published dialect, and report what was not a plain copy.
 
     `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
     start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier.
-    `head_options` is for heads that take more than sizes; without it they are as config.json says. The masked-LM
-    decoder is tied to the word embeddings again. Raises DataError with every missing, unknown, repeated or ill-shaped
-    tensor at once.
+    `head_options` is for heads that take more than sizes; without it they are as config.json says. `stored` has the
+    tensors where they do not lie in a file that `open_weights` opens. The masked-LM decoder is tied to the word
+    embeddings again. Raises DataError with every missing, unknown, repeated or ill-shaped tensor at once.
     """
     folder = Path(folder)
     published_config = read_config(folder)
     config = BertConfig.from_published(published_config, str(_config_path(folder)))
-    stored = open_weights(folder)
+    stored = open_weights(folder) if stored is None else stored
     contents = _Contents.read(stored, config)
     present = _present_heads(contents, published_config)
     wanted = list(present if heads is None else heads)
@@ -123,10 +126,10 @@ def load_model(
     filled = {row.ours for row in rows}
     model = build_model(config, wanted, labels, seed=seed, head_options=options, leave=filled)
     _copy(model, rows, contents)
-    copied = {row.huggingface for row in rows}
+    copied = {row.huggingface: contents.tensors[row.huggingface].name for row in rows}
     new = [row.huggingface for row in _rows_of(planned, wanted) if row.huggingface not in copied]
     unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied]
-    report = LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)))
+    report = LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)), tuple(copied.items()))
     return model, report
 
 

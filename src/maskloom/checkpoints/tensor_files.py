@@ -19,6 +19,7 @@ from maskloom.foreign_files import file_inside, read_json_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Pickles in one form or another, programs (.pt2), and formats whose readers are not part of this program.
@@ -54,9 +55,20 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
         return _npz(path)
     if arrays:
         raise DataError(f"{folder}: several .npz files ({', '.join(path.name for path in arrays)}); keep one")
+    refuse_unconverted(folder)
     for path in sorted(folder.iterdir()):
         refuse_unsafe(path)
     raise DataError(f"{folder}: no weights; expected {WEIGHTS}, {INDEX} or one .npz file")
+
+
+def refuse_unconverted(folder: Path) -> None:
+    """Raise DataError for a folder whose weights `maskloom convert` reads and nothing else does."""
+    found = next((path for path in (folder / PICKLED, *sorted(folder.glob("*.index"))) if path.is_file()), None)
+    if found is not None:
+        what = "files of this kind can run code when opened" if found.name == PICKLED else "a TensorFlow checkpoint"
+        raise DataError(
+            f"{found}: {what}; convert it to {WEIGHTS}, after checks: maskloom convert {folder} --out DIR"
+        )
 
 
 def refuse_unsafe(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from maskloom import __version__
-from maskloom.cli import training, use
+from maskloom.cli import models, training, use
 from maskloom.cli.answer import answer, score_answers
 from maskloom.cli.corpora import corpus_app, vocab_app
 from maskloom.cli.features import features
@@ -49,6 +49,7 @@ app.command("score-answers")(score_answers)
 app.command("fill-mask")(use.fill_mask)
 app.command("embed")(use.embed)
 app.command("features")(features)
+app.command("convert")(models.convert)
 app.command("info")(use.info)
 app.command("report")(report)
 

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.checkpoints.sentence_transformers import ENCODER, MODULES
-from maskloom.checkpoints.tensor_files import refuse_unsafe
+from maskloom.checkpoints.tensor_files import refuse_unconverted, refuse_unsafe
 from maskloom.config import (
     DataError,
     FeaturesSection,
@@ -48,6 +48,7 @@ def resolve_model_folder(path: str | Path) -> Path:
     if not path.is_dir():
         refuse_unsafe(path)
         raise DataError(f"{path}: a folder is expected (config.json, model.safetensors, vocab.txt), this is a file")
+    refuse_unconverted(path)
     if (path / "recipe.toml").exists():
         raise DataError(f"{path}: this run has no model/ yet; finish it with --resume")
     held = sorted(entry.name for entry in path.iterdir())[:8]

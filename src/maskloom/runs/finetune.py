@@ -13,8 +13,8 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
-from maskloom.files import copy_files, replacing_folder, write_json
-from maskloom.inference.model_folder import FORMAT_VERSION, SETTINGS_FILE, load_tokenizer, resolve_model_folder
+from maskloom.files import write_json
+from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
@@ -27,9 +27,10 @@ from maskloom.runs.finetune_restarts import (
     summarise_restarts,
 )
 from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.model_card import write_card
+from maskloom.runs.model_card import finetuning_card
+from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_folder import prepare_run_folder
+from maskloom.runs.run_folder import TASK, prepare_run_folder
 from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
@@ -129,6 +130,7 @@ def _finetune(
     continues = ranks.is_first and prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     if ranks.is_first:
         claim(out)
+        write_json(out / TASK, _model_settings(recipe, prepared, reading))
     if ranks.any_(continues and (out / "metrics.json").exists()):
         if ranks.is_first:
             _remove_best_weights(out)
@@ -149,7 +151,7 @@ def _finetune(
         return {}
     result = _result(prepared, results, failures, out)
     with ranks.at("save"):
-        _write_models(out, recipe, prepared, results, result, reading, tokenizer)
+        _write_models(out, recipe, prepared, results, result, source, tokenizer)
     if recipe.tune_on_dev:
         result["tuned"] = {"fitted_on": str(dev), **tune_folder(out / "model", prepared.dev)}
     write_json(out / "metrics.json", result)
@@ -316,55 +318,39 @@ def _result(prepared: _Prepared, results: list[dict[str, Any]], failures: dict[i
     }
 
 
+def _model_settings(recipe: FinetuneRecipe, prepared: _Prepared, reading: ReadingOptions) -> dict[str, Any]:
+    """Return what is kept beside a model of this run: all of its task but the weights."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "maskloom": maskloom.__version__,
+        "kind": prepared.task.kind,
+        "takes_pairs": prepared.takes_pairs,
+        "labels": list(prepared.task.labels),
+        "primary": prepared.task.primary,
+        "max_length": recipe.data.max_length,
+        "reading": {**reading.as_dict(), "labels": None},
+        "settings": prepared.task.settings,
+    }
+
+
 def _write_models(
     out: Path,
     recipe: FinetuneRecipe,
     prepared: _Prepared,
     results: list[dict[str, Any]],
     result: dict[str, Any],
-    reading: ReadingOptions,
+    source: Path,
     tokenizer: Tokenizer,
 ) -> None:
     """Write the model of the best restart, and those of all where they are to be kept."""
+    settings = json.loads((out / TASK).read_text(encoding="utf-8"))
+    chosen, dev = f"the best on dev by {prepared.task.primary}", prepared.account["dev"]["path"]
     for restart in results:
-        if restart["seed"] == result["best_seed"]:
-            _write_model(out / "model", recipe, prepared, restart, out, reading, tokenizer)
-        if recipe.keep_restarts:
-            folder = out / "restarts" / f"seed-{restart['seed']}" / "model"
-            _write_model(folder, recipe, prepared, restart, out, reading, tokenizer)
-            if recipe.tune_on_dev:
-                tune_folder(folder, prepared.dev)
-
-
-def _write_model(
-    final: Path,
-    recipe: FinetuneRecipe,
-    prepared: _Prepared,
-    restart: dict[str, Any],
-    out: Path,
-    reading: ReadingOptions,
-    tokenizer: Tokenizer,
-) -> None:
-    """Put a seed's best weights, tokenizer, settings and card together under a temporary name, then rename that."""
-    if final.exists():
-        return
-    with replacing_folder(final) as folder:
-        copy_files(out / "restarts" / f"seed-{restart['seed']}" / "best", folder)
-        tokenizer.save(folder)
-        settings = {
-            "format_version": FORMAT_VERSION,
-            "maskloom": maskloom.__version__,
-            "kind": prepared.task.kind,
-            "takes_pairs": prepared.takes_pairs,
-            "labels": list(prepared.task.labels),
-            "primary": prepared.task.primary,
-            "max_length": recipe.data.max_length,
-            "reading": {**reading.as_dict(), "labels": None},
-            "settings": prepared.task.settings,
-        }
-        write_json(folder / SETTINGS_FILE, settings)
-        summary = (
-            f"A model for a {prepared.task.kind} task, seed {restart['seed']}, epoch {restart['best']['epoch']}: "
-            f"the best on dev by {prepared.task.primary}."
-        )
-        write_card(folder, "Fine-tuned BERT", summary, recipe, restart["best"]["scores"])
+        folder, seed = out / "restarts" / f"seed-{restart['seed']}", restart["seed"]
+        card = finetuning_card(recipe, seed=seed, entry=restart["best"], chosen=chosen, base=source, dev=dev)
+        wanted = {out / "model": seed == result["best_seed"], folder / "model": recipe.keep_restarts}
+        for final in (path for path, is_wanted in wanted.items() if is_wanted):
+            if not final.exists():
+                write_model_folder(final, folder / "best", tokenizer, card, settings=settings)
+        if recipe.keep_restarts and recipe.tune_on_dev:
+            tune_folder(folder / "model", prepared.dev)

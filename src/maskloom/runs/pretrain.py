@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from maskloom.checkpoints.huggingface import load_model, read_config, save_model
+from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.config import ConfigError, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus import Corpus
@@ -21,7 +21,7 @@ from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.rank_rows import rows_of_rank
 from maskloom.data.sampling import DataPosition, SamplingSettings
 from maskloom.data.splitting import split_documents
-from maskloom.files import replacing_folder, write_json
+from maskloom.files import write_json
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.models.assembled import EncoderWithHeads, build_model
@@ -29,7 +29,8 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.best_checkpoint import write_best_model
 from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.model_card import write_pretraining_card
+from maskloom.runs.model_card import pretraining_card
+from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import prepare_run_folder, run_id
@@ -103,7 +104,7 @@ def _pretrain(
     train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
-    model = _initial_model(recipe, len(opened.vocabulary), init)
+    model = initial_model(recipe, len(opened.vocabulary), init)
     for sentence in [model_line(model, recipe, is_new=init is None), *default_lines(recipe)]:
         progress.say(sentence)
     ranks.spread(model)
@@ -117,7 +118,7 @@ def _pretrain(
     whole = ranks.whole(model)
     if ranks.is_first:
         with ranks.at("save"):
-            _write_results(whole, recipe, Tokenizer.load(opened.folder), plans[-1], out, metrics, progress)
+            _write_results(whole, recipe, Tokenizer.load(opened.folder), plans[-1], out, init, metrics, progress)
     return metrics
 
 
@@ -127,13 +128,11 @@ def _write_results(
     tokenizer: Tokenizer,
     last: PhasePlan,
     out: Path,
+    init: Path | None,
     metrics: dict[str, Any],
     progress: Progress,
 ) -> None:
-    with replacing_folder(out / "model") as folder:
-        save_model(whole, folder)
-        tokenizer.save(folder)
-        write_pretraining_card(folder, recipe, metrics)
+    write_model_folder(out / "model", whole, tokenizer, pretraining_card(recipe, metrics, init))
     if recipe.training.keep_best:
         step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
         progress.say("no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}")
@@ -146,7 +145,11 @@ def _rows(plan: PhasePlan, ranks: Ranks) -> slice:
     return rows_of_rank(training.batch_size, training.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
-def _initial_model(recipe: PretrainRecipe, vocab_size: int, init: Path | None) -> EncoderWithHeads:
+def initial_model(recipe: PretrainRecipe, vocab_size: int, init: Path | None) -> EncoderWithHeads:
+    """Return the model that training starts from: drawn from the seed, or read from a model folder.
+
+    Raises ConfigError when that folder has another number of pieces than the corpus.
+    """
     heads = ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
     if init is None:
         return build_model(model_config(recipe, vocab_size=vocab_size), heads=heads, seed=recipe.seed)

@@ -21,6 +21,8 @@ from maskloom.launch import num_processes
 from maskloom.runs.run_lock import LOCK
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"
+TASK = "task.json"
+"""What fine-tuning keeps beside each model of a run: labels, settings, columns, length."""
 # What a run that was killed in its first moment leaves in its folder, recipe.toml being written last.
 _OF_A_START = (LOCK, DESCRIPTION, "launch.txt", f".{RECIPE}.*.tmp", f".{DESCRIPTION}.*.tmp", ".launch.txt.*.tmp")
 # Files and folders that a killed process was writing; whoever holds the run's lock may remove them.
@@ -28,7 +30,10 @@ _HALF_WRITTEN = (".*.tmp", ".*.tmp-*", ".*.verify")
 # Keys that say how a run copes with trouble and by which means it trains, not what comes out: a resumed run may change
 # them.
 _FREE = frozenset(
-    f"training.{key}" for key in ("on_nonfinite", "max_skips", "parallel", "rank_timeout", "keep_checkpoints", "log_to")
+    [
+        *(f"training.{key}" for key in ("on_nonfinite", "max_skips", "parallel", "rank_timeout", "keep_checkpoints")),
+        *("training.log_to", "card", "card.license", "card.language", "card.base_model"),
+    ]
 )
 
 

@@ -1,0 +1,128 @@
+"""Weights that torch.save has written (pytorch_model.bin): a pickle, read only after all that it asks for is known."""
+
+from __future__ import annotations
+
+import pickletools
+import warnings
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from maskloom.checkpoints.safetensors_header import MAX_TENSORS
+from maskloom.checkpoints.tensor_files import StoredTensor
+from maskloom.errors import DataError
+from maskloom.foreign_files import check_regular
+from maskloom.machine_memory import available_memory
+
+_MAX_PICKLE_BYTES, _MAX_OPERATIONS = 64 << 20, 1_000_000
+# A file of torch before 1.6: this number, then four pickles, then the values.
+_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_NUM_PICKLES = 5
+# All that a dictionary of tensors is made of: names, whole numbers, containers, and the three calls below.
+_OPERATIONS = {
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2"),
+    *("TUPLE3", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+    *("MEMOIZE", "GLOBAL", "BINPERSID", "REDUCE", "BUILD"),
+}
+_GLOBALS = frozenset(
+    {
+        "collections OrderedDict",
+        "torch._utils _rebuild_tensor_v2",
+        "torch._utils _rebuild_parameter",
+        *(
+            f"torch {kind}Storage"
+            for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+        ),
+    }
+)
+
+
+class _RefusedError(ValueError):
+    """What a file of tensors would not hold."""
+
+
+def open_pickled(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file of torch.save by name, all of them in memory.
+
+    First every operation of its pickles is compared with a short list: they make dictionaries of tensors and nothing
+    else, with no number above the file's size; the parts of a zip must lie in it uncompressed. Only then torch reads
+    the same open file, with its own reader for weights alone. Raises DataError that names the file for anything else.
+    """
+    check_regular(path)
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            _require_memory(path, size)
+            _check(file, size)
+            file.seek(0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch speaks of storages that old files name
+                values = torch.load(file, map_location="cpu", weights_only=True)  # may run code: not after _check
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except _RefusedError as problem:
+        raise DataError(f"{path}: not read: {problem}") from None
+    except Exception as error:  # a damaged file may raise anything
+        raise DataError(f"{path}: not a whole file of torch.save: {error!s:.300}") from None
+    return {name: _stored(path, name, value) for name, value in _tensors(path, values).items()}
+
+
+def _require_memory(path: Path, size: int) -> None:
+    available = available_memory()
+    if available is not None and size > available:
+        raise DataError(f"{path}: takes {size:,} bytes of memory, {available:,} are available")
+
+
+def _check(file: IO[bytes], size: int) -> None:
+    file.seek(0)
+    if file.read(len(_MAGIC)) == _MAGIC:
+        for _ in range(_NUM_PICKLES - 1):
+            _check_pickle(file, size)
+        return
+    if not zipfile.is_zipfile(file):
+        raise _RefusedError("neither of the two formats of torch.save")
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        if len({part.filename for part in parts}) != len(parts) or len(parts) > 2 * MAX_TENSORS:
+            raise _RefusedError("its zip holds a name twice, or too many")
+        if any(part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size for part in parts):
+            raise _RefusedError("its zip is compressed; torch.save compresses nothing")
+        if sum(part.file_size for part in parts) > size:
+            raise _RefusedError("the parts of its zip overlap")
+        pickles = [part for part in parts if part.filename.endswith(".pkl")]
+        if [part.filename.count("/") for part in pickles] != [1] or not pickles[0].filename.endswith("/data.pkl"):
+            raise _RefusedError("its zip holds another program than data.pkl, or none")
+        with archive.open(pickles[0]) as part:
+            _check_pickle(part, size)
+
+
+def _check_pickle(file: IO[bytes], size: int) -> None:
+    """Raise _RefusedError for a pickle that does more than make dictionaries of tensors; nothing of it is run."""
+    start = file.tell()
+    for count, (operation, argument, _place) in enumerate(pickletools.genops(file)):
+        if count > _MAX_OPERATIONS or file.tell() - start > _MAX_PICKLE_BYTES:
+            raise _RefusedError("its pickle is longer than that of any model")
+        if operation.name not in _OPERATIONS:
+            raise _RefusedError(f"its pickle does more than hold tensors ({operation.name}), so it could run code")
+        if operation.name == "GLOBAL" and argument not in _GLOBALS:
+            raise _RefusedError(f"its pickle asks for {argument!r:.80}, so it could run code")
+        if isinstance(argument, int) and not -1 <= argument <= max(size, 4096):
+            raise _RefusedError(f"its pickle holds the number {argument!r:.40}, beyond the size of the file")
+
+
+def _tensors(path: Path, values: Any) -> dict[str, Tensor]:
+    are_tensors = isinstance(values, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in values.items()
+    )
+    if not are_tensors:
+        held = sorted(map(str, values))[:4] if isinstance(values, dict) else type(values).__name__
+        raise DataError(f"{path}: a dictionary from names to tensors is expected; this holds {held!s:.200}")
+    return values
+
+
+def _stored(path: Path, name: str, value: Tensor) -> StoredTensor:
+    return StoredTensor(name, tuple(value.shape), value.is_floating_point(), path, value.detach)

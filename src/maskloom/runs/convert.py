@@ -1,0 +1,189 @@
+"""Model folders of published weights: Google's releases, files of torch.save, safetensors, each checked before use."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
+from maskloom.checkpoints.pickled_weights import open_pickled
+from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
+from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
+from maskloom.config import ConfigError, DataError
+from maskloom.foreign_files import file_inside, read_json_object
+from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.runs.model_card import Card, model_name
+from maskloom.runs.model_writing import write_model_folder
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.tokenizer_files import holds_capitals
+
+_UNCASED_NAME, _CASED_NAME = re.compile("uncased", re.IGNORECASE), re.compile("(?<!un)cased", re.IGNORECASE)
+_LABELLED = frozenset({"classifier", "tagger"})
+_NUM_SHOWN = 6
+_OF_LABELS = ("id2label", "label2id", "problem_type")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A published model: its folder, the file with its weights and what kind of file that is, and the tensors."""
+
+    folder: Path
+    weights: str
+    kind: str
+    stored: dict[str, StoredTensor]
+
+
+def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = None) -> dict[str, Any]:
+    """Make a model folder of published BERT weights and return what was mapped, dropped and made up.
+
+    `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors,
+    whole or sharded, .npz, a TensorFlow 1 checkpoint, or pytorch_model.bin; of several the first in this order. It may
+    also be the weight file itself, or a checkpoint's prefix. Heads are kept. Whether text is lower-cased is what the
+    configuration, the folder's name and the vocabulary say, unless `lowercase` is given. Raises ConfigError where `out`
+    holds something, DataError with all that does not fit: tensors, vocabulary and configuration.
+    """
+    source, out = Path(source), Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an empty folder; choose another --out")
+    found = _found(source)
+    model, report, tokenizer = _opened(found)
+    config = read_config(found.folder)
+    lowercase, reason = _case(found.folder, config, tokenizer, lowercase)
+    # the published configuration of Google's layout is not one that tokenizers look into
+    is_google = not (found.folder / "config.json").exists() and not (found.folder / "tokenizer_config.json").exists()
+    max_length = model.config.max_position_embeddings if is_google else tokenizer.max_length
+    tokenizer = Tokenizer(
+        tokenizer.vocabulary, lowercase=lowercase, max_length=max_length, compatibility=tokenizer.compatibility
+    )
+    labels = {key: config[key] for key in _OF_LABELS if key in config and not _LABELLED.isdisjoint(model.heads)}
+    card = Card(
+        "Converted BERT",
+        f"Made by `maskloom convert` from {found.weights} ({found.kind}).",
+        pipeline_tag="fill-mask" if "mlm" in model.heads else None,
+        base_model=model_name(found.folder),
+    )
+    write_model_folder(out, model, tokenizer, card, extra_config=labels)
+    return {**_account(found, model, report, tokenizer), "case": reason, "model": str(out)}
+
+
+def _found(source: Path) -> _Source:
+    """Return where the weights lie; raises DataError where there are none that are read."""
+    index = next((path for path in (source, source.with_name(source.name + INDEX_END)) if path.is_file()), None)
+    folder = source if source.is_dir() else source.parent
+    if index is None and not source.is_dir():
+        raise DataError(f"{source}: there is no such folder, checkpoint or file")
+    if source.is_dir() and (source / SETTINGS_FILE).exists():
+        raise DataError(f"{source}: a model folder of maskloom already; there is nothing to convert")
+    if source.is_dir():
+        index = _weights_in(source)
+    if index is None:
+        stored = open_weights(folder)
+        path = next(iter(stored.values())).path
+        return _Source(folder, path.name, "safetensors" if path.suffix == ".safetensors" else "arrays of numpy", stored)
+    if index.name.endswith(INDEX_END):
+        return _Source(folder, index.name, "TensorFlow 1 checkpoint", open_bundle(index))
+    if index.suffix == ".bin":
+        return _Source(folder, index.name, "torch.save", open_pickled(index))
+    raise DataError(f"{index}: name the folder that it is in; of files a checkpoint's .index and a .bin are taken")
+
+
+def _weights_in(folder: Path) -> Path | None:
+    """Return the TensorFlow checkpoint or pytorch_model.bin of a folder that has nothing better, or None."""
+    if file_inside(folder, WEIGHTS) or file_inside(folder, INDEX) or list(folder.glob("*.npz")):
+        return None
+    found = sorted(path for path in folder.glob(f"*{INDEX_END}"))
+    if len(found) > 1:
+        names = ", ".join(path.name.removesuffix(INDEX_END) for path in found)
+        raise DataError(f"{folder}: several checkpoints ({names}); name one: {folder / names.split(',')[0]}")
+    if found:
+        return file_inside(folder, found[0].name)
+    return file_inside(folder, PICKLED)
+
+
+def _opened(found: _Source) -> tuple[EncoderWithHeads, LoadReport, Tokenizer]:
+    """Return model and tokenizer; raises DataError with what is wrong with each."""
+    problems: list[str] = []
+    model = tokenizer = None
+    try:
+        model = load_model(found.folder, stored=found.stored)
+    except DataError as error:
+        problems.append(str(error))
+    try:
+        tokenizer = load_tokenizer(found.folder)
+    except DataError as error:
+        problems.append(str(error))
+    if model is None or tokenizer is None:
+        raise DataError("\n".join(problems))
+    return *model, tokenizer
+
+
+def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: bool | None) -> tuple[bool, str]:
+    """Return whether text is lower-cased and what says so; raises DataError where two of them disagree.
+
+    The published code refuses a model whose folder's name says one thing and its setting another.
+    """
+    if given is not None:
+        return given, "as given"
+    name = folder.resolve().name
+    settings = read_json_object(path) if (path := file_inside(folder, "tokenizer_config.json")) else {}
+    said = {
+        "do_lower_case of tokenizer_config.json": settings.get("do_lower_case"),
+        "do_lower_case of the configuration": config.get("do_lower_case"),
+        f"the folder's name, {name}": True
+        if _UNCASED_NAME.search(name)
+        else False
+        if _CASED_NAME.search(name)
+        else None,
+        "a vocabulary with capital letters": False if holds_capitals(tokenizer.vocabulary) else None,
+    }
+    known = {source: value for source, value in said.items() if isinstance(value, bool)}
+    if len(set(known.values())) > 1:
+        sides = ", ".join(f"{source} says {'uncased' if value else 'cased'}" for source, value in known.items())
+        raise DataError(f"{folder}: {sides}; say which it is with --uncased or --cased")
+    if not known:
+        return True, "a vocabulary without capital letters"
+    return next(iter(known.values())), next(iter(known))
+
+
+def _account(found: _Source, model: EncoderWithHeads, report: LoadReport, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what was read and what became of each tensor."""
+    read = {name for _, name in report.copied}
+    spare = model.config.vocab_size - len(tokenizer.vocabulary)
+    notes = [f"{spare:,} of the {model.config.vocab_size:,} embeddings have no token"] if spare else []
+    return {
+        "source": str(found.folder / found.weights),
+        "format": found.kind,
+        "layers": model.config.num_hidden_layers,
+        "hidden_size": model.config.hidden_size,
+        "vocabulary": len(tokenizer.vocabulary),
+        "lowercase": tokenizer.lowercase,
+        "heads": list(model.heads),
+        "mapped": dict(report.copied),
+        "dropped": sorted(name for name in found.stored if name not in read),
+        "made_up": list(report.new_parameters),
+        "notes": notes,
+    }
+
+
+def conversion_lines(result: dict[str, Any]) -> list[str]:
+    """Return the account for a person: what was mapped by number, what was dropped and made up by name."""
+    case = "uncased" if result["lowercase"] else "cased"
+    heads = ", ".join(result["heads"]) or "none"
+    first, source = next(iter(result["mapped"].items()))
+    lines = [
+        f"read      {result['source']} ({result['format']}): {result['layers']} layers of {result['hidden_size']}, "
+        f"{result['vocabulary']:,} tokens, {case} ({result['case']})",
+        f"mapped    {len(result['mapped'])} tensors, such as {source} -> {first}; heads: {heads}",
+        f"dropped   {_named(result['dropped'])}",
+        f"made up   {_named(result['made_up'])}",
+    ]
+    return [*lines, *(f"note      {note}" for note in result["notes"]), f"model     {result['model']}"]
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(names[:_NUM_SHOWN])
+    more = f" and {len(names) - _NUM_SHOWN:,} more" if len(names) > _NUM_SHOWN else ""
+    return f"{len(names):,}: {shown}{more}" if names else "nothing"

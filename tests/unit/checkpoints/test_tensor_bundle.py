@@ -1,0 +1,138 @@
+"""TensorFlow's checkpoints, written by hand and damaged in every way."""
+
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.tensorflow_files import entry, header, message, number, snappy, table, varint, write_checkpoint
+
+from maskloom.checkpoints.sorted_table import DamagedError, decompressed
+from maskloom.checkpoints.tensor_bundle import open_bundle
+from maskloom.config import DataError
+
+RNG = np.random.default_rng(0)
+VARIABLES = {
+    **{f"bert/encoder/layer_{n}/output/dense/kernel": RNG.normal(size=(3, n + 1)).astype("float32") for n in range(40)},
+    "bert/half": RNG.normal(size=(2, 2)).astype("float16"),
+    "bert/double": RNG.normal(size=5),
+    "bert/scalar": np.float32(3.5).reshape(()),
+    "bert/empty": np.zeros((0, 3), dtype="float32"),
+    "global_step": np.array(7, dtype="int64"),
+}
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("compress", [False, True])
+def test_every_variable_comes_back(tmp_path, num_shards, compress):
+    write_checkpoint(tmp_path / "model.ckpt", VARIABLES, num_shards=num_shards, compress=compress)
+    stored = open_bundle(tmp_path / "model.ckpt.index")
+    assert sorted(stored) == sorted(VARIABLES)
+    for name, array in VARIABLES.items():
+        assert stored[name].shape == array.shape
+        assert stored[name].is_float == (array.dtype != "int64")
+        assert np.array_equal(stored[name].read().numpy(), array), name
+    assert stored["bert/half"].read().dtype == torch.float16
+
+
+def _changed(path: Path, change) -> None:
+    path.write_bytes(bytes(change(bytearray(path.read_bytes()))))
+
+
+def test_a_flipped_bit_anywhere_is_found(tmp_path):
+    write_checkpoint(tmp_path / "m", VARIABLES, compress=True)
+    index, data = tmp_path / "m.index", tmp_path / "m.data-00000-of-00001"
+    whole = {path: path.read_bytes() for path in (index, data)}
+    draw = random.Random(0)
+    for path, content in whole.items():
+        for _ in range(60):
+            bit = draw.randrange(8 * (len(content) - 48 if path == index else len(content)))
+            changed = bytearray(content)
+            changed[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(changed)
+            with pytest.raises(DataError, match=r"checksum|not a whole table"):
+                [tensor.read() for tensor in open_bundle(index).values()]
+        path.write_bytes(content)
+    assert len(open_bundle(index)) == len(VARIABLES)
+
+
+def test_no_cut_or_noise_ends_otherwise_than_in_one_message(tmp_path):
+    write_checkpoint(tmp_path / "m", VARIABLES)
+    index = tmp_path / "m.index"
+    content, draw = index.read_bytes(), random.Random(1)
+    for trial in range(150):
+        changed = bytearray(content)
+        if trial % 2:
+            del changed[draw.randrange(len(content)) :]
+        for _ in range(trial % 5):
+            changed[draw.randrange(len(changed) or 1) : draw.randrange(len(content))] = draw.randbytes(
+                draw.randrange(9)
+            )
+        index.write_bytes(changed)
+        if bytes(changed) != content:
+            with pytest.raises(DataError, match=r"m\.index"):
+                open_bundle(index)
+
+
+SMALL = np.zeros((2, 2), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({b"": header(1, endianness=1)}, "big-endian"),
+        ({b"": header(1, min_consumer=2)}, "reader of version 2"),
+        ({b"": number(1, 0)}, "0 files"),
+        ({b"": number(1, 1 << 40)}, "files; 1 to 10,000"),
+        ({b"x": entry(SMALL, 0, 0, bytes(12))}, r"'x' of shape \(2, 2\) does not take the 12 bytes"),
+        ({b"x": entry(SMALL, 0, 1 << 30, bytes(16))}, "cut short or of another checkpoint"),
+        ({b"x": entry(SMALL, 5, 0, bytes(16))}, "m.data-00005-of-00001: cannot be read"),
+        ({b"x": entry(SMALL, 0, 0, bytes(16)) + message(7, b"")}, "'x' is stored in slices"),
+        ({b"x": number(1, 1) + message(2, message(2, number(1, 2**64 - 1)))}, "'x' has a shape that no tensor has"),
+        ({b"x": number(1, 1) + message(2, message(2, number(1, 1)) * 17)}, "'x' has a shape that no tensor has"),
+        ({b"x": number(1, 1) + message(2, number(3, 1))}, "'x' has no known shape"),
+        ({b"x": number(1, 1) + number(2, 1)}, "a message is no message"),
+        ({b"x": b"\xff"}, "cut short"),
+        ({b"x": b"\x0b"}, "unknown kind 3"),
+        ({b"\xff": entry(SMALL, 0, 0, bytes(16))}, "not UTF-8"),
+        ({b"a/.ATTRIBUTES/VARIABLE_VALUE": entry(SMALL, 0, 0, bytes(16))}, "TensorFlow 2"),
+    ],
+)
+def test_an_index_that_lies_is_refused(tmp_path, entries, said):
+    write_checkpoint(tmp_path / "m", {"y": SMALL}, entries=entries)
+    with pytest.raises(DataError, match=said):
+        open_bundle(tmp_path / "m.index")
+
+
+def test_a_table_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "m.index"
+    for content, said in (
+        (b"", "not those of a table"),
+        (table([(b"x", b"")]), "no header"),
+        (table([(b"b", b""), (b"a", b"")]), "does not come after"),
+        (table([(b"x" * 5000, b"")]), "beyond 4,096 bytes"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=said):
+            open_bundle(path)
+    with path.open("wb") as file:
+        file.truncate(17 << 20)
+    with pytest.raises(DataError, match="larger than 16,777,216 bytes"):
+        open_bundle(path)
+
+
+def test_a_block_that_would_grow_beyond_all_bounds_is_refused():
+    data = bytes(range(7)) * 400
+    assert decompressed(memoryview(snappy(data)), len(data)) == data
+    for content, said in (
+        (varint(1 << 40) + b"\0a", "would take"),
+        (varint(3) + b"\0a", "shorter than it says"),
+        (varint(1) + b"\x04ab", "longer than it says"),
+        (varint(4) + b"\x0ca", "ends in the middle"),
+        (varint(9) + b"\0a\x11\x05", "before its beginning"),
+        (varint(9) + b"\0a" + b"\xfe" + struct.pack("<H", 1), "longer than it says"),
+    ):
+        with pytest.raises(DamagedError, match=said):
+            decompressed(memoryview(content), 1 << 20)
