@@ -59,9 +59,8 @@ def test_no_pickle_is_opened_wherever_it_lies(tmp_path):
 def test_files_that_hold_code_are_refused_by_name_with_what_to_do(tmp_path, name):
     write_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / name)
-    with pytest.raises(
-        DataError, match=rf"{name}: files of this kind can run code .*; convert it to model.safetensors"
-    ):
+    what = "a TensorFlow checkpoint" if name.endswith(".index") else "files of this kind can run code"
+    with pytest.raises(DataError, match=rf"{name}: {what}.*; convert it to model.safetensors"):
         load_model(tmp_path)
     with pytest.raises(DataError, match=rf"{name}: files of this kind can run code"):
         Predictor.load(tmp_path / name)
