@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from maskloom.inference import Predictor
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "finetune", "load", "pretrain"]
 
 
 def load(folder: str | Path, *, int8: bool = False, device: str = "cpu", batch_size: int | None = None) -> Predictor:
@@ -25,3 +26,100 @@ def load(folder: str | Path, *, int8: bool = False, device: str = "cpu", batch_s
     from maskloom.inference import Predictor
 
     return Predictor.load(folder, int8=int8, device=device, batch_size=batch_size)
+
+
+def pretrain(
+    corpus: str | Path,
+    out: str | Path,
+    *,
+    size: Literal["tiny", "mini", "small", "medium", "base", "large"] | None = None,
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    init: str | Path | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    max_length: int | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    verify: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Pre-train a BERT on a corpus folder, as `maskloom pretrain` does, and return its held-out metrics.
+
+    `corpus` is what `maskloom corpus build` wrote; `out` becomes the run folder, with the model in `out/model`.
+    `recipe` is a TOML file, the name of a shipped recipe, or values by key, such as `{"training.save_every": 500}`; the
+    other settings are the command's flags and win over it. `init` starts from the weights of a model folder. `resume`
+    goes on with the run in `out`, `verify` first shows that resuming gives the same bits. With `progress` the run tells
+    on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for wrong input before any
+    training, and maskloom.training.interruption.Interrupted, with all saved, when a signal asks to stop.
+    """
+    from pathlib import Path
+
+    from maskloom.config import PretrainRecipe
+    from maskloom.runs.pretrain import pretrain as run
+    from maskloom.runs.pretraining_plan import check_model
+    from maskloom.runs.progress import heard
+    from maskloom.runs.training_flags import recipe_of_run
+
+    flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
+    flags |= {"max_length": max_length, "seed": seed}
+    resumes, check = (Path(out) if resume else None), (None if init else check_model)
+    chosen = recipe_of_run(PretrainRecipe, recipe, changes=[], flags=flags, resumes=resumes, check=check)
+    return run(chosen, corpus=corpus, out=out, init=init, resume=resume, verify=verify, progress=heard(progress))
+
+
+def finetune(
+    model: str | Path,
+    train: str | Path,
+    dev: str | Path,
+    out: str | Path,
+    *,
+    task: Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None = None,
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    max_length: int | None = None,
+    seed: int | None = None,
+    restarts: int | None = None,
+    keep_restarts: bool = False,
+    metric: str | None = None,
+    format: str | None = None,
+    text_column: str | None = None,
+    pair_column: str | None = None,
+    label_column: str | None = None,
+    labels: str | Path | None = None,
+    on_bad_rows: Literal["error", "skip"] = "error",
+    resume: bool = False,
+    verify: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Fine-tune a model folder on labelled text, as `maskloom finetune` does, and return its scores on `dev`.
+
+    The weights that score best on `dev` are kept in `out/model`. `train` and `dev` are files as the command takes them:
+    CSV, TSV or JSONL, CoNLL columns, SQuAD's JSON, a data set as distributed (`format`); columns are found by their
+    names or given. `recipe` is a TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as
+    `{"training.warmup_share": 0.2}`; the other settings are the command's flags and win over it. `restarts` trains from
+    several seeds, `metric` names the score that decides. `resume` goes on with the run in `out`. With `progress` the
+    run tells on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for wrong input before
+    any training, NumericalError when no seed ends in finite numbers, and
+    maskloom.training.interruption.Interrupted, with all saved, when a signal asks to stop.
+    """
+    from pathlib import Path
+
+    from maskloom.config import FinetuneRecipe
+    from maskloom.runs.finetune import finetune as run
+    from maskloom.runs.progress import heard
+    from maskloom.runs.training_flags import recipe_of_run
+    from maskloom.tasks.columns import ReadingOptions
+
+    flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
+    flags |= {"max_length": max_length, "seed": seed, "restarts": restarts, "keep_restarts": keep_restarts or None}
+    resumes = Path(out) if resume else None
+    chosen = recipe_of_run(FinetuneRecipe, recipe, changes=[], flags=flags, resumes=resumes)
+    columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
+    names = None if labels is None else str(labels)
+    reading = ReadingOptions(**columns, format=format, labels=names, on_bad_rows=on_bad_rows)
+    files = {"model": model, "train": train, "dev": dev, "out": out}
+    return run(chosen, **files, reading=reading, metric=metric, resume=resume, verify=verify, progress=heard(progress))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -103,20 +104,25 @@ def recipe_path(given: str | Path) -> Path:
 
 def load_recipe(
     kind: type[RecipeT],
-    path: str | Path | None,
+    path: str | Path | Mapping[str, Any] | None,
     overrides: list[str] | None = None,
     *,
     check: Callable[[RecipeT], object] | None = None,
 ) -> RecipeT:
-    """Read a recipe of one kind from a TOML file and apply `key.sub=value` overrides to it.
+    """Read a recipe of one kind from a TOML file, or of values by dotted key, and apply `key.sub=value` overrides.
 
     Raises ConfigError that names key, value and file for what is unknown, ill-typed or contradictory; `check` may know
     of more and raise it.
     """
-    values = {} if path is None else _read_toml(Path(path))
+    values: dict[str, Any] = {}
+    if isinstance(path, Mapping):
+        for key, value in path.items():
+            _put(values, key, copy.deepcopy(value), f"recipe key {key!r:.200}")
+    elif path is not None:
+        values = _read_toml(Path(path))
     for override in overrides or []:
         _apply_override(values, override)
-    source = str(path) if path else "recipe"
+    source = str(path) if path and not isinstance(path, Mapping) else "recipe"
     recipe = validate_recipe(kind, values, source=source)
     if check is not None:
         try:
@@ -166,6 +172,11 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         value = text
+    _put(values, key, value, f"--set {override!r:.200}")
+
+
+def _put(values: dict[str, Any], key: str, value: Any, what: str) -> None:
+    """Put a value at its dotted key; raises ConfigError, naming `what`, where a part of the key is no section."""
     target: Any = values
     *parents, last = key.split(".")
     for parent in parents:
@@ -174,9 +185,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         else:
             target = target.setdefault(parent, {}) if isinstance(target, dict) else None
         if not isinstance(target, dict | list):
-            raise ConfigError(f"--set {override!r:.200}: {parent!r:.60} is a value, not a section")
+            raise ConfigError(f"{what}: {parent!r:.60} is a value, not a section")
     if isinstance(target, list):
-        raise ConfigError(f"--set {override!r:.200}: a table among {len(target)} is meant; name a key of it")
+        raise ConfigError(f"{what}: a table among {len(target)} is meant; name a key of it")
     target[last] = value
 
 

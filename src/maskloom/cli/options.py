@@ -66,20 +66,12 @@ def chosen_recipe(
 
     Raises FolderInUseError where one works.
     """
-    from maskloom.config import load_recipe
-    from maskloom.recipe_files import recipe_path
-    from maskloom.runs.run_folder import RECIPE
     from maskloom.runs.run_lock import refuse_if_in_use
-    from maskloom.runs.training_flags import check_flags, flag_changes
+    from maskloom.runs.training_flags import recipe_of_run
 
     refuse_if_in_use(out)  # before the heavy imports
-    if resume and path is None and (out / RECIPE).exists():
-        path = out / RECIPE
-    elif path is not None:
-        path = recipe_path(path)
-    recipe = load_recipe(kind, path, [*changes, *flag_changes(flags or {})], check=check)
-    check_flags(recipe, flags or {})
-    return recipe
+    resumes = out if resume else None
+    return recipe_of_run(kind, path, changes=changes, flags=flags or {}, resumes=resumes, check=check)
 
 
 @contextmanager

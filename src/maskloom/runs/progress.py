@@ -128,6 +128,11 @@ def terminal_progress() -> Progress:
     return BarProgress() if sys.stderr.isatty() else LineProgress()
 
 
+def heard(wanted: bool) -> Progress:
+    """Return what a person follows a run by, or silence."""
+    return terminal_progress() if wanted else SilentProgress()
+
+
 def stage_callback(progress: Progress) -> Callable[[str, int, int], None]:
     """Return a callback (stage, done, total) that drives a progress display, for vocabularies and corpora."""
     current = [""]

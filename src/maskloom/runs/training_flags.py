@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe
+from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.recipe_files import recipe_path
+from maskloom.runs.run_folder import RECIPE
+
+RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 
 FLAG_KEYS = {
     "size": "model.size",
@@ -26,6 +31,29 @@ FLAG_KEYS = {
 def flag_changes(flags: dict[str, Any]) -> list[str]:
     """Return flags in the form that `--set` takes; those that are None were not given."""
     return [f"{FLAG_KEYS[name]}={json.dumps(value)}" for name, value in flags.items() if value is not None]
+
+
+def recipe_of_run(
+    kind: type[RecipeT],
+    given: str | Path | Mapping[str, Any] | None,
+    *,
+    changes: list[str],
+    flags: dict[str, Any],
+    resumes: Path | None = None,
+    check: Callable[[RecipeT], object] | None = None,
+) -> RecipeT:
+    """Return a recipe given as a file, by name or as values, with changes and then flags applied.
+
+    Without one, a run that resumes in the folder `resumes` takes its own. Raises ConfigError for what is wrong in it,
+    and for a flag that would change nothing.
+    """
+    if given is None and resumes is not None and (resumes / RECIPE).exists():
+        given = resumes / RECIPE
+    elif isinstance(given, str | Path):
+        given = recipe_path(given)
+    recipe = load_recipe(kind, given, [*changes, *flag_changes(flags)], check=check)
+    check_flags(recipe, flags)
+    return recipe
 
 
 def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) -> None:

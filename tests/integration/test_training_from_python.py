@@ -1,0 +1,85 @@
+"""`maskloom.pretrain` and `maskloom.finetune`: the commands' work and results, called from Python."""
+
+import csv
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+import maskloom
+
+TINY = {
+    "model.config": {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1},
+    "training.num_threads": 1,
+    "data": {"held_out_share": 0.2},
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    draw = random.Random(0)
+    words = ["the", "array", "list", "sorted", "in", "place", "of", "its", "keys", "returns", "a", "new", "copy"]
+    documents = ["".join(" ".join(draw.choices(words, k=9)) + ". " for _ in range(6)) for _ in range(30)]
+    (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    run = [sys.executable, "-m", "maskloom"]
+    build = ["corpus", "build", "text.txt", "--vocab", "v", "--out", "c"]
+    subprocess.run([*run, "vocab", "train", "text.txt", "--size", "60", "--out", "v"], cwd=folder, check=True)
+    subprocess.run([*run, *build], cwd=folder, check=True)
+    return folder / "c"
+
+
+def test_pretraining_and_finetuning_are_calls(corpus, tmp_path, capfd):
+    metrics = maskloom.pretrain(
+        corpus,
+        tmp_path / "bert",
+        size="tiny",
+        recipe=TINY,
+        steps=4,
+        batch_size=4,
+        max_length=24,
+        seed=3,
+        progress=False,
+    )
+    assert metrics["mlm_loss"] > 0
+    assert "seed = 3" in (tmp_path / "bert" / "recipe.toml").read_text(encoding="utf-8")
+    assert capfd.readouterr().err == ""
+    assert maskloom.pretrain(corpus, tmp_path / "bert", resume=True) == metrics
+    capfd.readouterr()
+    rows = [("sorted in place", "a"), ("a new copy", "b")] * 12
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("words", "kind"), *rows])
+    result = maskloom.finetune(
+        tmp_path / "bert",
+        tmp_path / "rows.csv",
+        tmp_path / "rows.csv",
+        tmp_path / "classifier",
+        recipe={"training.num_threads": 1},
+        epochs=2,
+        batch_size=8,
+        learning_rate=1e-3,
+        max_length=16,
+        text_column="words",
+        label_column="kind",
+    )
+    assert "task: single; 6 steps of 8 examples: 2 epochs of 24 examples" in capfd.readouterr().err
+    assert json.loads((tmp_path / "classifier" / "metrics.json").read_text()) == result
+    assert {answer["label"] for answer in maskloom.load(tmp_path / "classifier").predict(["a new copy"])} <= {"a", "b"}
+
+
+def test_wrong_calls_name_what_is_wrong(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"unknown key 'steps'; did you mean 'training\.steps'"):
+        maskloom.pretrain(corpus, tmp_path / "run", recipe={"steps": 3})
+    with pytest.raises(ValueError, match="did you mean the shipped recipe squad-v1"):
+        maskloom.finetune("m", "t", "d", tmp_path / "run", recipe="squad-v11")
+    with pytest.raises(ValueError, match=r"--epochs: training\.steps = 7 decides"):
+        maskloom.finetune("m", "t", "d", tmp_path / "run", recipe={"training.steps": 7}, epochs=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_package_stays_light():
+    code = "import sys, maskloom; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)), maskloom.pretrain)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("[] <function pretrain")
