@@ -33,10 +33,8 @@ def is_restarted(out: Path) -> bool:
     launch = os.environ.get("TORCHELASTIC_RUN_ID")
     if not launch or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return False
-    try:
-        return (out / _LAUNCH).read_text(encoding="utf-8") == launch
-    except OSError:
-        return False
+    path = out / _LAUNCH
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == launch
 
 
 def claim(out: Path) -> None:

@@ -119,7 +119,7 @@ def load_recipe(
         for key, value in path.items():
             _put(values, key, copy.deepcopy(value), f"recipe key {key!r:.200}")
     elif path is not None:
-        values = _read_toml(Path(path))
+        values = read_toml(Path(path))
     for override in overrides or []:
         _apply_override(values, override)
     source = str(path) if path and not isinstance(path, Mapping) else "recipe"
@@ -132,7 +132,8 @@ def load_recipe(
     return recipe
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file holds; raises ConfigError that names it."""
     problem = why_unreadable(path)
     if problem is not None:
         raise ConfigError(f"{path}: the recipe {problem}")

@@ -143,6 +143,47 @@ def test_a_killed_process_ends_the_others_with_its_number(fleet: Fleet, command:
     _ended(wait_all(job), 0, "rank 0 ends: rank 1 was lost")
 
 
+def _torchrun(command: list[str], folder: Path, of_rank_1: str) -> subprocess.CompletedProcess[str]:
+    """Run two processes under torchrun; the second one does something before."""
+    job = f'[ "$RANK" = 1 ] && {of_rank_1}; exec {shlex.join([sys.executable, "-m", "maskloom", *command])}'
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    line = [*torchrun, "--no-python", "bash", "-c", job]
+    return subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240)
+
+
+def test_a_process_killed_while_weights_are_shared_out_is_named_though_the_others_are_asked_to_stop(
+    fleet: Fleet, command: list[str], tmp_path: Path
+) -> None:
+    job = fleet.start(2, [*command, *FSDP], tmp_path, own={1: {"MASKLOOM_FAULTS": "kill@ranks.share"}})
+    assert job[1].wait() == -signal.SIGKILL
+    job[0].send(signal.SIGTERM)
+    _ended(wait_all(job), 0, "rank 0 ends: rank 1 was lost")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["ranks.groups", "ranks.share"])
+def test_a_process_killed_while_torchrun_starts_them_is_named(command: list[str], tmp_path: Path, point: str) -> None:
+    done = _torchrun([*command, *FSDP], tmp_path, f"export MASKLOOM_FAULTS=kill@{point}")
+    assert done.returncode == 1
+    assert "rank 0 ends: rank 1 was lost" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_first_process_killed_in_the_start_is_named_though_it_keeps_the_store(
+    fleet: Fleet, command: list[str], tmp_path: Path
+) -> None:
+    ended = fleet.run(2, [*command, *FSDP], tmp_path, own={0: {"MASKLOOM_FAULTS": "kill@ranks.groups"}})
+    _ended(ended, 1, "rank 1 ends: rank 0 was lost")
+
+
+@pytest.mark.slow
+def test_a_process_that_comes_late_is_waited_for(command: list[str], alone: Path, tmp_path: Path) -> None:
+    """Longer than the time without a sign of life after which it would be lost."""
+    done = _torchrun([*command, "--set", "training.rank_timeout=15"], tmp_path, "sleep 12")
+    assert done.returncode == 0, done.stderr
+    _assert_same(tmp_path / "run", alone)
+
+
 def test_a_hanging_process_is_named_and_ends_all(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
     own = {1: {"MASKLOOM_FAULTS": "hang@training.micro_batch#30"}}
     ended = fleet.run(2, [*command, "--set", "training.rank_timeout=15"], tmp_path, own=own)

@@ -157,8 +157,8 @@ class _Forked(Running):
     def wait(self, seconds: float = LONGEST_SECONDS) -> int:
         if self._code is None:
             if not self._server.has_answer(seconds):
-                self.kill()
-                self._server.answer()
+                os.kill(self.pid, signal.SIGKILL)
+                self._code = int(self._server.answer()["code"])
                 raise TimeoutError(f"pid {self.pid} ran longer than {seconds} s")
             self._code = int(self._server.answer()["code"])
         return self._code

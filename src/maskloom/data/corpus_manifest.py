@@ -10,7 +10,7 @@ from typing import Any
 
 from maskloom.errors import DataError
 from maskloom.files import write_json
-from maskloom.foreign_files import read_json, why_unreadable
+from maskloom.foreign_files import check_regular, read_json, why_unreadable
 
 FORMAT = "maskloom corpus"
 FORMAT_VERSION = 1
@@ -34,7 +34,8 @@ def shard_name(number: int) -> str:
 
 
 def file_sum(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal; raises DataError for what is no regular file."""
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

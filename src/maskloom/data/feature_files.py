@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -147,7 +146,7 @@ class FeatureWriter:
     def _continues(self) -> bool:
         """Tell whether an earlier writer of the same plan left whole files."""
         try:
-            stored = json.loads((self._building / _PLAN).read_text(encoding="utf-8"))
+            stored = read_json_object(self._building / _PLAN)
             sizes = [(self._building / name).stat().st_size for name in (FEATURES, _DONE)]
         except (OSError, ValueError):
             return False

@@ -20,6 +20,7 @@ import numpy as np
 from maskloom.data.corpus_manifest import file_sum, shard_name
 from maskloom.data.sentence_encoding import EncodedDocuments
 from maskloom.fault_points import fault_point
+from maskloom.foreign_files import MAX_JSON_BYTES, read_bytes
 
 BUILDING_FOLDER = "building"
 _MAX_OPEN_SHARDS = 256
@@ -82,7 +83,7 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
 def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord | None:
     """Return the record of a shard that an earlier build finished from the same input, if its files are whole."""
     try:
-        content, sum_line = _record_path(folder, number).read_bytes().split(b"\n", 1)
+        content, sum_line = read_bytes(_record_path(folder, number), limit=MAX_JSON_BYTES).split(b"\n", 1)
         record = ShardRecord(**json.loads(content))
         is_whole = (
             sum_line == _sum_line(content)

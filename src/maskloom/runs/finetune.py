@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import maskloom
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
+from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.runs.features import with_features
@@ -30,7 +30,7 @@ from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import finetuning_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_folder import TASK, prepare_run_folder
+from maskloom.runs.run_folder import TASK, described, prepare_run_folder
 from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
@@ -135,7 +135,7 @@ def _finetune(
         if ranks.is_first:
             _remove_best_weights(out)
         progress.say(f"{out} is complete; nothing is left to do{VERIFY_FINISHED if verify else ''}")
-        return json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+        return read_json_object(out / "metrics.json")
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     summary = [about, *finetuning_lines(recipe, settings, prepared.train), *default_lines(recipe)]
@@ -201,7 +201,7 @@ def _reading_of_run(
     """Return how to read and what to compare by; a resumed run that is told nothing does as it was told at first."""
     if not resume or not (out / "run.json").exists():
         return reading, metric
-    inputs = json.loads((out / "run.json").read_text(encoding="utf-8"))["inputs"]
+    inputs = described(out)["inputs"]
     stored = ReadingOptions(**inputs["reading"]) if reading == ReadingOptions() else reading
     return stored, metric or inputs["metric"]
 
@@ -343,7 +343,7 @@ def _write_models(
     tokenizer: Tokenizer,
 ) -> None:
     """Write the model of the best restart, and those of all where they are to be kept."""
-    settings = json.loads((out / TASK).read_text(encoding="utf-8"))
+    settings = read_json_object(out / TASK)
     chosen, dev = f"the best on dev by {prepared.task.primary}", prepared.account["dev"]["path"]
     for restart in results:
         folder, seed = out / "restarts" / f"seed-{restart['seed']}", restart["seed"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -16,6 +15,7 @@ from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import TrainingSection
 from maskloom.data.rank_rows import rows_of_rank
 from maskloom.files import write_json
+from maskloom.foreign_files import read_json_object
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import run_id
@@ -59,7 +59,7 @@ def run_restart(
     if ranks.any_(ranks.is_first and (folder / _RESULT).exists()):
         if ranks.is_first:
             _remove_checkpoints(folder)
-        return json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        return read_json_object(folder / _RESULT)
     settings = plan.settings
     model = initial_model(plan, seed)
     ranks.spread(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,9 @@ from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_manifest import MANIFEST
+from maskloom.foreign_files import check_regular
 from maskloom.launch import num_processes
+from maskloom.recipe_files import read_toml
 from maskloom.runs.finetune import finetune
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.pretrain import pretrain
@@ -91,7 +92,7 @@ def rerun(
 
 
 def _kind_of(run: Path, content: dict[str, Any]) -> str:
-    kind = tomllib.loads((run / RECIPE).read_text(encoding="utf-8")).get("kind")
+    kind = read_toml(run / RECIPE).get("kind")
     if kind not in ("pretrain", "finetune"):
         raise ConfigError(f"{run}: a run of kind {kind!r} cannot be repeated; pretrain and finetune can")
     if "paths" not in content or "world_size" not in content:
@@ -126,7 +127,10 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
 
 
 def _compared(model: Path, out: Path) -> dict[str, Any]:
-    before, now = (load_file(folder / WEIGHTS) for folder in (model, out / "model"))
+    weights = [folder / WEIGHTS for folder in (model, out / "model")]
+    for path in weights:
+        check_regular(path)
+    before, now = map(load_file, weights)
     differing = differing_tensors(before, now)
     return {
         "run": str(model.parent),

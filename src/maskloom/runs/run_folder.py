@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import maskloom
-from maskloom.config import ConfigError, Section, load_recipe, recipe_toml
+from maskloom.config import ConfigError, DataError, Section, load_recipe, recipe_toml
 from maskloom.files import remove_tree, write_json, write_text
+from maskloom.foreign_files import read_json_object
 from maskloom.launch import num_processes
 from maskloom.runs.run_lock import LOCK
 
@@ -71,10 +72,10 @@ def prepare_run_folder(
 def described(out: Path) -> dict[str, Any]:
     """Return what a run's folder says of its command, versions, hardware and inputs; raises ConfigError for no run."""
     try:
-        content = json.loads((out / DESCRIPTION).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        content = None
-    if not isinstance(content, dict) or not isinstance(content.get("inputs"), dict) or not (out / RECIPE).exists():
+        content = read_json_object(out / DESCRIPTION)
+    except DataError:
+        content = {}
+    if not isinstance(content.get("inputs"), dict) or not (out / RECIPE).exists():
         raise ConfigError(f"{out} is not the folder of a run: it needs {RECIPE} and a whole {DESCRIPTION}")
     return content
 

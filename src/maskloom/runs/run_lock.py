@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from maskloom.files import is_running
+from maskloom.foreign_files import read_json_object
 from maskloom.launch import is_first_process
 
 LOCK = ".run.lock"
@@ -60,7 +61,7 @@ class _Holder:
     def read(cls, path: Path) -> _Holder | None:
         """Return the holder that a file names, or None when it names none."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            return cls(**read_json_object(path))
         except (OSError, ValueError, TypeError):
             return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import shutil
 import time
@@ -15,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
+from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.finetune import finetune
 from maskloom.runs.progress import Progress, SilentProgress
@@ -226,7 +226,7 @@ def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, 
     """Return the record of a trial, running it unless it is there; one that failed for its numbers stays failed."""
     path = setup.out / "trials" / f"{trial['name']}.json"
     if path.exists():
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json_object(path)
         if record["status"] == "done" or record["error"].startswith("NumericalError"):
             return record
     setup.progress.say(f"trial {trial['number']} of {total}: {settings_text(trial['settings'])}")
@@ -337,7 +337,7 @@ def _report(result: dict[str, Any]) -> str:
 
 def _stored_plan(out: Path) -> dict[str, Any] | None:
     path = out / PLAN
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return read_json_object(path) if path.exists() else None
 
 
 def _fingerprints(setup: _Search) -> dict[str, str]:
@@ -352,6 +352,7 @@ def _fingerprints(setup: _Search) -> dict[str, str]:
 def _sum(paths: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
+        check_regular(path)
         try:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -7,6 +7,7 @@ from typing import Any
 
 from maskloom.config import ConfigError
 from maskloom.files import write_bytes
+from maskloom.foreign_files import check_regular
 from maskloom.runs.search_space import Space, ValueRange
 
 _ATTEMPTS = 50
@@ -78,6 +79,7 @@ def _mend(journal: Path) -> None:
     """Take away what a killed process leaves: its lock, and half a line at the end. A search has one process."""
     Path(f"{journal}.lock").unlink(missing_ok=True)
     if journal.exists():
+        check_regular(journal)
         content = journal.read_bytes()
         if not content.endswith(b"\n"):
             write_bytes(journal, content[: content.rfind(b"\n") + 1])

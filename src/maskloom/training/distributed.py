@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -14,19 +16,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
+from maskloom.errors import ConfigError
+from maskloom.fault_points import fault_point
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
-from maskloom.training.interruption import undisturbed
-from maskloom.training.rank_watch import RankWatch, Work
+from maskloom.training.interruption import Interrupted, undisturbed
+from maskloom.training.rank_watch import RankWatch, Work, torchrun_keeps_store
 from maskloom.training.ranks import RankLostError, mean_losses
 
 # Who is late is found out by the watch, which knows who evaluates or saves meanwhile.
 _NEVER = timedelta(days=2)
-_TO_JOIN = timedelta(minutes=5)
+# How many times the limit all may take to come, as they load torch from one file system; and how often to look.
+_TIMES_TO_JOIN, _SECONDS_BETWEEN_LOOKS = 10, 0.2
+# torchrun leaves 30 seconds to a rank that it asks to stop.
+_SECONDS_TO_EXPLAIN_A_STOP = 8.0
 
 
 class LossesOf(nn.Module):
@@ -69,6 +75,7 @@ class DistributedRanks:
         self.device = device
         self.is_sharded = parallel == "fsdp"
         self._watch = watch
+        self.has_begun = False
         self._model: EncoderWithHeads | None = None
         self._losses: LossesOf | None = None
         self._wrapped: nn.Module | None = None
@@ -108,6 +115,7 @@ class DistributedRanks:
             block.register_forward_pre_hook(_Beat(self._watch))
         self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
         if self.is_sharded:
+            fault_point("ranks.share")
             _shard([*blocks(model.encoder), self._losses], self.device, self.world_size)
             self._wrapped = self._losses
 
@@ -140,7 +148,7 @@ class DistributedRanks:
         """Add the gradients of a micro-batch to the parameters; after the last one they are sums over all ranks."""
         if self._wrapped is None or self._model is not model:
             self._wrapped = self._replicated(model, objective, batch, counts)
-        wrapped = self._wrapped
+        wrapped, self.has_begun = self._wrapped, True
         waits = isinstance(wrapped, nn.parallel.DistributedDataParallel) and not is_last
         self._watch.call()
         with wrapped.no_sync() if waits else nullcontext():  # pyright: ignore[reportCallIssue]
@@ -196,18 +204,23 @@ def distributed_ranks(parallel: str, *, limit: float) -> Iterator[DistributedRan
     Raises RankLostError that names the rank for whose sake a call failed.
     """
     device = _own_device()
-    (store, rank, world_size), (watched, _, _) = _store_of_this_start(), _store_of_this_start()
+    to_join = _TIMES_TO_JOIN * limit
+    (store, rank, world_size), (watched, _, _) = _store_of_this_start(to_join), _store_of_this_start(to_join)
     watch = RankWatch(watched, rank, world_size, limit)
+    fault_point("ranks.come")
     watch.start()
+    ranks = None
     try:
-        _await_all(store, world_size)
+        _await_all(store, world_size, to_join)
+        fault_point("ranks.groups")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_NEVER, device_id=own)
         control, saving = (dist.new_group(backend="gloo", timeout=_NEVER) for _ in range(2))
         assert isinstance(control, dist.ProcessGroup)
         assert isinstance(saving, dist.ProcessGroup)
-        yield DistributedRanks(parallel, watch, control, device, saving)
+        ranks = DistributedRanks(parallel, watch, control, device, saving)
+        yield ranks
         watch.call()  # whoever has not come here yet lets the others wait
         dist.barrier(group=control)
         watch.stop()
@@ -224,7 +237,10 @@ def distributed_ranks(parallel: str, *, limit: float) -> Iterator[DistributedRan
         if isinstance(stop.__context__, RuntimeError):  # a call failed, and then the signal came
             with undisturbed():
                 _blame(stop.__context__, watch)
-        watch.leave(None)  # asked to stop, in agreement
+        watch.leave(None)
+        if ranks is None or not ranks.has_begun:  # later, all agree to stop; until then, one may be lost
+            with undisturbed():
+                _blame_for_stop(watch)
         raise
     finally:
         watch.stop()
@@ -243,6 +259,13 @@ def _blame(error: Exception, watch: RankWatch) -> None:
         raise RankLostError(f"rank {watch.rank} ends: {reason}") from error
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     watch.leave(f"rank {watch.rank} failed: {type(error).__name__}: {line}")
+
+
+def _blame_for_stop(watch: RankWatch) -> None:
+    """Raise RankLostError when this rank is asked to stop since another one is gone; torchrun does not say why."""
+    reason = watch.loss(_SECONDS_TO_EXPLAIN_A_STOP)
+    if reason is not None:
+        raise RankLostError(f"rank {watch.rank} ends: {reason}")
 
 
 def _shard(modules: list[nn.Module], device: torch.device, world_size: int) -> None:
@@ -269,23 +292,61 @@ def _own_device() -> torch.device:
     return device
 
 
-def _store_of_this_start() -> tuple[Any, int, int]:
-    """Return a store, the rank and the number of ranks.
+def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
+    """Return a store, the rank and the number of ranks; raises RankLostError when none answers for so many seconds.
 
     torchrun keeps its store when it starts the ranks again. So that nobody calls at the addresses of ranks that are
     gone, each start sees a part of its own.
     """
-    store, rank, world_size = next(rendezvous("env://", timeout=_TO_JOIN))
+    rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    host = os.environ["MASTER_ADDR"]
+    try:
+        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            host,
+            port,
+            world_size,
+            is_master=rank == 0 and not torchrun_keeps_store(),
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,  # it would not say whom it waits for
+            multi_tenant=True,
+        )
+    except RuntimeError as error:
+        line = str(error).splitlines()[0]
+        keeper = "torchrun" if torchrun_keeps_store() else "rank 0"
+        raise RankLostError(
+            f"{keeper} keeps no store of all ranks at {host}:{port} (MASTER_ADDR, MASTER_PORT): {line}"
+        ) from None
     start = f"maskloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
     return dist.PrefixStore(start, store), rank, world_size  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _await_all(store: Any, world_size: int) -> None:
-    """Return when every rank has come; raises RankLostError that names those that have not."""
-    keys: Callable[[int], str] = lambda number: f"sign/{number}"  # noqa: E731
+def _number(name: str) -> int:
+    text = os.environ[name]
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise ConfigError(f"{name}={text!r} is not a number from 0 to 65535; torchrun sets it")
+    return int(text)
+
+
+def _await_all(store: Any, world_size: int, seconds: float) -> None:
+    """Return when every rank has come; raises RankLostError that names those that have not, and tells them to a signal.
+
+    It looks again and again, as a signal would have to wait for the end of a single call.
+    """
+    keys = [f"sign/{number}" for number in range(world_size)]
+    until = time.monotonic() + seconds
     try:
-        store.wait([keys(number) for number in range(world_size)], _TO_JOIN)
-    except RuntimeError:
-        missing = [str(number) for number in range(world_size) if not store.check([keys(number)])]
-        minutes = _TO_JOIN.total_seconds() / 60
-        raise RankLostError(f"rank {', '.join(missing)} has not come within {minutes:.0f} minutes") from None
+        while not store.check(keys):
+            if time.monotonic() > until:
+                missing = _missing(store, keys)
+                raise RankLostError(f"rank {missing} has not come within {seconds:.0f} s (10 * training.rank_timeout)")
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    except Interrupted:
+        with undisturbed():
+            missing = _missing(store, keys)
+        if missing:
+            sys.stderr.write(f"rank {missing} has not come so far\n")
+        raise
+
+
+def _missing(store: Any, keys: list[str]) -> str:
+    return ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key]))

@@ -12,6 +12,7 @@ from typing import Any
 
 from maskloom.fault_points import fault_point
 from maskloom.files import DISK_ERRORS, write_text
+from maskloom.foreign_files import check_regular
 
 # What went wrong stays in the log although the steps around it were done again.
 _NEVER_FORGOTTEN = frozenset({"nonfinite", "warning", "out_of_memory", "lost_events"})
@@ -32,11 +33,17 @@ class EventLog:
         self._open()
 
     def forget_after(self, stage: str, step: int) -> None:
-        """Drop a stage's steps, evaluations and saves after a step: a resumed run's log holds each step once."""
+        """Drop a stage's steps, evaluations and saves after a step: a resumed run's log holds each step once.
+
+        Lines that are no events (see `read_events`) are dropped too, and their number is logged.
+        """
         with self._lock:
             self._file.close()
-            kept = [event for event in read_events(self.path) if _stays(event, stage, step)]
-            if len(kept) < len(self.path.read_bytes().splitlines()):
+            found = _events_or_none(self.path)
+            kept = [event for event in found if event is not None and _stays(event, stage, step)]
+            if num_lost := found.count(None):
+                kept.append({"event": "lost_events", "number": num_lost})
+            if num_lost or len(kept) < len(found):
                 write_text(self.path, "".join(json.dumps(event) + "\n" for event in kept))
             self._open()
 
@@ -48,6 +55,8 @@ class EventLog:
             self._num_lost += not self._append({"event": event, **_finite(values)})
 
     def _open(self) -> None:
+        if self.path.exists():
+            check_regular(self.path)
         self._file = self.path.open("a+b", buffering=0)
         # a killed run may have left half a line, which must not take the next one with it
         end = self._file.seek(0, os.SEEK_END)
@@ -98,19 +107,33 @@ class NoLog(EventLog):
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a log in order; a line cut short by a kill is passed over."""
-    events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return events
+    """Return the events of a log in order.
+
+    An event is a JSON object with text as its `event` and `stage` and a whole number as its `step`, where it has them.
+    Any other line, cut short by a kill or changed by hand, is skipped. Raises DataError for what is no regular file.
+    """
+    return [event for event in _events_or_none(path) if event is not None]
+
+
+def _events_or_none(path: Path) -> list[dict[str, Any] | None]:
+    check_regular(path)
+    return [_event(line) for line in path.read_bytes().splitlines()]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_sound = isinstance(event, dict) and all(
+        isinstance(event[key], str if key != "step" else int) for key in ("event", "stage", "step") if key in event
+    )
+    return event if is_sound and "event" in event else None
 
 
 def _stays(event: dict[str, Any], stage: str, step: int) -> bool:
     is_later = event.get("stage") == stage and event.get("step", 0) > step
-    return not is_later or event.get("event") in _NEVER_FORGOTTEN
+    return not is_later or event["event"] in _NEVER_FORGOTTEN
 
 
 def _finite(value: Any) -> Any:

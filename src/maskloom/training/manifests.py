@@ -10,6 +10,7 @@ from typing import Any
 
 from maskloom.errors import DataError
 from maskloom.files import write_hashed
+from maskloom.foreign_files import check_regular, why_unreadable
 
 MANIFEST = "manifest.json"
 # Version 1 had no sum of itself and no facts beyond the step and the files.
@@ -60,6 +61,8 @@ def whole_manifest(folder: Path, required: Collection[str]) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Return a manifest that is in order by itself."""
     try:
+        if path.exists():
+            check_regular(path)
         content = path.read_bytes()
         manifest = json.loads(content)
         version, rest = manifest["format_version"], {k: v for k, v in manifest.items() if k != "sha256"}
@@ -88,6 +91,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _difference(path: Path, described: Any) -> str | None:
+    if path.exists() and (problem := why_unreadable(path)):
+        return problem
     size = path.stat().st_size
     expected = described.get("bytes") if isinstance(described, dict) else None
     if size != expected:

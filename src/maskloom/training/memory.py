@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from maskloom.files import write_json
+from maskloom.foreign_files import read_json_object
 from maskloom.machine_memory import available_memory as available_memory
 
 # oneDNN has no room for its code and buffers.
@@ -89,4 +89,4 @@ def note_micro_batch_size(folder: Path, size: int | None) -> None:
 def noted_micro_batch_size(folder: Path) -> int | None:
     """Return the size that was noted in a run's folder, or None."""
     path = folder / _NOTE
-    return json.loads(path.read_text(encoding="utf-8"))["micro_batch_size"] if path.exists() else None
+    return read_json_object(path)["micro_batch_size"] if path.exists() else None

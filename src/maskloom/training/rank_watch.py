@@ -51,6 +51,11 @@ class Store(Protocol):
         ...
 
 
+def torchrun_keeps_store() -> bool:
+    """Tell whether torchrun keeps the store of all ranks; else rank 0 does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 @dataclass
 class RankView:
     """What a rank knows of another one: its last sign of life, and when signs and activity last changed (seconds).
@@ -72,6 +77,11 @@ class RankView:
     ended: str | None = None
     has_left: bool = False
 
+    @property
+    def has_come(self) -> bool:
+        """Whether it has ever given a sign of life."""
+        return self.sign >= 0
+
     def update(self, values: dict[str, Any], now: float) -> None:
         """Take in a sign of life that was read at a time."""
         is_busy = values["processor"] - self.processor > _BUSY_SHARE * (now - self.heard_at)
@@ -92,7 +102,7 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     in a save that waits for a disk. What counts as doing nothing depends on its work: in a step no call, in any other
     no processor time.
     """
-    present = {rank: view for rank, view in views.items() if not view.has_left}
+    present = {rank: view for rank, view in views.items() if view.has_come and not view.has_left}
     for rank, view in present.items():
         if now - view.heard_at > limit / 3:
             return f"rank {rank} was lost: no sign of life for {now - view.heard_at:.0f} s (killed, stopped or cut off)"
@@ -175,19 +185,26 @@ class RankWatch:
 
     def explanation(self) -> str | None:
         """Return which rank made a call fail, once that can be known; None when all others are well."""
-        until = time.monotonic() + _SECONDS_TO_EXPLAIN
+        reason = self.loss(_SECONDS_TO_EXPLAIN)
+        left = [str(rank) for rank, view in self._views.items() if view.has_left]
+        return reason or (f"rank {', '.join(left)} has left before the others" if left else None)
+
+    def loss(self, seconds: float) -> str | None:
+        """Return which rank was lost or has failed, looking on for so many seconds as long as others are there."""
+        until = time.monotonic() + seconds
+        others = {rank: view for rank, view in self._views.items() if rank != self.rank}
         while time.monotonic() < until:
-            others = {rank: view for rank, view in self._views.items() if rank != self.rank}
             reasons = [view.ended for view in others.values() if view.ended]
             if reasons:
                 return reasons[0]
-            now = time.monotonic()
-            rank, oldest = min(others.items(), key=lambda item: item[1].heard_at)
-            if not oldest.has_left and now - oldest.heard_at > _SECONDS_TO_MISS:
+            present = {rank: view for rank, view in others.items() if not view.has_left}
+            if not present:
+                return None
+            rank, oldest = min(present.items(), key=lambda item: item[1].heard_at)
+            if oldest.has_come and time.monotonic() - oldest.heard_at > _SECONDS_TO_MISS:
                 return f"rank {rank} was lost: its process was killed or cut off"
             time.sleep(0.1)
-        left = [str(rank) for rank, view in self._views.items() if view.has_left]
-        return f"rank {', '.join(left)} has left before the others" if left else None
+        return None
 
     def _run(self) -> None:
         number = 0
@@ -201,7 +218,8 @@ class RankWatch:
                 problem = None
                 if time.monotonic() - self._troubled_at > _SECONDS_TO_END / 2:
                     told = [view.ended for rank, view in self._views.items() if view.ended and rank != self.rank]
-                    problem = told[0] if told else f"the store of all ranks is gone ({str(error).splitlines()[0]})"
+                    keeper = "torchrun's store" if torchrun_keeps_store() else "rank 0 was lost: its store"
+                    problem = told[0] if told else f"{keeper} is gone ({str(error).splitlines()[0]})"
             if problem is not None and not self._is_over.is_set():
                 self._end(problem)
                 return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import os
 import shutil
@@ -24,6 +23,7 @@ import maskloom.data.batch as batches
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.errors import DataError
 from maskloom.files import rename, sync, write_hashed, write_json
+from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
 from maskloom.training.loop import NonFiniteStepError, TrainState, accumulate_gradients, dropout_seed
@@ -111,9 +111,11 @@ def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> 
     no dump, or that holds no weights.
     """
     try:
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-        batch = _batch_of_data(report["batch"], load_arrays(folder / BATCH))
+        report = read_json_object(folder / REPORT)
         first = folder.with_name(folder.name.replace(f"-rank-{report['rank']}", "-rank-0"))
+        for path in (folder / BATCH, first / WEIGHTS):
+            check_regular(path)
+        batch = _batch_of_data(report["batch"], load_arrays(folder / BATCH))
         weights = load_tensors(first / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: cannot be replayed: {error}") from None
@@ -152,7 +154,7 @@ def _place(folder: Path, report: dict[str, Any]) -> Path:
     for number in itertools.count(1):
         path = folder / f"step-{report['step']:08d}{f'-{number}' if number > 1 else ''}{rank}"
         try:
-            known = json.loads((path / REPORT).read_text(encoding="utf-8"))["position"]
+            known = read_json_object(path / REPORT)["position"]
         except (OSError, ValueError, KeyError, TypeError):
             known = None
         if not path.exists() or known == report["position"]:

@@ -2,6 +2,8 @@ import errno
 import json
 import os
 
+import pytest
+
 from maskloom.training import events
 from maskloom.training.events import EventLog, read_events
 
@@ -43,7 +45,35 @@ def test_half_a_line_of_a_killed_run_does_not_take_the_next_one_with_it(tmp_path
         assert [event["event"] for event in read_events(path)] == ["step", "data"]
         log.forget_after("a", 1)
         log.write("step", stage="a", step=2)
-    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["step", "data", "step"]
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == [
+        "step",
+        "data",
+        "lost_events",
+        "step",
+    ]
+
+
+NO_EVENTS = [
+    *(b"[]", b"3", b"null", b'"step"', b"{}", b'{"event": 1}', b'{"event": "step", "step": "2", "stage": "a"}'),
+    *(b'{"event": "step", "step": 2, "stage": []}', b"", b'{"event": "st', b"\xff\xfe", b"[" * 100_000, b"1" * 5_000),
+]
+
+
+@pytest.mark.parametrize("line", NO_EVENTS, ids=lambda line: str(line[:20]))
+def test_lines_that_are_no_events_are_skipped_and_dropped_with_their_number(tmp_path, line) -> None:
+    path = tmp_path / "events.jsonl"
+    events = [b'{"event": "step", "stage": "a", "step": %d}' % step for step in (1, 2)]
+    path.write_bytes(b"\n".join([events[0], line, line, events[1]]) + b"\n")
+    assert [event["step"] for event in read_events(path)] == [1, 2]
+    with EventLog(path) as log:
+        log.forget_after("a", 1)
+        log.write("step", stage="a", step=2)
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(event["event"], event.get("number")) for event in written] == [
+        ("step", None),
+        ("lost_events", 2),
+        ("step", None),
+    ]
 
 
 def test_what_went_wrong_is_never_forgotten(tmp_path) -> None:

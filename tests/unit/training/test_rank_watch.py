@@ -11,7 +11,7 @@ LIMIT = 45.0
 
 def _views(*calls: int, now: float = 100.0) -> dict[int, RankView]:
     return {
-        rank: RankView(calls=number, heard_at=now, active_at=now, place=f"line-{rank}")
+        rank: RankView(sign=1, calls=number, heard_at=now, active_at=now, place=f"line-{rank}")
         for rank, number in enumerate(calls)
     }
 
@@ -24,6 +24,12 @@ def test_a_rank_without_signs_of_life_is_lost_whatever_it_is_at() -> None:
     views = _views(7, 7)
     views[1].work, views[1].heard_at = "save", 80.0
     assert "rank 1 was lost" in str(culprit(views, 100.0, LIMIT))
+
+
+def test_a_rank_that_has_not_come_yet_is_not_lost() -> None:
+    views = _views(7, 0)
+    views[1].sign, views[1].heard_at, views[1].active_at = -1, 0.0, 0.0
+    assert culprit(views, 100.0, LIMIT) is None
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
 from maskloom.files import write_json
+from maskloom.foreign_files import read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.reading import read_examples
@@ -48,4 +48,4 @@ def majority_label(folder: Path) -> str:
     path = folder / _FILE
     if not path.is_file():
         raise DataError(f"{path}: not there; run the task wnli first (maskloom glue run)")
-    return str(json.loads(path.read_text(encoding="utf-8"))["label"])
+    return str(read_json_object(path)["label"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from maskloom.runs.glue.files import GlueTask, check_genres, chosen_tasks, diagn
 from maskloom.runs.glue.majority import answer_by_majority
 from maskloom.runs.glue.table import glue_report
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_folder import RECIPE, prepare_run_folder
+from maskloom.runs.run_folder import RECIPE, described, prepare_run_folder
 from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.search import AllTrialsFailedError, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
@@ -171,7 +170,7 @@ def _stored_inputs(out: Path) -> dict[str, Any] | None:
     path = out / "run.json"
     if not (out / RECIPE).exists() or not path.exists():
         return None
-    inputs = json.loads(path.read_text(encoding="utf-8"))["inputs"]
+    inputs = described(out)["inputs"]
     if "space" not in inputs or "tasks" not in inputs:
         raise ConfigError(f"{out}: this is not the folder of a GLUE run")
     return inputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from maskloom.config import ConfigError
 from maskloom.files import write_json
+from maskloom.foreign_files import read_json_object
 from maskloom.runs.run_lock import LOCK
 
 
@@ -20,7 +20,7 @@ class Stages:
         """Open the file or begin one. Raises ConfigError when the job there has other settings or is none of ours."""
         self._path = path
         if path.exists():
-            self._held = json.loads(path.read_text(encoding="utf-8"))
+            self._held = read_json_object(path)
             if self._held["settings"] != settings:
                 raise ConfigError(
                     f"{path.parent} was started with {_listed(self._held['settings'])}, this is {_listed(settings)}; "
