@@ -42,6 +42,7 @@ check: develop
 	$(BIN)/python tools/size_limits.py src tests benchmarks tools
 	$(BIN)/python tools/banned_calls.py src tools benchmarks
 	$(BIN)/python tools/readme_table.py --check
+	$(BIN)/python tools/api_page.py --check
 
 format: develop
 	$(BIN)/ruff check --fix .

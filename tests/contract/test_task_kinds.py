@@ -1,6 +1,8 @@
 """What every kind of task of the table must do, from files on disk to predictions of a saved model."""
 
 import json
+from types import UnionType
+from typing import get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import DataError, FinetuneRecipe, validate_recipe
-from maskloom.inference import Predictor
+from maskloom.inference import Prediction, Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
@@ -250,11 +252,27 @@ INPUTS = {
 }
 
 
+def fits(value, hint):
+    """Tell whether a plain value is of a type; keys of a TypedDict may be absent."""
+    if is_typeddict(hint):
+        hints = get_type_hints(hint)
+        return value.keys() <= hints.keys() and all(fits(item, hints[key]) for key, item in value.items())
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return any(fits(value, choice) for choice in inner)
+    if origin in (list, dict):
+        items = value if origin is list else [*value.values()]
+        return type(value) is origin and all(fits(item, inner[-1]) for item in items)
+    return type(value) is hint
+
+
 def test_what_is_handed_over_in_python_is_predicted(name, prepared):
     task, model, tokenizer, _ = prepared
     predictor = Predictor(model, tokenizer, task=task, max_length=MAX_LENGTH)
     item = INPUTS.get(name, "the dog")
-    assert len(predictor.predict([item, item])) == 2
+    predictions = predictor.predict([item, item])
+    assert len(predictions) == 2
+    assert all(fits(prediction, Prediction) for prediction in predictions)
     assert predictor.predict([]) == []
     with pytest.raises(DataError, match="one string"):
         predictor.predict("the dog")

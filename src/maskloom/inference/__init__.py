@@ -3,5 +3,16 @@
 from maskloom.inference.ensemble import Ensemble, open_models, restart_models
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.inference.predictor import Predictor
+from maskloom.inference.results import AnswerCandidate, Entity, MaskCandidate, Prediction
 
-__all__ = ["Ensemble", "Predictor", "open_models", "resolve_model_folder", "restart_models"]
+__all__ = [
+    "AnswerCandidate",
+    "Ensemble",
+    "Entity",
+    "MaskCandidate",
+    "Prediction",
+    "Predictor",
+    "open_models",
+    "resolve_model_folder",
+    "restart_models",
+]

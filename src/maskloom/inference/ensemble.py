@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 
 from maskloom.config import ConfigError
 from maskloom.inference.predictor import COUNTING, Predictor, examples_of_inputs
+from maskloom.inference.results import Prediction
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog.row import Kind
@@ -112,12 +113,12 @@ class Ensemble:
         rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
         return ModelOutputs(rows, *self._loss(encoded, rows))
 
-    def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Iterable[Any]) -> list[Prediction]:
         """Return one prediction an input, in order, from what `Predictor.predict` takes, and raise what it raises."""
         data = examples_of_inputs(inputs, self.task.example_of or KINDS[self.task.kind].example_of)
         if self.task.heads == ("classifier",):
             self.members[0].check_pairing(data.examples)
-        return self.predict_examples(data)
+        return cast(list[Prediction], self.predict_examples(data))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
         """Return one prediction an example, in order, as the task decodes it."""

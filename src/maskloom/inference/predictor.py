@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from maskloom.checkpoints.sentence_transformers import PoolingMode, SentenceModu
 from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import ClassificationBatch
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
+from maskloom.inference.results import MaskCandidate, Prediction
 from maskloom.layers.int8 import quantize_dense_layers
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
@@ -137,7 +138,7 @@ class Predictor:
             ]
         return self._outputs(examples, lambda batch: self._vectors(batch, modules), self.hidden_size)
 
-    def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Iterable[Any]) -> list[Prediction]:
         """Return one prediction an input, in order, of any iterable of inputs.
 
         Inputs are texts or pairs of texts for classes (`{"label", "probabilities"}`), several labels (`{"labels",
@@ -150,7 +151,7 @@ class Predictor:
         data = examples_of_inputs(inputs, task.example_of or KINDS[task.kind].example_of)
         if task.heads == ("classifier",):
             self.check_pairing(data.examples)
-        return self.predict_examples(data)
+        return cast(list[Prediction], self.predict_examples(data))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
         """Return one prediction an example of the model's own kind of task, in order, as its task decodes it."""
@@ -186,7 +187,7 @@ class Predictor:
         return self.task
 
     @torch.inference_mode()
-    def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[dict[str, Any]]]:
+    def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[MaskCandidate]]:
         """Return, for each [MASK] of a text in order, the `top_k` likeliest tokens with their probabilities.
 
         Raises ConfigError when the model has no masked-LM head, DataError when the text has no [MASK] that fits or the

@@ -12,7 +12,7 @@ from typing import Any
 
 from maskloom.config import ConfigError, DataError
 from maskloom.files import write_bytes
-from maskloom.inference import Predictor
+from maskloom.inference import Prediction, Predictor
 from maskloom.runs.glue.check import HEADER, problems_of
 from maskloom.runs.glue.files import (
     SUBMISSION,
@@ -156,7 +156,7 @@ def _predictions(
             yield example.line, _answer(file, prediction)
 
 
-def _answer(file: SubmissionFile, prediction: dict[str, Any]) -> str:
+def _answer(file: SubmissionFile, prediction: Prediction) -> str:
     """Return a label as the leaderboard spells it, or a score within 0 to 5."""
     if file.labels:
         return str(prediction["label"])

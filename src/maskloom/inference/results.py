@@ -1,0 +1,66 @@
+"""What a loaded model answers, as types."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Entity(TypedDict):
+    """An entity in a sentence: `text[start:end]` of the sentence, over words `words[0]` to `words[1]` (exclusive)."""
+
+    text: str
+    type: str
+    start: int
+    end: int
+    words: list[int]
+    probability: float
+
+
+class AnswerCandidate(TypedDict):
+    """A span that may be the answer; `start` and `end` are characters of the context, None for "no answer"."""
+
+    text: str
+    probability: float
+    start_logit: float
+    end_logit: float
+    start: int | None
+    end: int | None
+
+
+class Prediction(TypedDict):
+    """What a model says of one input. Which keys are there depends on its kind of task.
+
+    - one label: `label`, `probabilities` by label
+    - several labels: `labels`, `probabilities` by label
+    - regression: `score`
+    - tags: `words`, `tags`, and `entities`, or, for tags of single words, `spans` and `tag_probabilities`
+    - answers: `answer` ("" for none), `probability`, `start`, `end`, `candidates`, and `null_odds` where a question may
+      have no answer
+    - multiple choice: `choice` (from 0), `choice_text`, `probabilities` by number
+    """
+
+    label: str
+    labels: list[str]
+    probabilities: dict[str, float]
+    score: float
+    words: list[str]
+    tags: list[str]
+    entities: list[Entity]
+    spans: list[list[int]]
+    tag_probabilities: list[float]
+    answer: str
+    probability: float
+    start: int | None
+    end: int | None
+    null_odds: float
+    candidates: list[AnswerCandidate]
+    choice: int
+    choice_text: str
+
+
+class MaskCandidate(TypedDict):
+    """A token for a [MASK]."""
+
+    token: str
+    token_id: int
+    probability: float
