@@ -155,6 +155,52 @@ def corpus_build(
     show(manifest, as_json)
 
 
+@corpus_app.command("instances")
+def corpus_instances(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="A corpus folder, or text: a sentence a line, an empty line between documents."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="File to write: .tfrecord or .jsonl.")],
+    like: Annotated[Literal["google"], typer.Option("--like", help="Whose instances: those of bert-tensorflow.")],
+    vocab: Annotated[
+        Path | None, typer.Option("--vocab", help="Folder with the vocabulary that text is read with.")
+    ] = None,
+    max_length: Annotated[int, typer.Option("--max-length", min=5, help="Longest instance, in tokens.")] = 128,
+    dupe_factor: Annotated[int, typer.Option("--dupe-factor", min=1, help="Passes, each masked anew.")] = 10,
+    max_predictions: Annotated[int, typer.Option("--max-predictions", min=1, help="Most masks an instance.")] = 20,
+    masking_rate: Annotated[float, typer.Option("--masking-rate", help="Share of tokens that are masked.")] = 0.15,
+    short_sequence_rate: Annotated[
+        float, typer.Option("--short-sequence-rate", help="Share of documents cut into shorter instances.")
+    ] = 0.1,
+    whole_word: Annotated[bool, typer.Option("--whole-word", help="Mask the pieces of a word together.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of every draw.")] = 12345,
+    on_bad_text: BadText = "error",
+    as_json: AsJson = False,
+) -> None:
+    """Write static pre-training instances, equal to those of Google's create_pretraining_data, for other programs.
+
+    Defaults are those of Google's script. Training here does not need them: `pretrain` masks a corpus as it reads it.
+    """
+    from maskloom.runs.instances import write_google_instances
+
+    del like  # there is one way so far; the option says which
+    report = write_google_instances(
+        sources,
+        out,
+        vocab=vocab,
+        max_length=max_length,
+        dupe_factor=dupe_factor,
+        short_sequence_rate=short_sequence_rate,
+        masking_rate=masking_rate,
+        max_predictions=max_predictions,
+        whole_word=whole_word,
+        seed=seed,
+        on_bad_text=on_bad_text,
+    )
+    show(report, as_json)
+
+
 @corpus_app.command("stats")
 def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
     """Show a corpus in figures."""
