@@ -145,7 +145,7 @@ def test_instances_equal_the_oracle_on_the_published_sample(data_folder: Path, m
 def test_the_command_writes_what_the_oracle_makes_of_the_same_files(
     texts: list[Path], minilm_folder: Path, tmp_path: Path
 ) -> None:
-    prose, odd, one = texts
+    _, odd, one = texts
     case = _case([odd, one], 12345, max_length=64, dupe_factor=2, max_predictions=10)
     (answer,) = _ask_oracle([case], minilm_folder / "vocab.txt")
     options = ["--like", "google", "--vocab", minilm_folder, "--max-length", 64, "--dupe-factor", 2]

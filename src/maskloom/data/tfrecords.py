@@ -1,6 +1,6 @@
 """TFRecord files of tf.train.Example messages, written without TensorFlow.
 
-A record is its length (8 bytes, little-endian), the masked CRC-32C of these bytes, the message, and that of the message.
+A record is its length (8 bytes, little-endian), the masked CRC-32C of these bytes, the message, and its own sum.
 A message is protocol-buffers wire format: Example { features = 1 { feature = 1: map of name to Feature } }, where a
 Feature holds a packed list of floats (2) or of 64-bit integers (3).
 """
