@@ -2,7 +2,8 @@
 
 This is the parity mode (`maskloom corpus instances --like google`): tokens are strings, one `random.Random` serves
 every draw, and the order of draws is part of the contract. Instances equal those of the PyPI package bert-tensorflow
-1.0.4 one for one; whole-word masking follows the later release of the generator. Training normally uses `maskloom.data.pretraining_loader` instead.
+1.0.4 one for one; whole-word masking follows the later release of the generator. Training normally uses
+`maskloom.data.pretraining_loader` instead.
 """
 
 from __future__ import annotations
