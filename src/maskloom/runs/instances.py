@@ -18,7 +18,7 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
 _TAIL = 1 << 16
-_Documents = list[list[Sequence[str]]]
+_Documents = list[list[list[str]]]
 
 
 def write_google_instances(
