@@ -32,26 +32,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("quickstart")(training.quickstart)
-app.add_typer(vocab_app, name="vocab")
-app.add_typer(corpus_app, name="corpus")
-app.command("pretrain")(training.pretrain)
-app.command("finetune")(training.finetune)
-app.command("rerun")(rerun)
-app.command("search")(search)
-app.add_typer(glue_app, name="glue")
-app.add_typer(recipes_app, name="recipes")
-app.command("tune")(tune)
-app.command("evaluate")(use.evaluate)
-app.command("predict")(use.predict)
-app.command("answer")(answer)
-app.command("score-answers")(score_answers)
-app.command("fill-mask")(use.fill_mask)
-app.command("embed")(use.embed)
-app.command("features")(features)
-app.command("convert")(models.convert)
-app.command("info")(use.info)
-app.command("report")(report)
+PREPARE, TRAIN, USE, INSPECT = "Prepare", "Train", "Use", "Inspect"  # the panels of the help, in this order
+app.command("convert", rich_help_panel=PREPARE)(models.convert)
+app.add_typer(vocab_app, name="vocab", rich_help_panel=PREPARE)
+app.add_typer(corpus_app, name="corpus", rich_help_panel=PREPARE)
+app.add_typer(recipes_app, name="recipes", rich_help_panel=PREPARE)
+app.command("quickstart", rich_help_panel=TRAIN)(training.quickstart)
+app.command("pretrain", rich_help_panel=TRAIN)(training.pretrain)
+app.command("finetune", rich_help_panel=TRAIN)(training.finetune)
+app.command("search", rich_help_panel=TRAIN)(search)
+app.add_typer(glue_app, name="glue", rich_help_panel=TRAIN)
+app.command("tune", rich_help_panel=TRAIN)(tune)
+app.command("rerun", rich_help_panel=TRAIN)(rerun)
+app.command("predict", rich_help_panel=USE)(use.predict)
+app.command("answer", rich_help_panel=USE)(answer)
+app.command("embed", rich_help_panel=USE)(use.embed)
+app.command("fill-mask", rich_help_panel=USE)(use.fill_mask)
+app.command("features", rich_help_panel=USE)(features)
+app.command("evaluate", rich_help_panel=INSPECT)(use.evaluate)
+app.command("score-answers", rich_help_panel=INSPECT)(score_answers)
+app.command("report", rich_help_panel=INSPECT)(report)
+app.command("info", rich_help_panel=INSPECT)(use.info)
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
 
@@ -69,7 +70,7 @@ def _print_version(wanted: bool) -> None:
 def _listen(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand in _RESUMABLE:

@@ -28,12 +28,12 @@ def answer(
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Candidates for each question.")] = 1,
     null_threshold: Annotated[
         float | None,
-        typer.Option("--null-threshold", help="Say that there is no answer when its score is that far above the best."),
+        typer.Option("--null-threshold", help="Give no answer where its score leads by more than this."),
     ] = None,
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the answers to questions in a text."""
+    """Answer questions about a text."""
     from maskloom.runs.answer import answer as run
     from maskloom.runs.answer import answer_lines
 
@@ -63,7 +63,7 @@ def score_answers(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a file of predictions as the scripts of SQuAD v1.1 and v2.0 do."""
+    """Score a file of answers by the official rules of SQuAD v1.1 and v2.0."""
     from maskloom.tasks.span.scoring import score_files
 
     report = score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold)

@@ -20,13 +20,13 @@ from maskloom.cli.options import (
 )
 
 Engine = Annotated[
-    Literal["local", "ray"], typer.Option("--engine", help="Who works: processes here, or a Ray cluster.")
+    Literal["local", "ray"], typer.Option("--engine", help="Where the work runs: processes here, or a Ray cluster.")
 ]
 RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", help="A running Ray cluster; without it one is started here.")
+    str | None, typer.Option("--ray-address", help="A running Ray cluster; by default one is started here.")
 ]
 
-vocab_app = typer.Typer(help="Train and inspect vocabularies.", no_args_is_help=True)
+vocab_app = typer.Typer(help="Train, extend and inspect vocabularies.", no_args_is_help=True)
 corpus_app = typer.Typer(help="Build, measure and check corpora.", no_args_is_help=True)
 
 
@@ -211,7 +211,7 @@ def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")
 
 @corpus_app.command("lint")
 def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
-    """Name what would ruin a run before it starts; exits with 1 when there is an error among the findings."""
+    """List what would ruin a run, before it starts (exit code 1 if there is an error)."""
     from maskloom.runs.corpus import lint
 
     findings = lint(folder)

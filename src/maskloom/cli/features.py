@@ -51,7 +51,7 @@ def features(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the activations of a model, of any layers, for every word or token of a file."""
+    """Write a model's activations, of any layer, for each word or token of a file."""
     from maskloom.runs.features import features as run
 
     result = run(

@@ -23,7 +23,7 @@ from maskloom.cli.training_options import BatchSize, Epochs, LearningRate, Overr
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
 
 Data = Annotated[Path, typer.Option("--data", help="Folder with CoLA/, SST-2/, MRPC/ ... as GLUE distributes them.")]
-AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Let files be absent; the leaderboard does not.")]
+AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept missing files; the leaderboard does not.")]
 
 
 @glue_app.command("run")
@@ -46,7 +46,7 @@ def run(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search settings for each task (by default the paper's grid), and show all official scores on dev."""
+    """Search settings for each task (the paper's grid by default) and show all official scores on dev."""
     from maskloom.config import FinetuneRecipe
 
     flags = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
@@ -86,7 +86,7 @@ def submit(
     allow_partial: AllowPartial = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer the test files and write the zip that the leaderboard takes, checked."""
+    """Predict the test files and write a checked zip for the leaderboard."""
     from maskloom.runs.glue import submit_glue
 
     result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=progress_display())
@@ -108,7 +108,7 @@ def check(
     allow_partial: AllowPartial = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check names, headers, indices, line counts and label words of a submission."""
+    """Check a submission: names, headers, indices, line counts and labels."""
     from maskloom.runs.glue import check_submission
 
     problems = check_submission(submission, allow_partial=allow_partial)

@@ -25,7 +25,7 @@ def convert(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model folder of published weights, and say what was mapped, dropped and made up."""
+    """Turn published weights into a model folder, and say what was mapped, dropped and made up."""
     from maskloom.runs.convert import conversion_lines
     from maskloom.runs.convert import convert as run
 

@@ -14,16 +14,12 @@ Texts = Annotated[
     list[Path], typer.Argument(help="Text files or folders: .txt, .jsonl with a `text` field, .gz, .zst, .parquet.")
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
-Model = Annotated[Path, typer.Option("--model", help="A model folder in Hugging Face layout, or a run folder of ours.")]
-Models = Annotated[
-    list[Path] | None, typer.Option("--model", help="A model or run folder; given several times: an ensemble of them.")
-]
+Model = Annotated[Path, typer.Option("--model", help="A model folder in Hugging Face layout, or a run folder.")]
+Models = Annotated[list[Path] | None, typer.Option("--model", help="A model or run folder. Repeat it for an ensemble.")]
 EnsembleOf = Annotated[
-    Path | None, typer.Option("--ensemble", help="A run whose restarts were kept: an ensemble of all of them.")
+    Path | None, typer.Option("--ensemble", help="A run with --keep-restarts: an ensemble of its restarts.")
 ]
-Averaged = Annotated[
-    Literal["probabilities", "logits"], typer.Option("--average", help="What of an ensemble is averaged.")
-]
+Averaged = Annotated[Literal["probabilities", "logits"], typer.Option("--average", help="What an ensemble averages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Recipe = Annotated[
     Path | None, typer.Option("--recipe", help="A TOML recipe, or the name of a shipped one: maskloom recipes.")
@@ -35,7 +31,9 @@ BadText = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest whole checkpoint.")]
 Verify = Annotated[
     bool,
-    typer.Option("--verify", help="With --resume: first train a stretch again and show that it ends in the same bits."),
+    typer.Option(
+        "--verify", help="With --resume: first check that training the last stretch again gives the same bits."
+    ),
 ]
 MaxLength = Annotated[
     int | None, typer.Option("--max-length", min=3, help="Longest sequence in tokens; longer ones are cut and counted.")
@@ -48,7 +46,7 @@ Format = Annotated[
     typer.Option("--format", help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003."),
 ]
 BadRows = Annotated[
-    Literal["error", "skip"], typer.Option("--on-bad-rows", help="What to do with a row that breaks a rule.")
+    Literal["error", "skip"], typer.Option("--on-bad-rows", help="Stop at an invalid row, or skip and count such rows.")
 ]
 
 

@@ -8,7 +8,7 @@ import typer
 
 from maskloom.cli.options import AsJson, print_json
 
-recipes_app = typer.Typer(help="The recipes that come with maskloom, and what every key means.")
+recipes_app = typer.Typer(help="List the shipped recipes, and explain every key.")
 
 
 def _complete_name(incomplete: str) -> list[str]:

@@ -16,12 +16,13 @@ def rerun(
         Path | None, typer.Option("--out", help="Folder to write; by default RUN-rerun beside the run.")
     ] = None,
     allow_version_change: Annotated[
-        bool, typer.Option("--allow-version-change", help="Repeat it with other versions of the program too.")
+        bool,
+        typer.Option("--allow-version-change", help="Repeat it even if the versions have changed."),
     ] = False,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat a run from what its folder says, and tell whether the same bits came out (else exit code 1)."""
+    """Repeat a run from its own folder and check that the same bits come out (exit code 1 if not)."""
     from maskloom.runs.run_lock import refuse_if_in_use
 
     if out is None:

@@ -34,7 +34,7 @@ Grid = Annotated[
     ),
 ]
 Restarts = Annotated[int | None, typer.Option("--restarts", min=1, help="Runs from different seeds for each trial.")]
-KeepModels = Annotated[Literal["best", "all"], typer.Option("--keep-models", help="Which trials' models to keep.")]
+KeepModels = Annotated[Literal["best", "all"], typer.Option("--keep-models", help="Trials whose models are kept.")]
 
 
 def search(
@@ -43,7 +43,7 @@ def search(
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples by which trials are compared.")],
     out: Out,
     grid: Grid = None,
-    task: Annotated[str | None, typer.Option("--task", help="Kind of the task, as in `maskloom finetune`.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Kind of task, as in `maskloom finetune`.")] = None,
     format_name: Format = None,
     recipe: Recipe = None,
     epochs: Epochs = None,
@@ -54,10 +54,10 @@ def search(
     restarts: Restarts = None,
     method: Annotated[
         Literal["grid", "optuna"] | None,
-        typer.Option("--method", help="Try every combination (grid, unless said otherwise), or let optuna propose."),
+        typer.Option("--method", help="Try every combination (the default), or let optuna propose."),
     ] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Number of trials, for optuna.")] = None,
-    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that decides.")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that picks the best weights.")] = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
@@ -68,7 +68,7 @@ def search(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune with every combination of settings, and rank them by their best dev score."""
+    """Fine-tune with many settings and rank them by their best dev score."""
     from maskloom.config import FinetuneRecipe
 
     flags = {"task": task, "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}

@@ -84,7 +84,7 @@ def finetune(
     out: Out,
     task: Annotated[
         Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None,
-        typer.Option("--task", help="Kind of the task."),
+        typer.Option("--task", help="Kind of task."),
     ] = None,
     format_name: Format = None,
     epochs: Epochs = None,
@@ -98,7 +98,7 @@ def finetune(
     keep_restarts: Annotated[
         bool, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
     ] = False,
-    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that decides.")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that picks the best weights.")] = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
@@ -109,7 +109,7 @@ def finetune(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a model on labelled text; the weights that score best on dev are kept."""
+    """Fine-tune a model on labelled text and keep the weights that score best on dev."""
     from maskloom.config import FinetuneRecipe
 
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
@@ -137,10 +137,10 @@ def finetune(
 
 def quickstart(
     out: Annotated[Path, typer.Option("--out", help="Folder to write; rerun to continue.")] = Path("quickstart"),
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of everything.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Go the whole way on the documentation that every Python installation holds, in about seven minutes."""
+    """Train a BERT and two classifiers on the documentation inside your Python installation, in about seven minutes."""
     from maskloom.runs.quickstart import quickstart as run
     from maskloom.runs.quickstart import summary_lines
 

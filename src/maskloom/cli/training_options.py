@@ -40,12 +40,12 @@ Overrides = Annotated[
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Optimiser steps.")]
 Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")]
 EpochsOfPretraining = Annotated[
-    float | None, typer.Option("--epochs", hidden=True, help="Refused, with the steps that they make.")
+    float | None, typer.Option("--epochs", hidden=True, help="Not taken: says how many --steps these epochs are.")
 ]
 BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences or examples a step.")]
 LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")]
 SequenceLength = Annotated[int | None, typer.Option("--max-length", min=3, help="Longest sequence in tokens.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all that is drawn.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.")]
 
 
 def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:

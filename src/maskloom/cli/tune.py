@@ -39,7 +39,7 @@ def tune(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit temperature and thresholds on labelled examples, and keep them in the model folder."""
+    """Fit temperature and thresholds to labelled examples, and store them with the model."""
     from maskloom.runs.task_summaries import tuning_lines
     from maskloom.runs.tune import tune as run
 

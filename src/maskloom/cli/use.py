@@ -44,7 +44,7 @@ def evaluate(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a fine-tuned model, or an ensemble of several, on labelled examples."""
+    """Score a model, or an ensemble, on labelled examples."""
     from maskloom.runs.evaluate import evaluate as run
     from maskloom.runs.task_summaries import evaluation_lines
 
@@ -67,7 +67,7 @@ def predict(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a prediction with probabilities for every row, in the order of the input."""
+    """Write a prediction with probabilities for every row, in order."""
     from maskloom.runs.predict import predict as run
     from maskloom.runs.task_summaries import written_lines
 
@@ -124,7 +124,7 @@ def embed(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one vector for every text."""
+    """Write one vector for each text."""
     from maskloom.runs.embed import embed as run
     from maskloom.runs.task_summaries import written_lines
 

@@ -1,0 +1,36 @@
+"""The help: every command and option explains itself, in its panel and in one voice."""
+
+from typing import Any
+
+import pytest
+import typer
+
+from maskloom.cli import INSPECT, PREPARE, TRAIN, USE, app
+
+
+def all_commands(command: Any, name: str = "maskloom") -> dict[str, Any]:
+    found = {name: command}
+    for part, inner in getattr(command, "commands", {}).items():
+        found |= all_commands(inner, f"{name} {part}")
+    return found
+
+
+COMMANDS = all_commands(typer.main.get_command(app))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_says_what_it_does(name: str) -> None:
+    command = COMMANDS[name]
+    assert command.help
+    assert command.help.strip().splitlines()[0][0].isupper()
+    helps = {parameter.name: getattr(parameter, "help", "") for parameter in command.params}
+    assert [option for option, text in helps.items() if not text] == []
+    assert [text for text in helps.values() if not text.rstrip().endswith((".", ")"))] == []
+
+
+def test_every_command_stands_in_a_panel() -> None:
+    root = COMMANDS["maskloom"]
+    panels = {name: command.rich_help_panel for name, command in root.commands.items()}
+    assert {name for name, panel in panels.items() if panel not in (PREPARE, TRAIN, USE, INSPECT)} == set()
+    shown = [panels[name] for name in root.list_commands(typer.Context(root))]
+    assert list(dict.fromkeys(shown)) == [PREPARE, TRAIN, USE, INSPECT]
