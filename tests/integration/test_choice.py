@@ -8,13 +8,14 @@ import pytest
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
-from maskloom.config import DataError, FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.config import ConfigError, FinetuneRecipe, load_recipe, validate_recipe
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
+from maskloom.tasks.columns import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -69,7 +70,7 @@ def test_it_learns_to_choose(run):
     assert result["metric"] == "accuracy"
     assert best["scores"]["accuracy"] > 0.8
     assert 0.25 <= best["reference"] < 0.5
-    assert result["data"]["train"]["num_choices"] == 4
+    assert result["data"]["train"]["num_choices"] == 4 * result["data"]["train"]["num_kept"]
 
 
 def test_the_saved_model_evaluates_and_predicts(run, tmp_path):
@@ -142,13 +143,45 @@ def test_from_the_command_line_with_the_recipe_of_swag(run, model_folder, tmp_pa
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_other_numbers_of_choices_in_dev_are_refused(run, model_folder, tmp_path):
-    _, _, data = run
+def write_arc(path, num_rows, seed):
+    """ARC's own form: labelled choices, three to five of them; labels are letters or numbers."""
+    draw, lines = random.Random(seed), []
+    for number in range(num_rows):
+        labels = ["ABCDE", "12345"][number % 2][: 3 + number % 3]
+        right = draw.randrange(len(labels))
+        texts = [draw.choice(GOOD if place == right else BAD) for place in range(len(labels))]
+        choices = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+        question = {"stem": " ".join(draw.sample(OTHERS, 3)), "choices": choices}
+        lines.append(json.dumps({"id": f"Mercury_{number}", "question": question, "answerKey": labels[right]}) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def test_questions_with_three_four_or_five_choices(model_folder, tmp_path):
+    data = {"train": write_arc(tmp_path / "train.jsonl", 240, 1), "dev": write_arc(tmp_path / "dev.jsonl", 45, 2)}
+    values = {"task": "choice", "data": {"max_length": 24}, "training": TRAINING, "restarts": 2, "keep_restarts": True}
+    recipe = validate_recipe(FinetuneRecipe, {**values, "tune_on_dev": True}, source="test")
+    reading = ReadingOptions(format="arc")
+    result = finetune(recipe, model=model_folder, out=tmp_path / "run", reading=reading, **data)
+    assert result["best"]["scores"]["accuracy"] > 0.6 > result["best"]["reference"]
+    assert result["data"]["train"]["num_choices"] == 240 * 4
+    assert evaluate(tmp_path / "run", data["dev"])["accuracy"] == result["best"]["scores"]["accuracy"]
+    members = [tmp_path / "run" / "restarts" / f"seed-{seed}" / "model" for seed in (0, 1)]
+    assert evaluate(members, data["dev"])["accuracy"] > 0.6
+    predict(tmp_path / "run", data["dev"], tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [len(row["probabilities"]) for row in rows] == [3, 4, 5] * 15
+    assert rows[0]["id"] == "Mercury_0"
+    with pytest.raises(ConfigError, match=r"rows differ in their columns .* write \.jsonl"):
+        predict(tmp_path / "run", data["dev"], tmp_path / "out.csv")
+
+
+def test_dev_may_have_other_numbers_of_choices_than_train(run, tmp_path):
+    folder, _, _ = run
     path = tmp_path / "dev.jsonl"
-    rows = [{"question": "so", "choices": ["poor", "great"], "label": number % 2} for number in range(4)]
+    rows = [
+        {"question": "so", "choices": ["poor", "great", "dull"][: 2 + number % 2], "label": number % 2}
+        for number in range(4)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    values = {"task": "choice", "data": {"max_length": 24}, "training": TRAINING}
-    recipe = validate_recipe(FinetuneRecipe, values, source="test")
-    with pytest.raises(DataError, match=r"dev\.jsonl: 2 choices a row, .*train\.csv has 4"):
-        finetune(recipe, model=model_folder, train=data["train"], dev=path, out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert evaluate(folder, path)["num_examples"] == 4

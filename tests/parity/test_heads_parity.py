@@ -211,7 +211,9 @@ def test_scores_of_choices(tmp_path):
     labels = torch.tensor([2, 0])
     shaped = [tensor.view(2, 3, -1) for tensor in (ids, mask.long(), segments)]
     expected = peer(*shaped, labels=labels)
-    batch = ChoiceBatch(**packed(ids, segments, mask), labels=labels.numpy(), indices=np.arange(2), num_choices=3)
+    batch = ChoiceBatch(
+        **packed(ids, segments, mask), labels=labels.numpy(), indices=np.arange(2), num_choices=np.full(2, 3)
+    )
     objective = MultipleChoice()
     assert (objective.logits(ours, batch).view(2, 3) - expected.logits).abs().max() <= 1e-5
     (total,), (count,) = objective.loss_sums(ours, batch).values(), objective.target_counts(batch).values()

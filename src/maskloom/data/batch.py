@@ -136,36 +136,37 @@ class FeatureBatch(TokenBatch):
 
 @dataclass(frozen=True)
 class ChoiceBatch(PackedBatch):
-    """A batch for multiple choice: the `num_choices` sequences of an example stand together (BERT paper 4.4).
+    """A batch for multiple choice: the sequences of an example, one a choice, stand together (BERT paper 4.4).
 
-    Shapes in words: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (examples times choices,) int64 in tokens,
-    `labels` (examples,) int64 the right choice, or None when unknown, `indices` (examples,) int64.
+    Shapes in words: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (choices of all examples,) int64 in
+    tokens, `labels` (examples,) int64 the right choice, or None when unknown, `indices` and `num_choices` (examples,)
+    int64.
     """
 
     labels: np.ndarray | None
     indices: np.ndarray
-    num_choices: int
+    num_choices: np.ndarray
 
     def split(self, num_examples: int) -> list[ChoiceBatch]:
         """Cut in order into batches of `num_examples`, the last perhaps smaller. Raises ValueError below 1."""
-        parts = []
-        for rows, tokens in _cuts(self.lengths, num_examples * self.num_choices):
-            examples = slice(rows.start // self.num_choices, rows.stop // self.num_choices)
+        parts, tokens = [], np.concatenate([[0], np.cumsum(self.lengths)])
+        for examples, rows in _cuts(self.num_choices, num_examples):
+            span = slice(int(tokens[rows.start]), int(tokens[rows.stop]))
             parts.append(
                 ChoiceBatch(
-                    token_ids=self.token_ids[tokens],
-                    segment_ids=self.segment_ids[tokens],
+                    token_ids=self.token_ids[span],
+                    segment_ids=self.segment_ids[span],
                     lengths=self.lengths[rows],
                     labels=None if self.labels is None else self.labels[examples],
                     indices=self.indices[examples],
-                    num_choices=self.num_choices,
+                    num_choices=self.num_choices[examples],
                 )
             )
         return parts
 
 
 def _cuts(lengths: np.ndarray, num_sequences: int) -> list[tuple[slice, slice]]:
-    """Return, for every part, the slice of its sequences and that of its packed tokens."""
+    """Return, for every part, the slice of its sequences and that of its packed tokens (or of what lengths count)."""
     if num_sequences < 1:
         raise ValueError(f"num_sequences is {num_sequences}, a part of a batch needs at least 1")
     ends = np.concatenate([[0], np.cumsum(lengths)])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,7 +17,10 @@ from maskloom.objectives.task_objective import TaskObjective, encode_batch, labe
 
 @dataclass(frozen=True)
 class MultipleChoice(TaskObjective):
-    """Cross-entropy over the scores of an example's choices; a score is a product with one learnt vector."""
+    """Cross-entropy over the scores of an example's choices; a score is a product with one learnt vector.
+
+    Examples may differ in their number of choices.
+    """
 
     name: ClassVar[str] = "choice"
 
@@ -26,7 +30,7 @@ class MultipleChoice(TaskObjective):
 
     def row_counts(self, batch: ChoiceBatch) -> np.ndarray:
         """Return the number of choices of each example."""
-        return np.full(len(batch.indices), batch.num_choices, dtype=np.int64)
+        return batch.num_choices
 
     def logits(self, model: EncoderWithHeads, batch: ChoiceBatch) -> Tensor:
         """Return one score a choice, (examples times choices, 1)."""
@@ -34,5 +38,14 @@ class MultipleChoice(TaskObjective):
 
     def loss_sum_of(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
         """Return the sum over examples of negative log probabilities, in nats."""
-        scores = logits.view(-1, batch.num_choices)
+        scores = _by_example(logits, batch.num_choices)
         return F.cross_entropy(scores, label_tensor(batch, logits), reduction="sum")
+
+
+def _by_example(logits: Tensor, num_choices: np.ndarray) -> Tensor:
+    """Return scores (examples, most choices), -inf where an example has fewer; logits are (choices of all, 1)."""
+    most = int(num_choices.max(initial=1))
+    if (num_choices == most).all():
+        return logits.view(-1, most)
+    places = torch.from_numpy(np.arange(most) < num_choices[:, None]).to(logits.device)
+    return logits.new_full(places.shape, -torch.inf).masked_scatter(places, logits)

@@ -94,7 +94,7 @@ def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
 def _csv_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
     """Return a writer with one column a label for probabilities; several labels are joined by commas."""
     writer = csv.writer(file, lineterminator="\n")
-    started = [False]
+    header: list[str] = []
 
     def write(row: dict[str, Any]) -> None:
         flat = {key: value for key, value in row.items() if key != "probabilities"}
@@ -105,9 +105,11 @@ def _csv_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
         nested = [key for key, value in flat.items() if isinstance(value, list | dict)]
         if nested:
             raise ConfigError(f"{nested[0]} has several values a row, which a .csv cannot hold; write .jsonl")
-        if not started[0]:
-            writer.writerow(flat)
-            started[0] = True
+        if not header:
+            header.extend(flat)
+            writer.writerow(header)
+        if list(flat) != header:
+            raise ConfigError("rows differ in their columns (choices, say), which a .csv cannot hold; write .jsonl")
         writer.writerow(flat.values())
 
     return write

@@ -44,20 +44,25 @@ def tag_batch():
 
 
 def choice_batch():
-    return ChoiceBatch(**tokens(), labels=np.array([1, 0, 1]), indices=np.arange(3), num_choices=2)
+    return ChoiceBatch(**tokens(), labels=np.array([1, 0, 1]), indices=np.arange(3), num_choices=np.full(3, 2))
+
+
+def uneven_choice_batch():
+    return ChoiceBatch(**tokens(), labels=np.array([0, 2]), indices=np.arange(2), num_choices=np.array([2, 4]))
 
 
 CASES = {
     "span": (SpanPrediction(), span_batch, LENGTHS.tolist(), 6, 2),
     "tagger": (Tagging(), tag_batch, LENGTHS.tolist(), 20, 5),
     "choice": (MultipleChoice(), choice_batch, [2, 2, 2], 3, 1),
+    "choice of 2 or 4": (MultipleChoice(), uneven_choice_batch, [2, 4], 2, 1),
 }
 
 
 @pytest.mark.parametrize("head", CASES)
 def test_rows_of_units(head):
     objective, batch, rows, num_targets, width = CASES[head]
-    model = build_model(CONFIG, (head,), 5, seed=1).eval()
+    model = build_model(CONFIG, (head.split()[0],), 5, seed=1).eval()
     outputs = objective.outputs(model, batch())
     assert objective.row_counts(batch()).tolist() == rows
     assert outputs.rows.shape == (sum(rows), width)
@@ -70,13 +75,25 @@ def test_micro_batches_add_up_to_the_batch(head, micro_batch_size):
     objective, batch, *_ = CASES[head]
     found = []
     for size in (None, micro_batch_size):
-        model = build_model(CONFIG, (head,), 5, seed=1).train()
+        model = build_model(CONFIG, (head.split()[0],), 5, seed=1).train()
         loss = sum(accumulate_gradients(model, objective, batch(), size).values())
         flat = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
         found.append((loss, torch.cat(flat)))
     (whole_loss, whole), (loss, parts) = found
     assert loss == pytest.approx(whole_loss, rel=1e-6)
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_examples_of_differing_numbers_of_choices_lose_what_they_lose_alone():
+    logits = torch.randn(6, 1, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = MultipleChoice().loss_sum_of(logits, uneven_choice_batch())
+    parts = [
+        F.cross_entropy(logits[rows, 0][None], torch.tensor([label]))
+        for rows, label in ((slice(2), 0), (slice(2, 6), 2))
+    ]
+    torch.testing.assert_close(loss, sum(parts))
+    (ours,), (theirs,) = torch.autograd.grad(loss, logits), torch.autograd.grad(sum(parts), logits)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_weights_of_tags_are_those_of_torch():
@@ -112,7 +129,7 @@ def test_scores_follow_their_choices():
         lengths=LENGTHS[order],
         labels=1 - batch.labels,
         indices=batch.indices,
-        num_choices=2,
+        num_choices=batch.num_choices,
     )
     one, other = (MultipleChoice().outputs(model, chosen) for chosen in (batch, swapped))
     torch.testing.assert_close(other.rows, one.rows[order])

@@ -21,12 +21,13 @@ _ENCODE_AT_ONCE = 512
 class EncodedChoices:
     """Token ids of all choices of all examples end to end: sequence i owns `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    Example e owns the sequences from `e * num_choices` on; a unit is an example. `labels` (examples,) are right choices
-    counted from 0, or None. Tokens that did not fit `max_length` were cut from the longer text of a pair.
+    Example e owns the sequences `first[e]` to `first[e + 1]`, one a choice; a unit is an example. `labels` (examples,)
+    are right choices counted from 0, or None. Tokens that did not fit `max_length` were cut from the longer text of a
+    pair.
     """
 
     examples: Sequence[ChoiceExample]
-    num_choices: int
+    first: np.ndarray
     token_ids: np.ndarray
     segment_ids: np.ndarray
     offsets: np.ndarray
@@ -38,7 +39,7 @@ class EncodedChoices:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each example, all of its choices together."""
-        return np.diff(self.offsets[:: self.num_choices])
+        return np.diff(self.offsets[self.first])
 
     @property
     def num_examples(self) -> int:
@@ -52,8 +53,8 @@ class EncodedChoices:
     def batch(self, indices: np.ndarray) -> ChoiceBatch:
         """Return the examples of those indices, packed in that order, the choices of each in theirs."""
         indices = np.asarray(indices, dtype=np.int64)
-        sequences = (indices[:, None] * self.num_choices + np.arange(self.num_choices)).ravel()
-        first, last = indices * self.num_choices, (indices + 1) * self.num_choices
+        first, last = self.first[indices], self.first[indices + 1]
+        sequences = np.concatenate([np.arange(*span) for span in zip(first.tolist(), last.tolist(), strict=True)])
         spans = [slice(*span) for span in zip(self.offsets[first].tolist(), self.offsets[last].tolist(), strict=True)]
         return ChoiceBatch(
             token_ids=np.concatenate([self.token_ids[span] for span in spans]).astype(np.int64),
@@ -61,14 +62,14 @@ class EncodedChoices:
             lengths=np.diff(self.offsets)[sequences].astype(np.int64),
             labels=None if self.labels is None else self.labels[indices],
             indices=indices,
-            num_choices=self.num_choices,
+            num_choices=last - first,
         )
 
     def account(self) -> dict[str, Any]:
-        """Return what was cut, as plain values."""
+        """Return how many choices there are in all, and what was cut, as plain values."""
         return {
             "max_length": self.max_length,
-            "num_choices": self.num_choices,
+            "num_choices": int(self.first[-1]),
             "num_truncated_examples": self.num_truncated_examples,
             "num_truncated_tokens": self.num_truncated_tokens,
             "truncated_share": self.num_truncated_examples / max(len(self), 1),
@@ -89,35 +90,31 @@ def encode_choices(
 ) -> EncodedChoices:
     """Encode examples in order, each choice with its context as a pair of its own.
 
-    Raises DataError, with `path` and line, when examples differ in their number of choices or only some have labels.
+    Examples may differ in their number of choices. Raises DataError, with `path` and line, when only some have labels.
     """
-    num_choices = len(examples[0].choices) if examples else 1
-    for example in examples:
-        if len(example.choices) != num_choices:
-            raise DataError(
-                f"{path}: line {example.line}: {len(example.choices)} choices, the first example has {num_choices}"
-            )
+    starts = np.cumsum([0, *(len(example.choices) for example in examples)], dtype=np.int64)
     ids: list[np.ndarray] = []
     segments: list[np.ndarray] = []
     lengths = [0]
-    num_cut = np.zeros(len(examples), dtype=np.int64)
+    cut: list[int] = []
     for first in range(0, len(examples), _ENCODE_AT_ONCE):
         texts = [pair for example in examples[first : first + _ENCODE_AT_ONCE] for pair in example.pairs()]
-        for number, encoding in enumerate(tokenizer.encode_batch(texts, max_length=max_length)):
+        for encoding in tokenizer.encode_batch(texts, max_length=max_length):
             ids.append(np.asarray(encoding.ids, dtype=np.int32))
             segments.append(np.asarray(encoding.segments, dtype=np.int8))
             lengths.append(len(encoding.ids))
-            num_cut[first + number // num_choices] += encoding.num_truncated
+            cut.append(encoding.num_truncated)
+    cut_before = np.concatenate([[0], np.cumsum(np.asarray(cut, dtype=np.int64))])
     return EncodedChoices(
         examples=examples,
-        num_choices=num_choices,
+        first=starts,
         token_ids=np.concatenate(ids) if ids else np.empty(0, np.int32),
         segment_ids=np.concatenate(segments) if segments else np.empty(0, np.int8),
         offsets=np.cumsum(np.asarray(lengths, dtype=np.int64)),
         labels=_labels(examples, Path(path)),
         max_length=max_length,
-        num_truncated_examples=int(np.count_nonzero(num_cut)),
-        num_truncated_tokens=int(num_cut.sum()),
+        num_truncated_examples=int(np.count_nonzero(np.diff(cut_before[starts]))),
+        num_truncated_tokens=sum(cut),
     )
 
 

@@ -1,4 +1,4 @@
-"""Files of multiple choice: SWAG's CSV, HellaSwag's JSONL, CODAH's TSV, and any CSV or JSONL with n choices."""
+"""Files of multiple choice: SWAG's CSV, HellaSwag's JSONL, CODAH's TSV, and any CSV or JSONL with choices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from maskloom.config import DataError
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns
 from maskloom.tasks.choice.examples import ChoiceExample
+from maskloom.tasks.choice.published import PLAIN_COLUMNS, plain_rows, published_form
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import LONE_SURROGATE, BadRowError, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
@@ -39,11 +40,11 @@ def iterate_choices(
 
     A table has a header whose names say what stands where (SWAG: `sent1` is the context, `sent2` the stem, `ending0`
     to `ending3` the choices), or is CODAH's: no header, category, prompt, choices, label. JSONL has the same names as
-    keys, or one key that holds a list of choices. A label is a number from 0 or a letter from A. All rows have the
-    number of choices of the first. Raises DataError, with file and line, for columns that are not there and for a row
-    that breaks a rule: a label outside the choices, another number of choices, an empty text, an id that stands twice;
-    with `options.on_bad_rows` "skip" such rows are dropped and counted. Raises ConfigError for a format of another kind
-    of task.
+    keys, or one key that holds a list of choices, of which rows may have different numbers; or it is that of ARC,
+    CommonsenseQA, COPA or RACE as these are distributed. A label is a number from 0 or a letter from A. Raises
+    DataError, with file and line, for columns that are not there and for a row that breaks a rule: a label outside the
+    choices, an empty text, an id that stands twice; with `options.on_bad_rows` "skip" such rows are dropped and
+    counted. Raises ConfigError for a format of another kind of task.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
@@ -83,6 +84,9 @@ def _find_columns(
         raise DataError(f"{path}: no row can be read: {skipped[0].problem or 'all are blank'}")
     place = f"{path}: line {first.line}"
     if isinstance(first.fields, dict):
+        if options.text_column is None and (published := published_form(first.fields)) is not None:
+            rows = (plain for row in chain(skipped, [first], rows) for plain in plain_rows(row, published))
+            return PLAIN_COLUMNS, rows
         keys = list(first.fields)
         lists = [key for key in keys if isinstance(first.fields[key], list)]
         columns = choose_columns(keys, options, place=place, lists=lists, needs_label=needs_label)
@@ -108,18 +112,17 @@ def _is_codah(fields: list[str], options: ReadingOptions) -> bool:
 
 
 class _Parser:
-    """Rows to examples; remembers the number of choices of the first and the identifiers of all."""
+    """Rows to examples; remembers the identifiers of all."""
 
     def __init__(self, columns: ChoiceColumns, *, needs_label: bool) -> None:
         self._columns = columns
         self._has_labels = needs_label and columns.label is not None
-        self._num_choices: int | None = None
         self._lines: dict[str, int] = {}
 
     def example(self, row: Row) -> ChoiceExample:
         columns = self._columns
         if row.problem:
-            raise BadRowError(row.problem)
+            raise BadRowError(*row.problem.split(": ", 1))
         if isinstance(row.fields, list) and len(row.fields) != columns.num_fields:
             raise BadRowError("wrong number of fields", f"{len(row.fields)}, expected {columns.num_fields}")
         choices = self._choices(row)
@@ -132,8 +135,6 @@ class _Parser:
             line=row.line,
             identifier=self._identifier(row),
         )
-        if self._num_choices is None:
-            self._num_choices = len(choices)
         if example.identifier is not None:
             self._lines[example.identifier] = row.line
         return example
@@ -145,8 +146,6 @@ class _Parser:
             raise BadRowError("choices are not a list", f"{values!r:.60}")
         if len(values) < 2:
             raise BadRowError("fewer than two choices", str(len(values)))
-        if self._num_choices is not None and len(values) != self._num_choices:
-            raise BadRowError("another number of choices", f"{len(values)}, the first row has {self._num_choices}")
         return tuple(_text(value, f"choice {number}") for number, value in enumerate(values))
 
     def _identifier(self, row: Row) -> str | None:

@@ -23,6 +23,9 @@ from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import tune_classes
 from maskloom.text.tokenizer import Tokenizer
 
+# Finite also when it is divided by the smallest temperature.
+_NO_CHOICE = -1e30
+
 
 def choice_task(
     labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
@@ -55,8 +58,14 @@ def choice_task(
 
 
 def choice_scores(outputs: Outputs) -> np.ndarray:
-    """Return the scores of all examples, (examples, choices), of one array (choices, 1) each."""
-    return np.stack([rows[:, 0] for rows in outputs]) if len(outputs) else np.empty((0, 1), dtype=np.float32)
+    """Return the scores of all examples, (examples, most choices), of one array (choices, 1) each.
+
+    A choice that an example does not have has a score whose probability is 0.
+    """
+    scores = np.full((len(outputs), max(map(len, outputs), default=1)), _NO_CHOICE, dtype=np.float32)
+    for row, found in zip(scores, outputs, strict=True):
+        row[: len(found)] = found[:, 0]
+    return scores
 
 
 def best_choices(outputs: Outputs) -> np.ndarray:
@@ -70,7 +79,7 @@ def _decode(temperature: float, encoded: EncodedChoices, outputs: Outputs) -> li
         {
             "choice": best,
             "choice_text": example.choices[best],
-            "probabilities": {str(number): float(share) for number, share in enumerate(row)},
+            "probabilities": {str(number): float(row[number]) for number in range(len(example.choices))},
         }
         for example, best, row in zip(encoded.examples, best_choices(outputs).tolist(), probabilities, strict=True)
     ]
@@ -100,16 +109,13 @@ def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping
 
 
 def _check(train: ReadExamples, dev: ReadExamples) -> None:
-    """Refuse training data in which one place is always right, and dev data with another number of choices."""
+    """Refuse training data in which one place is always right."""
     labels = {example.label for example in train.examples}
     if len(labels) == 1:
         raise DataError(
             f"{train.report.path}: every one of {len(train.examples)} rows has choice {labels.pop()} as the right one; "
             "there is nothing to learn"
         )
-    numbers = [len(data.examples[0].choices) for data in (train, dev)]
-    if numbers[0] != numbers[1]:
-        raise DataError(f"{dev.report.path}: {numbers[1]} choices a row, {train.report.path} has {numbers[0]}")
 
 
 def _example_of(item: Any, number: int) -> ChoiceExample:

@@ -37,7 +37,7 @@ def test_a_batch_holds_the_pairs_of_its_examples_in_order(tokenizer):
     assert batch.lengths.tolist() == [len(encoding.ids) for encoding in expected]
     assert batch.labels is not None
     assert batch.labels.tolist() == [1, 1]
-    assert (batch.indices.tolist(), batch.num_choices) == ([2, 0], 2)
+    assert (batch.indices.tolist(), batch.num_choices.tolist()) == ([2, 0], [2, 2])
     assert {array.dtype for array in (batch.token_ids, batch.segment_ids, batch.lengths)} == {np.dtype(np.int64)}
 
 
@@ -71,9 +71,23 @@ def test_examples_without_labels_have_none(tokenizer):
     assert encoded.batch(np.array([0])).labels is None
 
 
+def test_examples_of_differing_numbers_of_choices_stand_together(tokenizer):
+    mixed = [EXAMPLES[0], example("a", "a", "on", "cat", "mat ran on", label=3), EXAMPLES[2]]
+    encoded = encode_choices(mixed, tokenizer, max_length=32)
+    assert encoded.account()["num_choices"] == 2 + 4 + 2
+    batch = encoded.batch(np.array([1, 0, 2]))
+    assert batch.num_choices.tolist() == [4, 2, 2]
+    alone = [encode_choices([one], tokenizer, max_length=32) for one in mixed]
+    assert encoded.lengths.tolist() == [int(one.lengths[0]) for one in alone]
+    for index, part in zip((1, 0, 2), batch.split(1), strict=True):
+        expected = alone[index].batch(np.array([0]))
+        assert part.token_ids.tolist() == expected.token_ids.tolist()
+        assert part.lengths.tolist() == expected.lengths.tolist()
+        assert (part.labels.tolist(), part.num_choices.tolist()) == (expected.labels.tolist(), [len(expected.lengths)])
+    assert encode_choices(mixed, tokenizer, max_length=6).account()["num_truncated_examples"] == 3
+
+
 def test_mixed_examples_are_refused(tokenizer):
-    with pytest.raises(DataError, match=r"f\.csv: line 4: 3 choices, the first example has 2"):
-        encode_choices([EXAMPLES[0], example("a", "a", "on", "cat", line=4)], tokenizer, max_length=9, path="f.csv")
     with pytest.raises(DataError, match=r"f\.csv: line 4: missing label"):
         encode_choices(
             [EXAMPLES[0], example("a", "a", "on", label=None, line=4)], tokenizer, max_length=9, path="f.csv"

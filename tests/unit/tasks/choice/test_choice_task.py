@@ -125,6 +125,30 @@ def test_data_that_teaches_nothing_is_refused():
     same = [dataclasses.replace(one, label=1) for one in examples]
     with pytest.raises(DataError, match="every one of 8 rows has choice 1"):
         CHOICE.check(read(same), read(examples))
-    with pytest.raises(DataError, match=r"3 choices a row, f\.csv has 4"):
-        CHOICE.check(read(examples), read(random_examples(8, num_choices=3)))
-    CHOICE.check(read(examples), read(examples))
+    CHOICE.check(read(examples), read(random_examples(8, num_choices=3)))
+
+
+def test_rows_of_differing_numbers_are_scored_as_by_themselves(model):
+    examples = [
+        *random_examples(5, num_choices=3),
+        *random_examples(5, num_choices=5),
+        *random_examples(5, num_choices=2),
+    ]
+    examples = [dataclasses.replace(one, line=line) for line, one in enumerate(examples, 1)]
+    task = make_task("choice")
+    encoded = task.encode(read(examples), TOKENIZER, 32)
+    outputs = model_outputs(model, task.objective, encoded)
+    apart = [task.encode(read([one]), TOKENIZER, 32) for one in examples]
+    alone = [model_outputs(model, task.objective, one) for one in apart]
+    for ours, theirs in zip(outputs.rows, (one.rows[0] for one in alone), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert outputs.loss_sum == pytest.approx(sum(one.loss_sum for one in alone), rel=1e-5)
+    decided = task.decide(encoded, outputs.rows)
+    assert [int(rows.argmax()) for rows in outputs.rows] == decided.tolist()
+    rows = task.decode(encoded, outputs.rows)
+    assert [len(row["probabilities"]) for row in rows] == [3] * 5 + [5] * 5 + [2] * 5
+    assert all(sum(row["probabilities"].values()) == pytest.approx(1.0) for row in rows)
+    temperature = task.tune(encoded, outputs.rows)["temperature"]
+    cold = choice_task(settings={"temperature": 1e-6}).decode(encoded, outputs.rows)
+    assert temperature > 0
+    assert all(0.0 <= share <= 1.0 for row in cold for share in row["probabilities"].values())

@@ -1,0 +1,107 @@
+"""ARC, CommonsenseQA, COPA and RACE as they are distributed: JSON whose choices stand deeper, or for several questions.
+
+ARC (Clark et al. 2018) and CommonsenseQA (Talmor et al. 2019) have `question` with `stem` and labelled `choices`, and
+`answerKey`; ARC's also come with `choices` as lists of texts and labels. COPA (Roemmele et al. 2011, SuperGLUE's JSONL)
+has `premise`, `choice1`, `choice2` and asks for the cause or the effect. RACE (Lai et al. 2017) has an `article` with
+lists of `questions`, `options` and `answers`, one object a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from maskloom.tasks.choice.columns import ChoiceColumns
+from maskloom.tasks.examples import BadRowError
+from maskloom.tasks.tables import Row
+
+PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", None, choices_are_list=True)
+"""Where the keys of `plain_rows` stand."""
+
+# What joins a premise to its cause or its effect.
+_JOINTS = {"cause": "because", "effect": "so"}
+Form = Callable[[dict[str, Any]], list[dict[str, Any]]]
+
+
+def published_form(fields: dict[str, Any]) -> Form | None:
+    """Return what reads objects with the keys of this one, or None where they are of none of the four sets."""
+    question = fields.get("question")
+    if isinstance(question, dict) and {"stem", "choices"} <= set(question):
+        return _arc
+    if isinstance(question, str) and isinstance(fields.get("choices"), dict):
+        return _arc
+    if {"premise", "choice1", "choice2"} <= set(fields) and question in ("cause", "effect"):
+        return _copa
+    if {"article", "questions", "options"} <= set(fields):
+        return _race
+    return None
+
+
+def plain_rows(row: Row, form: Form) -> Iterator[Row]:
+    """Yield a row of a published set with plain keys, one for each question; what breaks a rule says which."""
+    if row.problem or not isinstance(row.fields, dict):
+        yield row
+        return
+    try:
+        for fields in form(row.fields):
+            yield Row(fields, row.line)
+    except BadRowError as problem:
+        yield Row({}, row.line, problem=str(problem))
+
+
+def _arc(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    question, choices = fields.get("question"), fields.get("choices")
+    if isinstance(question, dict):
+        question, choices = question.get("stem"), question.get("choices")
+    if isinstance(choices, dict):
+        texts, labels = choices.get("text"), choices.get("label")
+    elif isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+        texts = [choice.get("text") for choice in choices]
+        labels = [choice.get("label") for choice in choices]
+    else:
+        raise BadRowError("choices are not a list", f"{choices!r:.60}")
+    if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
+        raise BadRowError("texts and labels of choices are not lists of one length", f"{choices!r:.60}")
+    return [_plain(fields.get("id"), question, "", texts, _place(fields.get("answerKey"), labels))]
+
+
+def _copa(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    asked = fields.get("question")
+    if not isinstance(asked, str) or asked not in _JOINTS:
+        raise BadRowError("the question is neither cause nor effect", repr(asked))
+    texts = [fields.get("choice1"), fields.get("choice2")]
+    return [_plain(fields.get("idx"), fields.get("premise"), _JOINTS[asked], texts, fields.get("label"))]
+
+
+def _race(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    questions, options, answers = (fields.get(name) for name in ("questions", "options", "answers"))
+    if not isinstance(questions, list) or not isinstance(options, list) or len(questions) != len(options):
+        raise BadRowError("questions and options are not lists of one length")
+    answers = [None] * len(questions) if answers is None else answers
+    if not isinstance(answers, list) or len(answers) != len(questions):
+        raise BadRowError("questions and answers are not lists of one length")
+    name, rows = fields.get("id"), []
+    for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True), start=1):
+        if not isinstance(question, str) or not isinstance(texts, list):
+            raise BadRowError("a question is not a string with a list of options", f"question {number}")
+        stem = question
+        if "_" in question and all(isinstance(text, str) for text in texts):
+            # a gap to be filled
+            stem, texts = "", [question.replace("_", text) for text in texts]
+        identifier = None if name is None else f"{name}-{number}"
+        rows.append(_plain(identifier, fields.get("article"), stem, texts, answer))
+    return rows
+
+
+def _plain(identifier: Any, context: Any, stem: str, choices: list[Any], label: Any) -> dict[str, Any]:
+    return {"id": identifier, "context": context, "stem": stem, "choices": choices, "label": label}
+
+
+def _place(key: Any, labels: list[Any]) -> int | None:
+    """Return the place of the right label among those of the choices: letters, or numbers from 1."""
+    if key is None or key == "":
+        return None
+    if str(key) not in map(str, labels):
+        shown = ", ".join(f"{label!s:.20}" for label in labels[:10])
+        raise BadRowError("label is none of the choices", f"{key!r:.60}, expected one of {shown}")
+    return [str(label) for label in labels].index(str(key))
