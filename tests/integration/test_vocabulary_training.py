@@ -226,6 +226,12 @@ def test_missing_and_unknown_files_are_named(texts: Path, tmp_path: Path) -> Non
     assert report["reading"]["ignored_files"] == [str(texts / "picture.png")]
 
 
+def test_an_output_in_a_folder_of_text_is_refused(texts: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lies inside .*texts, which is read as text"):
+        train([texts], texts / "vocab")
+    assert {path.name for path in texts.iterdir() if not path.name.startswith(".")} == set(PARTS)
+
+
 def test_an_earlier_vocabulary_is_replaced_and_anything_else_is_not(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     train([texts], out)

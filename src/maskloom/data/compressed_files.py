@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,13 +35,41 @@ def reading_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+class _SummedFile(io.RawIOBase):
+    """A file that is read once from start to end, and the SHA-256 of what was read.
+
+    Raises DataError for a file that grows while it is read: the reader would never reach its end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._raw = io.FileIO(path)
+        self._size = os.fstat(self._raw.fileno()).st_size
+        self.sum = hashlib.sha256()
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        size = self._raw.readinto(buffer) or 0
+        self.sum.update(memoryview(buffer)[:size])
+        self.position += size
+        if self.position > self._size:
+            raise DataError(f"{self._raw.name}: grew while it was read; run again when nothing writes to it any more")
+        return size
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
 class ByteStream:
     """A buffered stream of the decompressed bytes of a file; `position` counts bytes on disk, for progress."""
 
     def __init__(self, path: Path) -> None:
         """Open the file; the suffix says how it is compressed. Raises DataError for what is no regular file."""
         check_regular(path)
-        self._raw = io.FileIO(path)
+        self._raw = _SummedFile(path)
         suffix = path.suffix.lower()
         if suffix in COMPRESSIONS and not path.stat().st_size:
             self._raw.close()
@@ -57,7 +87,12 @@ class ByteStream:
     @property
     def position(self) -> int:
         """Number of bytes of the file on disk that were taken so far."""
-        return self._raw.tell()
+        return self._raw.position
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the bytes on disk that were taken so far."""
+        return self._raw.sum.hexdigest()
 
     def close(self) -> None:
         """Close the stream and the file."""
@@ -68,7 +103,7 @@ class ByteStream:
 class _ZstandardReader(io.RawIOBase):
     """Frames one after another; unlike the library's own reader it notices a frame that is cut short."""
 
-    def __init__(self, raw: io.FileIO) -> None:
+    def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
         self._frame = None
         self._compressed = memoryview(b"")
@@ -80,7 +115,7 @@ class _ZstandardReader(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         while not self._plain:
             if not self._compressed:
-                self._compressed = memoryview(self._raw.read(_BLOCK // 8))
+                self._compressed = memoryview(self._raw.read(_BLOCK // 8) or b"")
                 if not self._compressed:
                     if self._frame is not None:
                         raise EOFError

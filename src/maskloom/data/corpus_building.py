@@ -28,20 +28,35 @@ from maskloom.data.corpus_manifest import (
     write_manifest,
 )
 from maskloom.data.deduplication import DigestSet, document_digest
-from maskloom.data.documents import Document, ReadingReport, SourceFile, read_documents, source_files
+from maskloom.data.documents import (
+    Document,
+    DocumentRule,
+    ReadingReport,
+    SourceFile,
+    read_documents,
+    refuse_output_inside,
+    source_files,
+)
 from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token_type
 from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
 from maskloom.files import sync, write_json
+from maskloom.text.sentences import check_language
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.worker_processes import Engine, results_of_processes
 
 SHARD_TOKENS = 1 << 22
+MAX_SHARD_BYTES = 1 << 26
+"""Bytes of text that a shard is made of at most, unless a single document has more: what a task is in memory."""
+
 _CHARACTERS_PER_TOKEN = 4
 _SMALLEST_SHARD = 1 << 17
 _SHARE_OF_TEXT = 16
 _NUM_NAMED = 20
+# part of the digest of what shards are made of: those of a layout of old are made again
+_LAYOUT = b"lengths 2"
+_LENGTHS_AT_ONCE = 1 << 20
 _TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 Progress = Callable[[str, int, int], None]
@@ -75,6 +90,7 @@ def build_corpus(
     num_workers: int = 1,
     sentences: SentenceRule = "split",
     on_bad_text: Literal["error", "skip"] = "error",
+    documents: DocumentRule = "blank-line",
     shard_tokens: int = SHARD_TOKENS,
     language: str = "en",
     engine: Engine | None = None,
@@ -87,29 +103,36 @@ def build_corpus(
     an `engine` has its own workers, which must see `out` under the same absolute path. The folder has the same bytes
     for any engine and number of workers and after any interruption: run again with the same settings, it keeps the
     shards that are finished, and `num_kept_shards` of what is returned says how many. Exact duplicates of documents are
-    dropped, at 27 to 53 bytes of memory for each document; other memory is bounded by the shards in work (about
-    `shard_tokens` tokens each, by their characters) and by the cache of words. `progress` receives ("reading and
+    dropped, at 27 to 53 bytes of memory for each document; other memory is bounded, whatever the shape of the text, by
+    the shards in work (about `shard_tokens` tokens each, by their characters, and `MAX_SHARD_BYTES` of text; two for
+    each worker and two more) and by the cache of words. `documents` and `language` say where documents of .txt files
+    and sentences end. `progress` receives ("reading and
     encoding", bytes done, all bytes). `origin`, what a caller wants to be known of the build, goes to `build.json`.
 
     A folder that holds the finished corpus already is left as it is; its manifest comes back with
     `already_built` set. Raises ConfigError when the folder holds a corpus made from other text or settings or anything
-    else, or when another process builds there; DataError when the text holds no document and as `read_documents` does;
-    ChildProcessError as `results_of_processes`; OSError for a disk that is full or broken.
+    else, when it lies in a folder of the text, or when another process builds there; DataError when the text holds no
+    document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a disk that is full
+    or broken.
     """
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
     _check_settings(out, num_workers, sentences, shard_tokens)
+    check_language(language)
+    refuse_output_inside(paths, out)
     counts = _Counts()
     files = source_files(paths, counts.reading)
-    settings = _settings(tokenizer, sentences, on_bad_text, shard_tokens, language)
-    recipe = {"settings": settings, "sources": [describe_source(source) for source in files]}
+    settings = _settings(tokenizer, sentences, on_bad_text, shard_tokens, language, documents)
     if (out / MANIFEST).exists():
-        return _finished_corpus(out, recipe)
+        return _finished_corpus(out, {"settings": settings, "sources": list(map(describe_source, files))})
     with _building(out):
         tokenizer.save(out)
-        documents = read_documents([source.path for source in files], on_bad_text=on_bad_text, report=counts.reading)
-        unique = _unique_documents(documents, counts)
+        found = read_documents(
+            [source.path for source in files], on_bad_text=on_bad_text, documents=documents, report=counts.reading
+        )
+        unique = _unique_documents(found, counts)
         tasks = _shard_tasks(unique, json.dumps(settings, sort_keys=True), shard_tokens * _CHARACTERS_PER_TOKEN)
-        total = sum(source["num_bytes"] for source in recipe["sources"])
+        total = sum(source.path.stat().st_size for source in files)
         kept: list[ShardRecord] = []
         made: list[ShardRecord] = []
         encoder = (str(out), tokenizer, sentences, language)
@@ -123,6 +146,7 @@ def build_corpus(
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
         if origin is not None:
             write_json(out / BUILD, origin)
+        recipe = {"settings": settings, "sources": [_source_as_read(source, counts.reading) for source in files]}
         manifest = _finish(out, records, recipe, counts, token_type(len(tokenizer.vocabulary)))
         return {**manifest, "num_kept_shards": len(kept)}
 
@@ -139,9 +163,9 @@ def _check_settings(out: Path, num_workers: int, sentences: str, shard_tokens: i
 
 
 def _settings(
-    tokenizer: Tokenizer, sentences: str, on_bad_text: str, shard_tokens: int, language: str
+    tokenizer: Tokenizer, sentences: str, on_bad_text: str, shard_tokens: int, language: str, documents: str
 ) -> dict[str, Any]:
-    """Return everything beside the text that decides what is written."""
+    """Return everything beside the text that decides what is written; no key for the rule of documents of old."""
     return {
         "vocabulary_sha256": hashlib.sha256("\n".join(tokenizer.vocabulary.tokens).encode()).hexdigest(),
         "vocabulary_size": len(tokenizer.vocabulary),
@@ -152,6 +176,7 @@ def _settings(
         "language": language,
         "on_bad_text": on_bad_text,
         "shard_tokens": shard_tokens,
+        **({} if documents == "blank-line" else {"documents": documents}),
     }
 
 
@@ -160,9 +185,15 @@ def describe_source(source: SourceFile) -> dict[str, Any]:
     return {"name": source.name, **describe_file(source.path)}
 
 
+def _source_as_read(source: SourceFile, reading: ReadingReport) -> dict[str, Any]:
+    """Return what `describe_source` does, with the sum of the bytes that became documents."""
+    return {"name": source.name, "num_bytes": source.path.stat().st_size, "sha256": reading.sums[source.path]}
+
+
 def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     manifest = read_manifest(out)
-    changed = [name for name, value in recipe["settings"].items() if manifest["settings"].get(name) != value]
+    before, now = manifest["settings"], recipe["settings"]
+    changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     changed += [] if manifest["sources"] == recipe["sources"] else ["the text files"]
     if changed:
         raise ConfigError(
@@ -197,44 +228,70 @@ def _building(out: Path) -> Iterator[None]:
             raise
 
 
-def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, bytes, Document]]:
-    """Yield (UTF-8, digest, document) of each different document."""
+def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, Document]]:
+    """Yield (digest, document) of each different document."""
     seen = DigestSet()
     for document in documents:
-        content = document.text.encode("utf-8")
-        digest = document_digest(content)
+        digest = document_digest(document.content)
         if seen.add(digest):
-            yield content, digest, document
+            yield digest, document
         else:
             counts.num_duplicates += 1
+        # or it would live while the next one is read
+        del document
 
 
 def _shard_tasks(
-    documents: Iterator[tuple[bytes, bytes, Document]], settings: str, max_characters: int
+    documents: Iterator[tuple[bytes, Document]], settings: str, max_characters: int
 ) -> Iterator[_ShardTask]:
     """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
 
     Where a shard ends depends on the text alone. The one who takes a task may empty its list.
     """
     number, size, total = 0, 0, 0
-    batch: list[bytes] = []
-    first = last = ""
-    digest = hashlib.blake2b(settings.encode())
-    for content, own_digest, document in documents:
-        last = f"{document.source}, line {document.line}"
-        first = first if batch else last
-        batch.append(content)
-        digest.update(own_digest)
-        size += len(document.text)
-        total += len(document.text)
+    batch = _Batch(settings)
+    for own_digest, document in documents:
+        if batch.documents and batch.num_bytes + len(document.content) > MAX_SHARD_BYTES:
+            yield batch.taken(number)
+            number, size = number + 1, 0
+        batch.add(document, own_digest)
+        num_characters = document.num_characters
+        del document
+        size += num_characters
+        total += num_characters
         if size >= min(max_characters, max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, total // _SHARE_OF_TEXT)):
-            task = _ShardTask(number, batch, digest.hexdigest(), f"documents from {first} to {last}")
-            number, size, batch = number + 1, 0, []
-            yield task
-            del task
-            digest = hashlib.blake2b(settings.encode())
-    if batch:
-        yield _ShardTask(number, batch, digest.hexdigest(), f"documents from {first} to {last}")
+            yield batch.taken(number)
+            number, size = number + 1, 0
+    if batch.documents:
+        yield batch.taken(number)
+
+
+class _Batch:
+    """Documents that are gathered for a shard."""
+
+    def __init__(self, settings: str) -> None:
+        self._settings = settings.encode()
+        self._start()
+
+    def _start(self) -> None:
+        self.documents: list[bytes] = []
+        self.num_bytes = 0
+        self._digest = hashlib.blake2b(self._settings, person=_LAYOUT)
+        self._first = self._last = ""
+
+    def add(self, document: Document, digest: bytes) -> None:
+        self._last = f"{document.source}, line {document.line}"
+        self._first = self._first or self._last
+        self.documents.append(document.content)
+        self.num_bytes += len(document.content)
+        self._digest.update(digest)
+
+    def taken(self, number: int) -> _ShardTask:
+        """Return what was gathered as a task, and start anew."""
+        place = f"documents from {self._first} to {self._last}"
+        task = _ShardTask(number, self.documents, self._digest.hexdigest(), place)
+        self._start()
+        return task
 
 
 def _records(
@@ -340,9 +397,11 @@ def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
         offsets.write(np.zeros(1, "<i8").tobytes())
         for record in records:
             fault_point("corpus.lengths")
-            document_lengths, sentence_lengths = read_lengths(out, record)
-            lengths.write(sentence_lengths.tobytes())
-            offsets.write((first_token + np.cumsum(sentence_lengths, dtype="<i8")).tobytes())
-            documents.write((first_sentence + np.cumsum(document_lengths, dtype="<i8")).tobytes())
-            first_sentence += record.num_sentences
-            first_token += record.num_tokens
+            # a shard of short lines has tens of millions of sentences
+            for part in read_lengths(out, record, "sentences", _LENGTHS_AT_ONCE):
+                lengths.write(part.tobytes())
+                offsets.write((first_token + np.cumsum(part, dtype="<i8")).tobytes())
+                first_token += int(part.sum(dtype=np.int64))
+            for part in read_lengths(out, record, "documents", _LENGTHS_AT_ONCE):
+                documents.write((first_sentence + np.cumsum(part, dtype="<i8")).tobytes())
+                first_sentence += int(part.sum(dtype=np.int64))

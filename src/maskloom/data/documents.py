@@ -1,11 +1,12 @@
 """Documents from text files: .txt, .jsonl, .parquet, compressed or not, and folders of these (BERT paper 3.3.2).
 
-A blank line ends a document of a .txt file. Memory holds one document at a time, and a document is at most
-`MAX_DOCUMENT_BYTES` large.
+A blank line ends a document of a .txt file, or each file is one. Memory holds one document at a time, and a document is
+at most `MAX_DOCUMENT_BYTES` large.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -15,26 +16,40 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.data.compressed_files import COMPRESSIONS, ByteStream, reading_errors
+from maskloom.data.text_blocks import raw_documents, unix_line_ends
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import check_regular
 
 MAX_DOCUMENT_BYTES = 1 << 26
 """64 MiB of UTF-8: about ten times the longest novel."""
 
+DocumentRule = Literal["blank-line", "file"]
 TEXT_FIELD = "text"
 _KINDS = (".txt", ".jsonl")
 _PARQUET = ".parquet"
 _NUM_SKIPS_NAMED = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# a character takes up to four bytes once it is decoded, so that long text is looked at piece by piece
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document: its text with line ends as "\\n", the file, and the line or row where it starts, from 1."""
+    """One document: its text in UTF-8 with LF as line ends, the file, and the line or row where it starts, from 1."""
 
-    text: str
+    content: bytes
     source: str
     line: int
+
+    @property
+    def text(self) -> str:
+        """The text, decoded."""
+        return self.content.decode("utf-8")
+
+    @property
+    def num_characters(self) -> int:
+        """How many characters the text has."""
+        return len(self.content) if self.content.isascii() else sum(map(len, _decoded(self.content)))
 
 
 @dataclass
@@ -49,10 +64,13 @@ class ReadingReport:
     ignored_files: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     """Why documents were skipped, the first 20."""
+    sums: dict[Path, str] = field(default_factory=dict)
+    """SHA-256 of each file that was read to its end, of the bytes that were read."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counts and names as plain values."""
-        return {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
+        """Return the counts and names as plain values, without the sums."""
+        shown = {name: value for name, value in vars(self).items() if name != "sums"}
+        return {name: list(value) if isinstance(value, list) else value for name, value in shown.items()}
 
 
 @dataclass(frozen=True)
@@ -66,14 +84,16 @@ class SourceFile:
 def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport | None = None) -> list[SourceFile]:
     """List the files that `paths` stand for: files in the order given, folders searched whole and sorted by name.
 
-    Files of unknown kinds inside folders are named in `report.ignored_files`. Raises DataError for a missing path,
-    for a given file of unknown kind and for a folder without any file to read.
+    Files of unknown kinds inside folders, and links to folders, are named in `report.ignored_files`. Raises DataError
+    for a missing path, for a given file of unknown kind, for a folder without any file to read, for a text that is no
+    regular file or whose name is not UTF-8, and for a link that leads out of a folder or nowhere.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
         raise DataError("no text files were given")
     found: list[SourceFile] = []
     for path in map(Path, given):
+        check_name(path)
         if path.is_dir():
             found.extend(_files_of_folder(path, report))
         elif not path.exists():
@@ -81,31 +101,53 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
         elif not _is_known(path):
             raise DataError(f"{path}: unknown kind of file; {_known_kinds()} can be read")
         else:
+            check_regular(path)
             found.append(SourceFile(path, path.name))
     return found
+
+
+def check_name(path: Path) -> None:
+    """Raise DataError for a path that is not UTF-8, which neither a manifest nor a message could hold."""
+    whole = os.path.abspath(path)
+    try:
+        whole.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"{_shown(whole)}: the name is not UTF-8; rename it") from None
+
+
+def refuse_output_inside(paths: str | Path | Iterable[str | Path], out: Path) -> None:
+    """Raise ConfigError when `out` lies in a folder of text: what is written there would be read as text next time."""
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        folder = Path(path)
+        if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"--out {out} lies inside {folder}, which is read as text; write to a folder outside it")
 
 
 def read_documents(
     paths: str | Path | Iterable[str | Path],
     *,
     on_bad_text: Literal["error", "skip"] = "error",
+    documents: DocumentRule = "blank-line",
     report: ReadingReport | None = None,
 ) -> Iterator[Document]:
     """Return the documents of files and folders in the order given, one at a time.
 
-    Bad text is bytes that are not UTF-8, NUL characters and lone surrogates: with "error" it raises, with "skip" the
-    document or row is left out, counted and named in `report`. Documents without any visible character are left out
-    and counted too.
+    A document of a .txt file ends at a "blank-line", or with the "file", in which blank lines then stay; rows of the
+    other kinds are documents in any case. Line ends: see `maskloom.data.text_blocks`. Bad text is bytes that are not
+    UTF-8, NUL characters and lone surrogates: with "error" it raises, with "skip" the document or row is left out,
+    counted and named in `report`. Documents without any visible character are left out and counted too.
 
     Raises DataError (file with line, row or byte offset) for bad text, for bad JSON, for a missing or ill-typed
-    `text` field, for compressed files that are cut short, for too large documents, and as `source_files` does;
-    ConfigError for another `on_bad_text`.
+    `text` field, for compressed files that are cut short, for too large documents, for a file that changes while it is
+    read, and as `source_files` does; ConfigError for another `on_bad_text` or rule of documents.
     """
     if on_bad_text not in ("error", "skip"):
         raise ConfigError(f"on_bad_text is {on_bad_text!r:.80}; it must be 'error' or 'skip'")
+    if documents not in ("blank-line", "file"):
+        raise ConfigError(f"documents is {documents!r:.80}; it must be 'blank-line' or 'file'")
     report = ReadingReport() if report is None else report
     files = source_files(paths, report)
-    return _documents_of_files(files, on_bad_text == "skip", report)
+    return _documents_of_files(files, on_bad_text == "skip", documents, report)
 
 
 def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceFile]:
@@ -115,14 +157,53 @@ def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceF
         # a linked folder could lead back here, so it is named, never entered
         inside.extend(Path(parent) / name for name in folders if (Path(parent) / name).is_symlink())
     found: list[SourceFile] = []
+    home = folder.resolve()
     for path in sorted(inside, key=lambda path: path.relative_to(folder).parts):
-        if path.is_file() and _is_known(path):
-            found.append(SourceFile(path, path.relative_to(folder).as_posix()))
-        elif report is not None:
-            report.ignored_files.append(str(path))
+        if path.is_symlink():
+            _check_link(path, home)
+        if path.is_dir() or not _is_known(path):
+            if report is not None:
+                report.ignored_files.append(_shown(str(path)))
+            continue
+        check_name(path)
+        check_regular(path)
+        found.append(SourceFile(path, path.relative_to(folder).as_posix()))
     if not found:
         raise DataError(f"{folder}: the folder holds no file that can be read; {_known_kinds()} can be")
     return found
+
+
+def _check_link(path: Path, home: Path) -> None:
+    """Raise DataError for a link of a folder of text that leads nowhere, or to what the folder does not hold."""
+    place = _shown(str(path))
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise DataError(f"{place}: a link that leads nowhere; remove it") from None
+    if not target.is_relative_to(home):
+        raise DataError(
+            f"{place}: a link to {_shown(str(target))}, outside of the folder; give that path itself as text, or put a "
+            "copy in its place"
+        )
+
+
+def _shown(path: str) -> str:
+    """Return a path that UTF-8 can hold: bytes that are no characters as \\x and two digits."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _decoded(content: bytes) -> Iterator[str]:
+    """Decode UTF-8 piece by piece, cut where characters start."""
+    start = 0
+    while start < len(content):
+        end = start + _PIECE
+        while end < len(content) and content[end] & 0xC0 == 0x80 and end > start + _PIECE - 4:
+            end -= 1
+        try:
+            yield content[start:end].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UnicodeDecodeError("utf-8", content, start + error.start, start + error.end, error.reason) from None
+        start = end
 
 
 def _kind(path: Path) -> str:
@@ -158,58 +239,78 @@ class _Reader:
         if len(self.report.skipped) < _NUM_SKIPS_NAMED:
             self.report.skipped.append(problem)
 
-    def decode(self, content: bytes, place: str, offset: int = 0) -> str | None:
-        """Decode a document or a row; `offset` is where it starts in the text of the file, in bytes."""
+    def is_good(self, content: bytes, place: str, offset: int = 0) -> bool:
+        """Return whether a document or a row is UTF-8; `offset` is where it starts in the file's text, in bytes."""
         try:
-            return content.decode("utf-8")
+            for _ in _decoded(content):
+                pass
         except UnicodeDecodeError as error:
             hint = "; it looks like UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
             value = f"0x{content[error.start]:02x}"
             self.reject(f"{place}: byte {offset + error.start} ({value}) is not UTF-8 ({error.reason}){hint}")
-            return None
+            return False
+        return True
 
-    def accept(self, text: str, line: int, place: str) -> Document | None:
-        """Return the document, or None for one that is empty or rejected."""
-        if "\0" in text:
-            self.reject(f"{place}: a NUL character after {text.index(chr(0))} characters; is it binary or UTF-16?")
+    def accept(self, content: bytes, line: int, place: str) -> Document | None:
+        """Return the document of UTF-8, or None for one that is empty or rejected."""
+        nul = content.find(b"\0")
+        if nul >= 0:
+            before = len(content[:nul].decode("utf-8"))
+            self.reject(f"{place}: a NUL character after {before} characters; is it binary or UTF-16?")
             return None
-        if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
-        text = text.strip("\n")
-        if not text or text.isspace():
+        content = unix_line_ends(content).strip(b"\n")
+        if not content[:1].isalnum() and all(piece.isspace() for piece in _decoded(content)):
             self.report.num_empty_documents += 1
             return None
         self.report.num_documents += 1
-        return Document(text, str(self.path), line)
+        return Document(content, str(self.path), line)
 
 
-def _documents_of_files(files: list[SourceFile], skips_bad_text: bool, report: ReadingReport) -> Iterator[Document]:
+def _documents_of_files(
+    files: list[SourceFile], skips_bad_text: bool, rule: DocumentRule, report: ReadingReport
+) -> Iterator[Document]:
     finished = 0
     for source in files:
         path = source.path
         reader = _Reader(path, skips_bad_text, report)
         check_regular(path)
         with reading_errors(path):
-            size = path.stat().st_size
+            before = path.stat()
         if path.suffix.lower() == _PARQUET:
             # pyarrow is an extra, so it is looked for only when there is something to read with it
             from maskloom.data.parquet import parquet_texts
 
+            with reading_errors(path), path.open("rb") as file:
+                report.sums[path] = hashlib.file_digest(file, "sha256").hexdigest()
             for row, content in parquet_texts(path, TEXT_FIELD):
                 yield from _document_of_row(reader, content, row)
         else:
             stream = _opened(path)
             try:
-                rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _paragraphs(stream, reader)
+                rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _documents_of_text(stream, reader, rule)
                 for document in _with_reading_errors(rows, path):
                     report.num_bytes_read = finished + stream.position
                     yield document
+                    # or it would live while the next one is read
+                    del document
+                report.sums[path] = stream.sha256
             finally:
                 stream.close()
-        if not size:
+        _check_unchanged(path, before)
+        if not before.st_size:
             report.empty_files.append(str(path))
-        finished += size
+        finished += before.st_size
         report.num_bytes_read = finished
+
+
+def _check_unchanged(path: Path, before: os.stat_result) -> None:
+    with reading_errors(path):
+        now = path.stat()
+    if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
+        raise DataError(
+            f"{path}: was changed while it was read ({before.st_size:,} bytes before, {now.st_size:,} now); "
+            "run again when nothing writes to it any more"
+        )
 
 
 def _opened(path: Path) -> ByteStream:
@@ -225,6 +326,7 @@ def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[
         if document is None:
             return
         yield document
+        del document
 
 
 def _lines(stream: ByteStream) -> Iterator[bytes]:
@@ -234,34 +336,27 @@ def _lines(stream: ByteStream) -> Iterator[bytes]:
         first = False
 
 
-def _paragraphs(stream: ByteStream, reader: _Reader) -> Iterator[Document]:
-    """Yield the documents of a .txt file: runs of lines between blank lines."""
-    has_mark = stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK
-    offset = len(_BYTE_ORDER_MARK) if has_mark else 0
-    lines: list[bytes] = []
-    size, first = 0, 1
-    number = 0
-    for number, line in enumerate(_lines(stream), start=1):
-        if line.isspace():
-            if lines:
-                yield from _paragraph(reader, lines, first, offset)
-            offset += size + len(line)
-            lines, size, first = [], 0, number + 1
-        else:
-            lines.append(line)
-            size += len(line)
-            if size > MAX_DOCUMENT_BYTES:
-                raise DataError(_too_large(reader.path, f"line {first}") + "; put blank lines between documents")
-    if lines:
-        yield from _paragraph(reader, lines, first, offset)
+def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document]:
+    """Yield the documents of a .txt file."""
+    start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
+    stream.lines.read(start)
+    by_line = rule == "blank-line"
+    advice = "put blank lines between documents" if by_line else "split the file"
 
+    def too_large(line: int) -> DataError:
+        return DataError(f"{_too_large(reader.path, f'line {line}')}; {advice}")
 
-def _paragraph(reader: _Reader, lines: list[bytes], first: int, offset: int) -> Iterator[Document]:
-    place = f"document at line {first}"
-    text = reader.decode(b"".join(lines), place, offset)
-    document = None if text is None else reader.accept(text, first, place)
-    if document is not None:
-        yield document
+    for raw in raw_documents(
+        stream.lines.read, ends_at_blank_lines=by_line, limit=MAX_DOCUMENT_BYTES, too_large=too_large, start=start
+    ):
+        place, line = f"document at line {raw.line}", raw.line
+        document = None
+        if reader.is_good(raw.content, place, raw.offset):
+            document = reader.accept(raw.content, line, place)
+        del raw
+        if document is not None:
+            yield document
+        del document
 
 
 def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document]:
@@ -270,19 +365,21 @@ def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document]:
         place = f"line {number}"
         if len(line) > MAX_DOCUMENT_BYTES:
             raise DataError(_too_large(reader.path, place))
-        text = None if line.isspace() else reader.decode(line, place)
-        if text is None:
+        if line.isspace() or not reader.is_good(line, place):
             continue
-        text = _text_of_json(text, f"{reader.path}, {place}")
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        text = _text_of_json(line, f"{reader.path}, {place}")
+        try:
+            content = text.encode("utf-8")
+        except UnicodeEncodeError:
             reader.reject(f"{place}: {TEXT_FIELD!r:.80} holds half a surrogate pair, which is no character")
             continue
-        document = reader.accept(text, number, place)
+        del text
+        document = reader.accept(content, number, place)
         if document is not None:
             yield document
 
 
-def _text_of_json(line: str, place: str) -> str:
+def _text_of_json(line: bytes, place: str) -> str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -301,10 +398,10 @@ def _document_of_row(reader: _Reader, content: bytes, row: int) -> Iterator[Docu
     place = f"row {row}"
     if len(content) > MAX_DOCUMENT_BYTES:
         raise DataError(_too_large(reader.path, place))
-    text = reader.decode(content, place)
-    document = None if text is None else reader.accept(text, row, place)
-    if document is not None:
-        yield document
+    if reader.is_good(content, place):
+        document = reader.accept(content, row, place)
+        if document is not None:
+            yield document
 
 
 def _too_large(path: Path, place: str) -> str:

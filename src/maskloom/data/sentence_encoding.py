@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +12,7 @@ from tokenizers.models import WordPiece
 
 from maskloom.data.word_spans import LONGEST_NAMED, WordSpans, byte_classes, word_names, word_spans
 from maskloom.data.word_table import RaggedIds, WordTable
-from maskloom.text.sentences import split_sentences
+from maskloom.text.sentences import sentences_of_long_text, split_sentences
 from maskloom.text.tokenizer import MAX_WORD_LENGTHS, Tokenizer
 
 SentenceRule = Literal["split", "lines"]
@@ -22,7 +23,11 @@ _MAX_NOT_KEPT = 1 << 19
 """New words met by a full cache before it starts again from nothing, for text whose language has changed."""
 
 _BLOCK_BYTES = 1 << 18
+_LONGEST_RUN = 1 << 18
 _LINE_END = 10
+# White space, and characters that are words by themselves whatever stands around them: Chinese ones, and the symbols
+# of ASCII but for brackets, which can name a special token, and those that Python looks past for a final sigma.
+_BETWEEN_WORDS = re.compile(rb"[ \t\n!-&(-\-/;-@\\_{-~]|[\xe5-\xe9][\x80-\xbf]{2}")
 
 
 @dataclass(frozen=True)
@@ -83,40 +88,72 @@ class SentenceEncoder:
         )
 
     def parts(self, documents: list[bytes]) -> Iterator[EncodedDocuments]:
-        """Encode documents of UTF-8 some at a time, in their order; there is always one part.
+        """Encode documents of UTF-8 some at a time, a long one in several parts, in their order; there is always one.
 
         Each document is taken out of the list before it is encoded, so that memory falls while the ids are made.
         """
         documents.reverse()
         while True:
-            block: list[bytes] = []
-            size = 0
-            while documents and size <= _BLOCK_BYTES:
-                block.append(documents.pop())
-                size += len(block[-1])
-            yield self._encode_block(block)
+            if documents and len(documents[-1]) > _BLOCK_BYTES:
+                yield from self._parts_of_document(documents.pop())
+            else:
+                block: list[bytes] = []
+                size = 0
+                while documents and size <= _BLOCK_BYTES >= len(documents[-1]):
+                    block.append(documents.pop())
+                    size += len(block[-1])
+                yield self._encode_block(block)
             if not documents:
                 return
 
     def _encode_block(self, documents: list[bytes]) -> EncodedDocuments:
         content, num_lines = self._lines(documents)
-        tokens: list[bytes] = []
-        lengths_of_pieces: list[np.ndarray] = []
-        for piece in _pieces(content):
-            encoded, lengths = self._encode_lines(piece)
-            tokens.append(encoded.tobytes())
-            lengths_of_pieces.append(lengths)
+        encoded, lengths = self._encode_lines(content)
         # one line is left over where there is no document at all
-        lengths = np.concatenate(lengths_of_pieces)[: int(num_lines.sum())]
+        lengths = lengths[: int(num_lines.sum())]
         owners = np.repeat(np.arange(len(documents)), num_lines)
         counts = np.bincount(owners[lengths > 0], minlength=len(documents))
         return EncodedDocuments(
-            tokens=b"".join(tokens),
+            tokens=encoded.tobytes(),
             sentence_lengths=lengths[lengths > 0].astype("<i4"),
             document_lengths=counts[counts > 0].astype("<i4"),
             num_empty_sentences=int((lengths == 0).sum()),
             num_empty_documents=int((counts == 0).sum()),
         )
+
+    def _parts_of_document(self, document: bytes) -> Iterator[EncodedDocuments]:
+        """Encode one document piece by piece; its number of sentences comes with the last piece."""
+        num_sentences = num_open = 0
+        for piece, ends_line, is_last in _with_last(self._pieces_of_document(document)):
+            encoded, lengths = self._encode_lines(piece)
+            lengths[0] += num_open
+            num_open = 0 if ends_line else int(lengths[-1])
+            lengths = lengths if ends_line else lengths[:-1]
+            found = lengths[lengths > 0]
+            num_sentences += len(found)
+            yield EncodedDocuments(
+                tokens=encoded.tobytes(),
+                sentence_lengths=found.astype("<i4"),
+                document_lengths=np.array([num_sentences] if is_last and num_sentences else [], dtype="<i4"),
+                num_empty_sentences=len(lengths) - len(found),
+                num_empty_documents=int(is_last and not num_sentences),
+            )
+
+    def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Yield the lines of a document, some at a time, and whether the last of them ends there."""
+        if not self._finds_sentences:
+            yield from _pieces(document)
+            return
+        lines: list[bytes] = []
+        size = 0
+        for sentence in sentences_of_long_text(document, language=self._language):
+            lines.append(sentence.encode("utf-8"))
+            size += len(lines[-1])
+            if size > _BLOCK_BYTES:
+                yield from _pieces(b"\n".join(lines))
+                lines, size = [], 0
+        if lines:
+            yield from _pieces(b"\n".join(lines))
 
     def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return (tokens,) ids of some lines, and (lines,) int64: the tokens of each."""
@@ -203,18 +240,41 @@ class SentenceEncoder:
         return RaggedIds.of_lists(lists, self._type)
 
 
-def _pieces(content: bytes) -> Iterator[bytes]:
-    """Cut text at line ends into pieces, so that a long document takes no more memory than a short one."""
+def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Cut text at line ends, and long lines where no word is cut, and say whether the last line of a piece ends there.
+
+    A run of `_LONGEST_RUN` bytes without any such place is cut all the same: no word is so long.
+    """
     start = 0
     while len(content) - start > _BLOCK_BYTES:
         end = content.rfind(b"\n", start, start + _BLOCK_BYTES)
-        if end < 0:
-            end = content.find(b"\n", start)
-        if end < 0:
+        if end >= 0:
+            yield content[start:end], True
+            start = end + 1
+            continue
+        place = start + _BLOCK_BYTES // 2
+        found = _BETWEEN_WORDS.search(content, place, start + _LONGEST_RUN)
+        if found:
+            end = found.start()
+        elif len(content) - start <= _LONGEST_RUN:
             break
-        yield content[start:end]
-        start = end + 1
-    yield content[start:] if start else content
+        else:
+            end = start + _LONGEST_RUN
+            while content[end] & 0xC0 == 0x80:
+                end -= 1
+        is_line_end = content[end : end + 1] == b"\n"
+        yield content[start:end], is_line_end
+        start = end + is_line_end
+    yield content[start:] if start else content, True
+
+
+def _with_last(pieces: Iterator[tuple[bytes, bool]]) -> Iterator[tuple[bytes, bool, bool]]:
+    """Yield what comes with whether it is the last; an empty line where nothing comes."""
+    before = next(pieces, (b"", True))
+    for following in pieces:
+        yield *before, False
+        before = following
+    yield *before, True
 
 
 def _some(spans: WordSpans, chosen: np.ndarray) -> WordSpans:

@@ -10,10 +10,10 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from maskloom.fault_points import fault_point
 from maskloom.foreign_files import MAX_JSON_BYTES, read_bytes
 
 BUILDING_FOLDER = "building"
+_LENGTH_TYPE = np.dtype("<i4")
 _MAX_OPEN_SHARDS = 256
 
 
@@ -45,35 +46,43 @@ class ShardRecord:
 def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[EncodedDocuments]) -> ShardRecord:
     """Write a shard's tokens, its lengths, and last the record that makes it count; each appears whole or not at all.
 
-    Tokens go to the file part by part, so that memory holds those of one part. Nothing is forced to disk here: what a
-    loss of power takes is found by its sum, and the shard is made again.
+    Tokens and lengths go to their files part by part, so that memory holds those of one part, and the sentences of each
+    document. Nothing is forced to disk here: what a loss of power takes is found by its sum, and the shard is made
+    again.
     """
-    tokens_sum = hashlib.sha256()
-    lengths: list[EncodedDocuments] = []
-    with _replacing(folder / shard_name(number), "shards.tokens") as file:
-        for part in parts:
-            fault_point("shards.write")
-            file.write(part.tokens)
-            tokens_sum.update(part.tokens)
-            lengths.append(replace(part, tokens=b""))
-        num_bytes = file.tell()
-    index = b"".join(
-        [part.document_lengths.tobytes() for part in lengths] + [part.sentence_lengths.tobytes() for part in lengths]
-    )
+    tokens_sum, index_sum = hashlib.sha256(), hashlib.sha256()
+    document_lengths: list[bytes] = []
+    num_sentences = num_tokens = num_empty_sentences = num_empty_documents = 0
+    with _replacing(_index_path(folder, number), "shards.lengths") as index:
+        with _replacing(folder / shard_name(number), "shards.tokens") as file:
+            for part in parts:
+                fault_point("shards.write")
+                file.write(part.tokens)
+                tokens_sum.update(part.tokens)
+                lengths = part.sentence_lengths.tobytes()
+                index.write(lengths)
+                index_sum.update(lengths)
+                document_lengths.append(part.document_lengths.tobytes())
+                num_sentences += len(part.sentence_lengths)
+                num_tokens += int(part.sentence_lengths.sum(dtype=np.int64))
+                num_empty_sentences += part.num_empty_sentences
+                num_empty_documents += part.num_empty_documents
+            num_bytes = file.tell()
+        of_documents = b"".join(document_lengths)
+        index.write(of_documents)
+        index_sum.update(of_documents)
     record = ShardRecord(
         number=number,
         input_digest=input_digest,
-        num_documents=sum(len(part.document_lengths) for part in lengths),
-        num_sentences=sum(len(part.sentence_lengths) for part in lengths),
-        num_tokens=sum(int(part.sentence_lengths.sum(dtype=np.int64)) for part in lengths),
-        num_empty_sentences=sum(part.num_empty_sentences for part in lengths),
-        num_empty_documents=sum(part.num_empty_documents for part in lengths),
+        num_documents=len(of_documents) // _LENGTH_TYPE.itemsize,
+        num_sentences=num_sentences,
+        num_tokens=num_tokens,
+        num_empty_sentences=num_empty_sentences,
+        num_empty_documents=num_empty_documents,
         num_bytes=num_bytes,
         sha256=tokens_sum.hexdigest(),
-        index_sha256=hashlib.sha256(index).hexdigest(),
+        index_sha256=index_sum.hexdigest(),
     )
-    with _replacing(_index_path(folder, number), "shards.lengths") as file:
-        file.write(index)
     content = json.dumps(asdict(record)).encode()
     with _replacing(_record_path(folder, number), "shards.record") as file:
         file.write(content + b"\n" + _sum_line(content))
@@ -97,10 +106,23 @@ def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord 
     return record if is_whole else None
 
 
-def read_lengths(folder: Path, record: ShardRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Return (sentences of each document, tokens of each sentence) of a shard that is being built."""
-    flat = np.fromfile(_index_path(folder, record.number), dtype="<i4")
-    return flat[: record.num_documents], flat[record.num_documents :]
+def read_lengths(
+    folder: Path, record: ShardRecord, of: Literal["sentences", "documents"], most: int
+) -> Iterator[np.ndarray]:
+    """Yield the tokens of each sentence, or the sentences of each document, of a shard that is being built.
+
+    At most so many come at once.
+    """
+    start = 0 if of == "sentences" else record.num_sentences
+    left = record.num_sentences if of == "sentences" else record.num_documents
+    with _index_path(folder, record.number).open("rb") as file:
+        file.seek(start * _LENGTH_TYPE.itemsize)
+        while left:
+            part = np.fromfile(file, dtype=_LENGTH_TYPE, count=min(left, most))
+            if not len(part):
+                raise OSError(f"{file.name}: was cut short; run the same build again")
+            left -= len(part)
+            yield part
 
 
 def _index_path(folder: Path, number: int) -> Path:

@@ -51,14 +51,16 @@ def train_vocabulary_from_files(
     Raises ConfigError for impossible settings, an `out` that holds something else and one that another process trains,
     DataError for bad text.
     """
-    from maskloom.data.documents import ReadingReport, read_documents
+    from maskloom.data.documents import ReadingReport, read_documents, refuse_output_inside
     from maskloom.runs.ray_tasks import chosen_engine
     from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary_training import train_vocabulary
     from maskloom.text.word_counting import count_words
 
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out, does = Path(out), chosen_engine(engine, ray_address)
     _check_is_free(out)
+    refuse_output_inside(paths, out)
     reading = ReadingReport()
     texts = _Texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading)
     with _staging(out) as staging:

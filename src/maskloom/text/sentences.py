@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-import itertools
+import difflib
 import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 import sentencex
 
+from maskloom.errors import ConfigError
 from maskloom.text.normalization import has_words, split_chunks
 
 MAX_SENTENCE_LENGTH = 300
 """Characters; what is longer is cut again without its quotation marks, which can swallow a speech or a chapter."""
 
+LANGUAGES = {
+    "am": "Amharic", "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "da": "Danish",
+    "de": "German", "el": "Greek", "en": "English", "es": "Spanish", "fi": "Finnish", "fr": "French", "gu": "Gujarati",
+    "hi": "Hindi", "hy": "Armenian", "it": "Italian", "ja": "Japanese", "kk": "Kazakh", "kn": "Kannada",
+    "ml": "Malayalam", "mr": "Marathi", "my": "Burmese", "nl": "Dutch", "pa": "Punjabi", "pl": "Polish",
+    "pt": "Portuguese", "ru": "Russian", "sk": "Slovak", "ta": "Tamil", "te": "Telugu", "uk": "Ukrainian",
+    "zh": "Chinese",
+}  # fmt: skip
+"""Languages for which the sentencex library has rules, by their codes."""
+
+# Languages that the library takes for one of these: it would take any other for English and say nothing.
+_RELATED = """
+ab aeb-arab alt an anp arn arq ary arz as ast atj av avk awa ay ba bar bm bpy br bxr cbk-zam ce co crh-cyrl cs csb cv
+de-at de-ch de-formal dsb egl eml en-ca en-gb es-419 es-formal ext ff fit frc frp frr fur gcr gl gn gom-deva gsw guc hrx
+hsb ht hyw inh jut kab kbp kjp kl koi krc krl ksh kum kv lad lb lbe lez li lij ln mai mdf mg mhr mnw mrj mwl myv nah nap
+nds nds-nl nl-informal nrm oc olo os pcd pdc pdt pfl pms pnt pt-br qu qug rgn roa-tara rue sa sah scn sdc ses sg shi
+shy-latn sli smn srn stq sty szl tcy tet tt-cyrl ty tyv udm vec vls vmf vot wa wo xal zea
+zh-cn zh-hans zh-hant zh-hk zh-tw
+"""
+
+# long text is taken apart at the first empty line behind so many bytes, or, where none comes, window by window
+_PIECE_BYTES, _WINDOW_BYTES = 1 << 18, 1 << 22
+# characters at the end of a window in which a quotation that goes on behind it may hide what is no end of a sentence
+_MARGIN = 1 << 14
 _PARAGRAPH_BREAK = re.compile(r"\n[^\S\n]*\n")
 # each becomes one character that opens no quotation and no bracket, so that positions stay as they are
 _WITHOUT_QUOTES = dict.fromkeys(map(ord, "\"'“”„‘’‚«»‹›()[]{}「」『』（）"), "-")
@@ -24,25 +52,106 @@ def split_sentences(text: str, *, language: str = "en") -> list[str]:
     """Split text into sentences by the rules of the sentencex library for a language code such as "en".
 
     No word is lost or changed: the words of the sentences, in order, are the words of the text. White space inside a
-    sentence becomes one space, and an empty line always ends a sentence.
+    sentence becomes one space, and an empty line always ends a sentence, but a line end alone does not.
     """
-    found: list[str] = []
-    for paragraph in _PARAGRAPH_BREAK.split(text):
+    return list(_sentences(text, _spans(text, language)))
+
+
+def sentences_of_long_text(content: bytes, *, language: str = "en") -> Iterator[str]:
+    """Yield the sentences of UTF-8 as `split_sentences` finds them, looking at a window of the text at a time.
+
+    A window ends at an empty line; within a paragraph of megabytes, where a sentence starts well before the window
+    ends, so that only quotation marks that find no partner may be paired otherwise. What has no end of sentence in a
+    whole window is cut at white space.
+    """
+    start = 0
+    while start < len(content):
+        end = len(content) if len(content) - start <= _PIECE_BYTES else content.find(b"\n\n", start + _PIECE_BYTES)
+        if end < 0:
+            end = len(content)
+        if end - start <= _WINDOW_BYTES:
+            text = content[start:end].decode("utf-8")
+            yield from _sentences(text, _spans(text, language))
+            start = end
+            continue
+        window = content[start : start + _WINDOW_BYTES].decode("utf-8", "ignore")
+        starts, ends, outer = array("q"), array("q"), array("q")
+        for sentence_start, sentence_end in _spans(window, language, outer):
+            starts.append(sentence_start)
+            ends.append(sentence_end)
+        cut = _place_to_cut(window, outer) or _place_to_cut(window, starts) or _behind_last_blank(window)
+        yield from _sentences(window[:cut], zip(starts, ends, strict=True))
+        start += len(window[:cut].encode("utf-8"))
+
+
+def check_language(language: str) -> None:
+    """Raise ConfigError for a language whose sentences the library would cut by the rules of English, unasked."""
+    if language in LANGUAGES or language in _RELATED.split():
+        return
+    wanted = language.lower().replace("_", "-")
+    names = {name.lower(): code for code, name in LANGUAGES.items()}
+    near = [wanted.split("-")[0], *difflib.get_close_matches(wanted, [*LANGUAGES, *_RELATED.split(), *names], 3)]
+    codes = list(dict.fromkeys(names.get(code, code) for code in near))
+    meant = [code for code in codes if code in LANGUAGES or code in _RELATED.split()]
+    raise ConfigError(
+        f"language is {language!r:.80}, for which there are no rules of sentences"
+        f"{'; did you mean ' + ' or '.join(map(repr, meant)) + '?' if meant else ''} "
+        f"There are rules for {', '.join(f'{code} ({name})' for code, name in LANGUAGES.items())}, and for languages "
+        "near to these; for another one choose the nearest, or build with sentences 'lines'"
+    )
+
+
+def _sentences(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
+    for start, end in spans:
+        sentence = " ".join(split_chunks(text[start:end]))
+        if has_words(sentence):
+            yield sentence
+
+
+def _place_to_cut(window: str, starts: Sequence[int]) -> int:
+    """Return where the last sentence starts that a quotation behind the window can hardly concern, 0 for nowhere."""
+    last = bisect_right(starts, len(window) - _MARGIN) - 1
+    return starts[last] if last >= 0 else 0
+
+
+def _behind_last_blank(window: str) -> int:
+    return max(window.rfind(" "), window.rfind("\n")) + 1 or len(window)
+
+
+def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterator[tuple[int, int]]:
+    """Yield where sentences start and end; together with empty lines they are the whole text.
+
+    `outer` receives the starts of those that are not parts of a quotation.
+    """
+    for first, last in _paragraphs(text):
+        paragraph = text[first:last]
         if not paragraph.strip():
             continue
-        for piece in _cut(paragraph, paragraph, language):
-            if len(piece) > MAX_SENTENCE_LENGTH:
-                found.extend(_cut(piece, piece.translate(_WITHOUT_QUOTES), language))
-            else:
-                found.append(piece)
-    sentences = (" ".join(split_chunks(piece)) for piece in found)
-    return [sentence for sentence in sentences if has_words(sentence)]
+        for start, end in _cut(paragraph, language):
+            if outer is not None:
+                outer.append(first + start)
+            if end - start <= MAX_SENTENCE_LENGTH:
+                yield first + start, first + end
+                continue
+            piece = paragraph[start:end].translate(_WITHOUT_QUOTES)
+            for inner_start, inner_end in _cut(piece, language):
+                yield first + start + inner_start, first + start + inner_end
 
 
-def _cut(text: str, searched: str, language: str) -> list[str]:
-    """Cut `text` where the library sees sentences start in `searched`, which is as long and gives the boundaries."""
-    plain = _WIDE_SPACES.sub(" ", searched)
-    boundaries = sentencex.get_sentence_boundaries(language, plain)  # pyright: ignore[reportAttributeAccessIssue]
-    starts = [boundary["start_index"] for boundary in boundaries]
-    edges = [0, *starts[1:], len(text)]
-    return [text[first:last] for first, last in itertools.pairwise(edges)]
+def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
+    start = 0
+    for gap in _PARAGRAPH_BREAK.finditer(text):
+        yield start, gap.start()
+        start = gap.end()
+    yield start, len(text)
+
+
+def _cut(text: str, language: str) -> Iterator[tuple[int, int]]:
+    """Yield the spans that the library sees as sentences, none of them empty; together they are the whole text."""
+    plain = _WIDE_SPACES.sub(" ", text)
+    lengths = list(map(len, sentencex.segment(language, plain)))  # pyright: ignore[reportAttributeAccessIssue]
+    start = 0
+    for length in lengths[:-1]:
+        yield start, start + length
+        start += length
+    yield start, len(text)

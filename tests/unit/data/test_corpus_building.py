@@ -20,6 +20,7 @@ from maskloom.config import ConfigError, DataError
 from maskloom.data import corpus_building
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import _Counts, build_corpus
+from maskloom.data.documents import source_files
 from maskloom.data.sentence_encoding import SentenceEncoder
 from maskloom.data.shards import ShardRecord
 from maskloom.runs.corpus import build_corpus_from_files
@@ -109,6 +110,60 @@ def test_sentences_are_found_when_asked_for(tmp_path: Path) -> None:
     build_corpus(path, tokenizer=TOKENIZER, out=tmp_path / "out")
     expected = [TOKENIZER.token_ids("The river ran."), TOKENIZER.token_ids("People slept under bridges.")]
     assert ids_of(tmp_path / "out") == [expected]
+
+
+def test_a_paragraph_separated_book_can_be_one_document(tmp_path: Path) -> None:
+    book = write_text(tmp_path / "a.txt", ["The river ran\nunder stone bridges.", "People slept. The river ran."])
+    options = {"tokenizer": TOKENIZER, "out": tmp_path / "out"}
+    manifest = build_corpus(book, documents="file", **options)
+    sentences = ["The river ran under stone bridges.", "People slept.", "The river ran."]
+    assert ids_of(tmp_path / "out") == [[TOKENIZER.token_ids(sentence) for sentence in sentences]]
+    assert manifest["settings"]["documents"] == "file"
+    assert build_corpus(book, documents="file", **options)["already_built"]
+    with pytest.raises(ConfigError, match=r"made otherwise \(documents differ\)"):
+        build_corpus(book, **options)
+    paragraphs = build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs")
+    # what corpora said before there was a choice, they go on to say
+    assert "documents" not in paragraphs["settings"]
+    with pytest.raises(ConfigError, match=r"made otherwise \(documents differ\)"):
+        build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs", documents="file")
+
+
+def test_the_manifest_tells_the_sums_of_the_text(text: Path, tmp_path: Path) -> None:
+    manifest = build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
+    assert manifest["sources"] == [corpus_building.describe_source(source) for source in source_files(text)]
+
+
+def test_an_output_in_a_folder_of_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    write_text(tmp_path / "texts" / "a.txt", ["the river"])
+    (tmp_path / "link").symlink_to(tmp_path / "texts")
+    for out in (tmp_path / "texts" / "corpus", tmp_path / "link" / "corpus", tmp_path / "texts"):
+        with pytest.raises(ConfigError, match=r"lies inside .*texts, which is read as text"):
+            build_corpus(tmp_path / "texts", tokenizer=TOKENIZER, out=out)
+    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["a.txt"]
+
+
+def test_text_that_changes_during_a_build_leaves_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_text(tmp_path / "a.txt", random_documents(20))
+    add = corpus_building.DigestSet.add
+
+    def changing(self: Any, digest: bytes) -> bool:
+        os.utime(path, ns=(0, 0))
+        return add(self, digest)
+
+    monkeypatch.setattr(corpus_building.DigestSet, "add", changing)
+    with pytest.raises(DataError, match=r"a\.txt: was changed while it was read"):
+        build_corpus(path, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_shard_is_made_of_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_building, "MAX_SHARD_BYTES", 100)
+    path = write_text(tmp_path / "a.txt", ["é" * 40, "the", "ran", "中" * 50, "x" * 30])
+    documents = corpus_building._unique_documents(corpus_building.read_documents(path), _Counts())
+    tasks = list(corpus_building._shard_tasks(documents, "", 1000))
+    assert [[len(content) for content in task.documents] for task in tasks] == [[80, 3, 3], [150], [30]]
 
 
 def test_any_number_of_workers_gives_the_same_bytes(text: Path, tmp_path: Path) -> None:
@@ -281,6 +336,7 @@ def test_a_finished_corpus_is_checked_and_left_alone(text: Path, tmp_path: Path,
         ({"shard_tokens": 101}, "shard_tokens"),
         ({"on_bad_text": "skip"}, "on_bad_text"),
         ({"language": "de"}, "language"),
+        ({"documents": "file"}, "documents"),
     ],
 )
 def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, tmp_path: Path, changes, named: str) -> None:
@@ -336,6 +392,8 @@ def test_text_without_a_word_is_an_error(tmp_path: Path, content: str) -> None:
         ({"sentences": "words"}, "sentences is 'words'"),
         ({"shard_tokens": 0}, "shard_tokens is 0"),
         ({"on_bad_text": "ignore"}, "on_bad_text is 'ignore'"),
+        ({"documents": "page"}, "documents is 'page'"),
+        ({"language": "german"}, "language is 'german', .* did you mean 'de'"),
     ],
 )
 def test_wrong_settings_are_named(text: Path, tmp_path: Path, options, message: str) -> None:

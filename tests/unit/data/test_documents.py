@@ -1,6 +1,7 @@
 """Reading documents: every kind of file, and every wrong input."""
 
 import gzip
+import hashlib
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ import zstandard
 
 from maskloom.config import ConfigError, DataError
 from maskloom.data import documents
-from maskloom.data.documents import Document, ReadingReport, read_documents
+from maskloom.data.documents import Document, ReadingReport, read_documents, source_files
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -30,7 +31,7 @@ def texts(*paths: Path, **options) -> list[str]:
 
 def test_a_blank_line_ends_a_document_of_a_text_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "one\ntwo\n\n \t\nthree\n")
-    assert list(read_documents([path])) == [Document("one\ntwo", str(path), 1), Document("three", str(path), 5)]
+    assert list(read_documents([path])) == [Document(b"one\ntwo", str(path), 1), Document(b"three", str(path), 5)]
 
 
 def test_a_file_without_blank_lines_is_one_document(tmp_path: Path) -> None:
@@ -40,6 +41,21 @@ def test_a_file_without_blank_lines_is_one_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["\ufeffone\r\ntwo\r\n\r\nthree\r\n", "\ufeff\n\none\ntwo\n\n\nthree\n\n"])
 def test_byte_order_mark_and_windows_line_ends_vanish(tmp_path: Path, content: str) -> None:
     assert texts(write(tmp_path / "a.txt", content)) == ["one\ntwo", "three"]
+
+
+def test_a_file_can_be_one_document_whatever_blank_lines_it_has(tmp_path: Path) -> None:
+    book = write(tmp_path / "a.txt", "\n\nA hard-wrapped\nparagraph.\n\nAnother.\n\n")
+    rest = write(tmp_path / "b.jsonl", rows("one", "two"))
+    assert texts(book, rest, documents="file") == ["A hard-wrapped\nparagraph.\n\nAnother.", "one", "two"]
+    with pytest.raises(ConfigError, match="documents is 'page'"):
+        read_documents(book, documents="page")  # pyright: ignore[reportArgumentType]
+
+
+def test_line_ends_of_old_and_of_unicode_end_lines_in_every_kind_of_file(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "a.txt", "one\rtwo\r\rthree\r")) == ["one\ntwo", "three"]
+    found = texts(write(tmp_path / "b.txt", "one\u2028two\u2029\u2029three"))
+    assert [text.split() for text in found] == [["one", "two"], ["three"]]
+    assert texts(write(tmp_path / "c.jsonl", rows("one\u2028two\rthree"))) == ["one\ntwo\nthree"]
 
 
 def test_rows_are_documents_with_their_line(tmp_path: Path) -> None:
@@ -69,6 +85,82 @@ def test_given_files_keep_their_order_and_folders_are_sorted(tmp_path: Path) -> 
     report = ReadingReport()
     assert texts(tmp_path / "in", tmp_path / "b.txt", report=report) == ["y", "z", "b"]
     assert [Path(name).name for name in report.ignored_files] == ["README", "loop", "picture.png"]
+
+
+def test_what_is_no_regular_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.txt", "fine")
+    os.mkfifo(tmp_path / "in" / "pipe.txt")
+    for path in (tmp_path / "in" / "pipe.txt", tmp_path / "in"):
+        with pytest.raises(DataError, match=r"pipe\.txt: is a pipe; a regular file is expected"):
+            source_files(path)
+
+
+def test_a_name_that_is_not_utf8_is_refused_at_the_start(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    write(tmp_path / "in" / name, "text")
+    for path in (tmp_path / "in", tmp_path / "in" / name):
+        with pytest.raises(DataError, match=r"caf\\xe9\.txt: the name is not UTF-8; rename it"):
+            source_files(path)
+    (tmp_path / "in" / name).rename(tmp_path / "in" / os.fsdecode(b"caf\xe9.png"))
+    write(tmp_path / "in" / "a.txt", "text")
+    report = ReadingReport()
+    assert texts(tmp_path / "in", report=report) == ["text"]
+    assert report.ignored_files == [str(tmp_path / "in" / "caf\\xe9.png")]
+
+
+def test_links_out_of_a_folder_or_to_nothing_are_refused(tmp_path: Path) -> None:
+    outside = write(tmp_path / "outside" / "b.txt", "b")
+    write(tmp_path / "in" / "a.txt", "a")
+    link = tmp_path / "in" / "link.txt"
+    for target in (outside, outside.parent):
+        link.symlink_to(target)
+        with pytest.raises(DataError, match=r"link\.txt: a link to .*outside.*, outside of the folder"):
+            source_files(tmp_path / "in")
+        link.unlink()
+    for target in (tmp_path / "absent.txt", link):
+        link.symlink_to(target)
+        with pytest.raises(DataError, match=r"link\.txt: a link that leads nowhere"):
+            source_files(tmp_path / "in")
+        link.unlink()
+    link.symlink_to(tmp_path / "in" / "a.txt")
+    assert texts(tmp_path / "in") == ["a", "a"]
+    (tmp_path / "given").symlink_to(tmp_path / "in")
+    assert texts(tmp_path / "given") == ["a", "a"]
+
+
+@pytest.mark.parametrize("change", ["more", "less", "other"])
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path: Path, change: str) -> None:
+    path = write(tmp_path / "a.txt", "one\n\ntwo\n\nthree")
+    found = read_documents(path)
+    next(found)
+    with path.open("r+b") as file:
+        file.seek(0, os.SEEK_END if change == "more" else os.SEEK_SET)
+        file.write(b"\n\nfour") if change != "less" else file.truncate(4)
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match=r"a\.txt: (was changed|grew) while it was read"):
+        list(found)
+
+
+def test_a_file_that_never_stops_growing_is_not_read_for_ever(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", ("word " * 500 + "\n\n") * 800)
+
+    def follow() -> None:
+        with path.open("ab", buffering=0) as file:
+            for _ in read_documents(path):
+                file.write(b"more\n\n")
+
+    with pytest.raises(DataError, match=r"a\.txt: grew while it was read"):
+        follow()
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "txt.gz", "jsonl.zst"])
+def test_the_sum_is_of_the_bytes_that_were_read(tmp_path: Path, suffix: str) -> None:
+    content = rows("one", "two").encode()
+    packed = {"gz": gzip.compress, "zst": zstandard.compress}.get(suffix[-3:].strip("."), bytes)(content)
+    path, report = write(tmp_path / f"a.{suffix}", packed), ReadingReport()
+    list(read_documents(path, report=report))
+    assert report.sums == {path: hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert "sums" not in report.as_dict()
 
 
 def test_reading_counts_bytes_for_progress(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The cached encoder against the tokenizer, sentence by sentence."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from maskloom.data import sentence_encoding
 from maskloom.data.sentence_encoding import EncodedDocuments, SentenceEncoder, token_type
+from maskloom.text import sentences as text_sentences
 from maskloom.text.sentences import split_sentences
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -83,7 +86,59 @@ def test_documents_are_taken_from_the_list_while_they_are_encoded(monkeypatch: p
     monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 3)
     documents = [b"the a", b"a", b"the"]
     left = [len(documents) for _ in SentenceEncoder(Tokenizer(VOCABULARY), sentences="lines").parts(documents)]
-    assert left == [2, 0]
+    assert left == [2, 2, 0]
+
+
+@pytest.mark.parametrize("sentences", ["split", "lines"])
+@pytest.mark.parametrize("compatibility", ["google", "hf"])
+def test_long_documents_and_lines_are_encoded_piece_by_piece(
+    sentences, compatibility, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 20)
+    monkeypatch.setattr(sentence_encoding, "_LONGEST_RUN", 400)
+    texts = [
+        "The cat sat, reading. " * 9 + "\n\n" + "the dog [MASK] ran!\n" * 9,
+        "the,the,the(the)the" * 9 + "ΑΣ.Α,ΑΣ," * 9 + "中国the[MASK]" * 9,
+        "\n\n\x01" * 30,
+        "x" * 300 + " the",
+    ]
+    tokenizer = Tokenizer(VOCABULARY, compatibility=compatibility)
+    encoder = SentenceEncoder(tokenizer, sentences=sentences)
+    parts = list(encoder.parts([text.encode() for text in texts]))
+    assert len(parts) > 40
+    assert decoded(encoder.encode(texts)) == expected(tokenizer, texts, sentences)
+    assert encoder.encode(texts).num_empty_documents == 1
+
+
+@pytest.mark.parametrize("unit", ["a\n", "a ", "A b. ", "x", ".", "é ", "😀", "中", "A b.\n\n"])
+@pytest.mark.parametrize("sentences", ["split", "lines"])
+def test_memory_does_not_hang_on_the_shape_of_a_text(sentences, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 1 << 11)
+    monkeypatch.setattr(sentence_encoding, "_LONGEST_RUN", 1 << 11)
+    monkeypatch.setattr(text_sentences, "_PIECE_BYTES", 1 << 11)
+    monkeypatch.setattr(text_sentences, "_WINDOW_BYTES", 1 << 13)
+    monkeypatch.setattr(text_sentences, "_MARGIN", 1 << 6)
+    content = (unit * ((1 << 17) // len(unit.encode()))).encode()
+    encoder = SentenceEncoder(Tokenizer(VOCABULARY), sentences=sentences)
+    encoder.encode(["a"])
+    tracemalloc.start()
+    try:
+        num_tokens = sum(len(part.tokens) for part in encoder.parts([content]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert num_tokens
+    # the whole document at once takes some sixty times its bytes
+    assert peak < 1 << 20
+
+
+def test_a_run_without_any_end_of_a_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 20)
+    monkeypatch.setattr(sentence_encoding, "_LONGEST_RUN", 400)
+    tokenizer = Tokenizer(VOCABULARY, lowercase=False)
+    encoded = SentenceEncoder(tokenizer, sentences="lines").encode(["é" * 1000 + " the\nthe"])
+    the = VOCABULARY.ids["the"]
+    assert decoded(encoded) == [[[VOCABULARY.unk_id] * 5 + [the], [the]]]
 
 
 def test_long_words_are_not_kept() -> None:

@@ -1,11 +1,16 @@
 """Sentence splitting loses nothing."""
 
+import random
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maskloom.errors import ConfigError
+from maskloom.text import sentences as sentences_module
 from maskloom.text.normalization import words
-from maskloom.text.sentences import MAX_SENTENCE_LENGTH, split_sentences
+from maskloom.text.sentences import MAX_SENTENCE_LENGTH, check_language, sentences_of_long_text, split_sentences
 
 
 def test_abbreviations_line_breaks_and_paragraphs() -> None:
@@ -34,6 +39,65 @@ def test_other_languages_and_unknown_ones() -> None:
 @pytest.mark.parametrize("space", ["\u2028", "\x85", "\xa0", "\u3000"])
 def test_a_wide_space_before_a_full_stop(space: str) -> None:
     assert split_sentences(f"Plan B{space}. It works.")[-1] == "It works."
+
+
+def novel() -> str:
+    rng = random.Random(0)
+    words = [
+        "the",
+        "river",
+        "Mr. Bell",
+        "said,",
+        "“It",
+        "ran.”",
+        '"Yes,"',
+        "under",
+        "stone.",
+        "bridges!",
+        "\n",
+        "so",
+        "slept",
+    ]
+    return " ".join(rng.choices(words, k=6000))
+
+
+@pytest.mark.parametrize("separator", [" ", "\n\n"])
+def test_a_long_text_is_split_window_by_window_as_at_once(separator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentences_module, "_PIECE_BYTES", 500)
+    monkeypatch.setattr(sentences_module, "_WINDOW_BYTES", 6000)
+    monkeypatch.setattr(sentences_module, "_MARGIN", 1500)
+    # every part closes its quotations, as paragraphs do
+    text = separator.join(f"“Yes, {line} now.” He left." for line in re.sub('[“”"]', "", novel()).split("\n"))
+    assert list(sentences_of_long_text(text.encode())) == split_sentences(text)
+
+
+@pytest.mark.parametrize("text", ["word " * 3000, "é" * 3000, "“" + "One. " * 3000, novel()])
+def test_no_word_of_a_long_text_is_lost(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentences_module, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(sentences_module, "_WINDOW_BYTES", 1000)
+    monkeypatch.setattr(sentences_module, "_MARGIN", 100)
+    found = list(sentences_of_long_text(text.encode()))
+    assert "".join(found).replace(" ", "") == "".join(text.split())
+    assert len(found) > 5
+
+
+@pytest.mark.parametrize(
+    ("language", "near"),
+    [("german", "de"), ("de_DE", "de"), ("EN", "en"), ("Potuguese", "pt"), ("zz", None), ("sv", None)],
+)
+def test_a_language_without_rules_is_refused_with_those_that_are_near(language: str, near: str | None) -> None:
+    with pytest.raises(ConfigError, match=f"language is '{language}', for which there are no rules") as error:
+        check_language(language)
+    assert (f"did you mean {near!r}" in str(error.value)) == (near is not None)
+    assert "fr (French)" in str(error.value)
+
+
+def test_every_language_that_is_offered_has_rules_of_its_own() -> None:
+    for language in ("en", "de", "pt-br", "cs", "zh", "ja"):
+        check_language(language)
+    assert split_sentences("Siehe Nr. Fünf. Ja.", language="de") == split_sentences(
+        "Siehe Nr. Fünf. Ja.", language="bar"
+    )
 
 
 @given(st.text("aB .!?\n\t\"'()\x0c\x1c\x85\xa0\u3000\u00ad\u2028“”。😀é") | st.text())

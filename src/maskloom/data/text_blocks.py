@@ -1,0 +1,155 @@
+"""Cutting the bytes of a text file into documents, in bounded memory and with every kind of line end taken for one.
+
+A line ends with LF, CR LF, CR, U+2028 or U+2029; with U+0085 only in a file that has no other line end, because
+elsewhere it is what is left of an ellipsis in text of a wrong encoding. CR CR LF, which careless copying makes of
+CR LF, ends one line.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+_BLOCK = 1 << 20
+# of a run of line ends at the end of a block so much waits for the next block, which may go on with LF
+_HELD_BACK = 63
+_WHITE = b" \t\r\n\x0b\x0c"
+_LINE_ENDS = re.compile(rb"(?:\r|\xe2\x80[\xa8\xa9])++(\n?)")
+# a set takes no memory for each repetition, as a group would
+_BLANK_LINES = re.compile(rb"\n[ \t\x0b\x0c\r\n]*\n")
+_LEADING_BLANK_LINES = re.compile(rb"[ \t\x0b\x0c\r\n]*\n")
+_NEXT_LINE = b"\xc2\x85"
+
+
+@dataclass(frozen=True)
+class RawDocument:
+    """The bytes of a document as they stand in the file, its first line from 1, and where it starts in bytes.
+
+    U+2028, U+2029 and lone CR are LF there already, padded with blanks so that every byte keeps its place.
+    """
+
+    content: bytes
+    line: int
+    offset: int
+
+
+def raw_documents(
+    read: Callable[[int], bytes],
+    *,
+    ends_at_blank_lines: bool,
+    limit: int,
+    too_large: Callable[[int], Exception],
+    start: int = 0,
+) -> Iterator[RawDocument]:
+    """Yield the documents that `read(size)` gives block by block: parts between blank lines, or all of it as one.
+
+    Parts of nothing but white space are passed over. Raises `too_large(line)` for a document of more than `limit`
+    bytes. `start` is the place of the first byte in the file.
+    """
+    gathered: list[bytes] = []
+    size, line, offset = 0, 1, start
+    has_line_end = False
+    for piece in _pieces(read, limit):
+        has_line_end = has_line_end or b"\n" in piece
+        position = 0
+        for blank in _BLANK_LINES.finditer(piece) if ends_at_blank_lines else ():
+            gathered.append(piece[position : blank.start() + 1])
+            num_lines = sum(part.count(b"\n") for part in gathered)
+            yield from _document(gathered, line, offset, limit, too_large)
+            line += num_lines + piece.count(b"\n", blank.start() + 1, blank.end())
+            offset += size + blank.end() - position
+            gathered, size, position = [], 0, blank.end()
+        gathered.append(piece[position:] if position else piece)
+        size += len(gathered[-1])
+        if size > limit:
+            raise too_large(line)
+    gathered = gathered if has_line_end else [b"".join(gathered)]
+    if not has_line_end and _NEXT_LINE in gathered[0]:
+        content = gathered.pop().replace(_NEXT_LINE, b" \n")
+        yield from raw_documents(
+            io.BytesIO(content).read,
+            ends_at_blank_lines=ends_at_blank_lines,
+            limit=limit,
+            too_large=too_large,
+            start=start,
+        )
+    else:
+        yield from _document(gathered, line, offset, limit, too_large)
+
+
+def unix_line_ends(content: bytes) -> bytes:
+    """Return text with LF for every line end but U+0085."""
+    if b"\r" not in content and not _has_separator(content):
+        return content
+    return _LINE_ENDS.sub(lambda ends: ends[1] or b"\n" * _num_ends(ends[0]), content)
+
+
+def _document(
+    gathered: list[bytes], line: int, offset: int, limit: int, too_large: Callable[[int], Exception]
+) -> Iterator[RawDocument]:
+    """Yield the document that was gathered, without blank lines around it, unless it is only white space."""
+    content = gathered[0] if len(gathered) == 1 else b"".join(gathered)
+    gathered.clear()
+    leading = _LEADING_BLANK_LINES.match(content)
+    if leading:
+        line, offset = line + leading[0].count(b"\n"), offset + leading.end()
+        content = content[leading.end() :]
+    last = content.rfind(b"\n") + 1
+    if last and content[last:].isspace():
+        content = content[:last]
+    if len(content) > limit:
+        raise too_large(line)
+    if content and not content.isspace():
+        yield RawDocument(content, line, offset)
+
+
+def _pieces(read: Callable[[int], bytes], limit: int) -> Iterator[bytes]:
+    """Yield all bytes, cut where a line starts that is not blank, or inside a long line before white space."""
+    rest = b""
+    for block in _blocks_with_line_feeds(read):
+        chunk = rest + block if rest else block
+        body = chunk.rstrip(_WHITE)
+        # the last line that is not blank waits for its end, and a blank one for the blank lines that may follow
+        cut = body.rfind(b"\n") + 1 or (len(body) if len(chunk) >= _BLOCK else 0)
+        if not body:
+            cut = (chunk.rfind(b"\n") + 1 or len(chunk)) if len(chunk) > limit else 0
+        if cut:
+            yield chunk[:cut]
+        rest = chunk[cut:]
+    if rest:
+        yield rest
+
+
+def _blocks_with_line_feeds(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Yield blocks in which each line end ends with LF and takes as many bytes as before."""
+    rest = b""
+    while block := read(_BLOCK):
+        chunk = rest + block if rest else block
+        num_open = min(len(chunk) - len(chunk.rstrip(b"\r\xe2\x80\xa8\xa9")), _HELD_BACK)
+        rest = chunk[len(chunk) - num_open :]
+        yield _line_feeds_in_place(chunk[: len(chunk) - num_open] if num_open else chunk)
+    if rest:
+        yield _line_feeds_in_place(rest)
+
+
+def _line_feeds_in_place(block: bytes) -> bytes:
+    if block.count(b"\r") == block.count(b"\r\n") and not _has_separator(block):
+        return block
+    return _LINE_ENDS.sub(_padded, block)
+
+
+def _padded(ends: re.Match[bytes]) -> bytes:
+    """Return line ends of the same length: one LF where they end with LF, else one LF for each."""
+    if ends[1]:
+        return ends[0] if b"\xe2" not in ends[0] else b" " * (len(ends[0]) - 1) + b"\n"
+    return ends[0].replace(b"\r", b"\n").replace(b"\xe2\x80\xa8", b"  \n").replace(b"\xe2\x80\xa9", b"  \n")
+
+
+def _has_separator(content: bytes) -> bool:
+    return b"\xe2\x80\xa8" in content or b"\xe2\x80\xa9" in content
+
+
+def _num_ends(ends: bytes) -> int:
+    return ends.count(b"\r") + ends.count(b"\xe2")
