@@ -133,6 +133,10 @@ def corpus_build(
     sentences: Annotated[
         Literal["split", "lines"], typer.Option("--sentences", help="split: find sentences; lines: each line is one.")
     ] = "split",
+    documents: Annotated[
+        Literal["blank-line", "file"],
+        typer.Option("--documents", help="What ends a document of a .txt file: a blank line, or the end of the file."),
+    ] = "blank-line",
     on_bad_text: BadText = "error",
     engine: Engine = "local",
     ray_address: RayAddress = None,
@@ -147,6 +151,7 @@ def corpus_build(
         out=out,
         num_workers=workers,
         sentences=sentences,
+        documents=documents,
         on_bad_text=on_bad_text,
         engine=engine,
         ray_address=ray_address,

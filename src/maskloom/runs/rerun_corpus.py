@@ -55,6 +55,7 @@ def rerun_corpus(run: Path, *, out: Path, allow_version_change: bool, progress: 
         out=out,
         sentences=settings["sentences"],
         on_bad_text=settings["on_bad_text"],
+        documents=settings.get("documents", "blank-line"),
         shard_tokens=settings["shard_tokens"],
         language=settings["language"],
         origin={"paths": content["paths"], **environment(trains=False)},
