@@ -99,26 +99,25 @@ def build_corpus(
 ) -> dict[str, Any]:
     """Build a corpus folder from text files and return its manifest (BERT paper 3.3.2: document-level text).
 
-    With one worker everything happens in this process; with more, this process reads and `num_workers` others encode;
-    an `engine` has its own workers, which must see `out` under the same absolute path. The folder has the same bytes
-    for any engine and number of workers and after any interruption: run again with the same settings, it keeps the
-    shards that are finished, and `num_kept_shards` of what is returned says how many. Exact duplicates of documents are
-    dropped, at 27 to 53 bytes of memory for each document; other memory is bounded, whatever the shape of the text, by
-    the shards in work (about `shard_tokens` tokens each, by their characters, and `MAX_SHARD_BYTES` of text; two for
-    each worker and two more) and by the cache of words. `documents` and `language` say where documents of .txt files
-    and sentences end. `progress` receives ("reading and
-    encoding", bytes done, all bytes). `origin`, what a caller wants to be known of the build, goes to `build.json`.
+    `documents` and `language` say where documents of .txt files and sentences end. With one worker everything happens
+    in this process; with more, this process reads and `num_workers` others encode; an `engine` has its own workers,
+    which must see `out` under the same absolute path. The folder has the same bytes for any engine and number of
+    workers and after any interruption: run again with the same settings, it keeps the shards that are finished, and
+    `num_kept_shards` of what is returned says how many. Exact duplicates of documents are dropped, at 27 to 53 bytes of
+    memory for each document; other memory is bounded, whatever the shape of the text, by the shards in work (about
+    `shard_tokens` tokens and at most `MAX_SHARD_BYTES` of text each; two for each worker and two more) and by the cache
+    of words. `progress` receives ("reading and encoding", bytes done, all bytes). `origin`, what a caller wants to be
+    known of the build, goes to `build.json`.
 
-    A folder that holds the finished corpus already is left as it is; its manifest comes back with
-    `already_built` set. Raises ConfigError when the folder holds a corpus made from other text or settings or anything
-    else, when it lies in a folder of the text, or when another process builds there; DataError when the text holds no
+    A folder that holds the finished corpus already is left as it is; its manifest comes back with `already_built` set.
+    Raises ConfigError for a wrong setting, and when the folder holds a corpus made from other text or settings or
+    anything else, lies in a folder of the text, or is being built by another process; DataError when the text holds no
     document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a disk that is full
     or broken.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
-    _check_settings(out, num_workers, sentences, shard_tokens)
-    check_language(language)
+    _check_settings(out, num_workers, sentences, shard_tokens, language)
     refuse_output_inside(paths, out)
     counts = _Counts()
     files = source_files(paths, counts.reading)
@@ -127,11 +126,7 @@ def build_corpus(
         return _finished_corpus(out, {"settings": settings, "sources": list(map(describe_source, files))})
     with _building(out):
         tokenizer.save(out)
-        found = read_documents(
-            [source.path for source in files], on_bad_text=on_bad_text, documents=documents, report=counts.reading
-        )
-        unique = _unique_documents(found, counts)
-        tasks = _shard_tasks(unique, json.dumps(settings, sort_keys=True), shard_tokens * _CHARACTERS_PER_TOKEN)
+        tasks = _shard_tasks(_unique_documents(_documents(files, settings, counts), counts), settings)
         total = sum(source.path.stat().st_size for source in files)
         kept: list[ShardRecord] = []
         made: list[ShardRecord] = []
@@ -144,14 +139,13 @@ def build_corpus(
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
-        if origin is not None:
-            write_json(out / BUILD, origin)
         recipe = {"settings": settings, "sources": [_source_as_read(source, counts.reading) for source in files]}
-        manifest = _finish(out, records, recipe, counts, token_type(len(tokenizer.vocabulary)))
+        manifest = _finish(out, records, recipe, counts, token_type(len(tokenizer.vocabulary)), origin)
         return {**manifest, "num_kept_shards": len(kept)}
 
 
-def _check_settings(out: Path, num_workers: int, sentences: str, shard_tokens: int) -> None:
+def _check_settings(out: Path, num_workers: int, sentences: str, shard_tokens: int, language: str) -> None:
+    check_language(language)
     if num_workers < 1:
         raise ConfigError(f"num_workers is {num_workers}; at least 1 process must work")
     if sentences not in ("split", "lines"):
@@ -228,6 +222,15 @@ def _building(out: Path) -> Iterator[None]:
             raise
 
 
+def _documents(files: list[SourceFile], settings: dict[str, Any], counts: _Counts) -> Iterator[Document]:
+    return read_documents(
+        [source.path for source in files],
+        on_bad_text=settings["on_bad_text"],
+        documents=settings.get("documents", "blank-line"),
+        report=counts.reading,
+    )
+
+
 def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, Document]]:
     """Yield (digest, document) of each different document."""
     seen = DigestSet()
@@ -241,15 +244,14 @@ def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterato
         del document
 
 
-def _shard_tasks(
-    documents: Iterator[tuple[bytes, Document]], settings: str, max_characters: int
-) -> Iterator[_ShardTask]:
+def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str, Any]) -> Iterator[_ShardTask]:
     """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
 
     Where a shard ends depends on the text alone. The one who takes a task may empty its list.
     """
+    max_characters = settings["shard_tokens"] * _CHARACTERS_PER_TOKEN
     number, size, total = 0, 0, 0
-    batch = _Batch(settings)
+    batch = _Batch(json.dumps(settings, sort_keys=True))
     for own_digest, document in documents:
         if batch.documents and batch.num_bytes + len(document.content) > MAX_SHARD_BYTES:
             yield batch.taken(number)
@@ -333,9 +335,16 @@ def _start_encoding(
 
 
 def _finish(
-    out: Path, records: list[ShardRecord], recipe: dict[str, Any], counts: _Counts, dtype: np.dtype
+    out: Path,
+    records: list[ShardRecord],
+    recipe: dict[str, Any],
+    counts: _Counts,
+    dtype: np.dtype,
+    origin: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Join the lengths of all shards, force everything to disk, and write the manifest last."""
+    if origin is not None:
+        write_json(out / BUILD, origin)
     kept = [record for record in records if record.num_tokens]
     _join_lengths(out, kept)
     files = {shard_name(r.number): {"num_bytes": r.num_bytes, "sha256": r.sha256} for r in kept}

@@ -162,7 +162,7 @@ def test_a_shard_is_made_of_a_bounded_number_of_bytes(tmp_path: Path, monkeypatc
     monkeypatch.setattr(corpus_building, "MAX_SHARD_BYTES", 100)
     path = write_text(tmp_path / "a.txt", ["é" * 40, "the", "ran", "中" * 50, "x" * 30])
     documents = corpus_building._unique_documents(corpus_building.read_documents(path), _Counts())
-    tasks = list(corpus_building._shard_tasks(documents, "", 1000))
+    tasks = list(corpus_building._shard_tasks(documents, {"shard_tokens": 250}))
     assert [[len(content) for content in task.documents] for task in tasks] == [[80, 3, 3], [150], [30]]
 
 
@@ -233,7 +233,7 @@ def test_a_task_says_where_its_documents_stand(tmp_path: Path) -> None:
     first = write_text(tmp_path / "a.txt", ["the river", "ran"])
     second = write_text(tmp_path / "b.txt", ["under", "stone"])
     documents = corpus_building._unique_documents(corpus_building.read_documents([first, second]), _Counts())
-    tasks = corpus_building._shard_tasks(documents, "", 10)
+    tasks = corpus_building._shard_tasks(documents, {"shard_tokens": 2.5})
     places = [f"{first}, line {1}", f"{first}, line {3}", f"{second}, line {1}", f"{second}, line {3}"]
     assert list(map(str, tasks)) == [
         f"shard 0 (documents from {places[0]} to {places[1]})",
