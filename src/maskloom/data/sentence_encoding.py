@@ -272,9 +272,9 @@ def _with_last(pieces: Iterator[tuple[bytes, bool]]) -> Iterator[tuple[bytes, bo
     """Yield what comes with whether it is the last; an empty line where nothing comes."""
     before = next(pieces, (b"", True))
     for following in pieces:
-        yield *before, False
+        yield before[0], before[1], False
         before = following
-    yield *before, True
+    yield before[0], before[1], True
 
 
 def _some(spans: WordSpans, chosen: np.ndarray) -> WordSpans:
