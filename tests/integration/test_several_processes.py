@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from maskloom.runs.export import export
 from maskloom.training.checkpoints import verify_checkpoint
 from tools.soak.fleets import Ended, Fleet, wait_all
 from tools.soak.processes import environment
@@ -95,6 +96,9 @@ def test_two_processes_with_a_share_of_the_weights_each_train_as_one_does(
 ) -> None:
     run = _run(fleet, 2, [*command, *FSDP], tmp_path)
     _assert_same(run, alone)
+    export(run, tmp_path / "exported")
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (tmp_path / "exported", run / "model")]
+    assert weights[0] == weights[1]
     newest = max((run / "checkpoints" / "phase-1").iterdir())
     names = {path.name for path in newest.iterdir()}
     assert names == {"manifest.json", "state.json", ".metadata", "__0_0.distcp", "__1_0.distcp"}

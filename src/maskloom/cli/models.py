@@ -30,3 +30,23 @@ def convert(
     from maskloom.runs.convert import convert as run
 
     show(run(source, out, lowercase=uncased), as_json, lines=conversion_lines)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a pre-training or fine-tuning run, under way or ended.")],
+    out: Out,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="A step; by default the newest checkpoint.")] = None,
+    stage: Annotated[
+        str | None, typer.Option("--stage", help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The weights that did best: on dev, or kept by training.keep_best.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a model folder of a run's checkpoint, to use a run that is under way or was ended early."""
+    if best and step is not None:
+        raise typer.BadParameter("--best and --step are two different checkpoints", param_hint="--best")
+    from maskloom.runs.export import export as run_export
+
+    show(run_export(run, out, step=step, stage=stage, best=best), as_json)

@@ -50,7 +50,9 @@ def resolve_model_folder(path: str | Path) -> Path:
         raise DataError(f"{path}: a folder is expected (config.json, model.safetensors, vocab.txt), this is a file")
     refuse_unconverted(path)
     if (path / "recipe.toml").exists():
-        raise DataError(f"{path}: this run has no model/ yet; finish it with --resume")
+        raise DataError(
+            f"{path}: this run has no model/ yet; finish it with --resume, or: maskloom export {path} --out DIR"
+        )
     held = sorted(entry.name for entry in path.iterdir())[:8]
     raise DataError(f"{path}: no config.json in it or in {path / 'model'}; it holds: {', '.join(held) or 'nothing'}")
 

@@ -347,7 +347,8 @@ def _write_models(
     chosen, dev = f"the best on dev by {prepared.task.primary}", prepared.account["dev"]["path"]
     for restart in results:
         folder, seed = out / "restarts" / f"seed-{restart['seed']}", restart["seed"]
-        card = finetuning_card(recipe, seed=seed, entry=restart["best"], chosen=chosen, base=source, dev=dev)
+        what = f"seed {seed}, epoch {restart['best']['epoch']}: {chosen}"
+        card = finetuning_card(recipe, what=what, scores=restart["best"]["scores"], base=source, dev=dev)
         wanted = {out / "model": seed == result["best_seed"], folder / "model": recipe.keep_restarts}
         for final in (path for path, is_wanted in wanted.items() if is_wanted):
             if not final.exists():

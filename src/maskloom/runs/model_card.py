@@ -75,13 +75,13 @@ class Card:
         return {key: value for key, value in facts.items() if value is not None}
 
 
-def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: Path | None) -> Card:
-    """Return the card of a pre-trained model."""
+def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: Path | None, more: str = "") -> Card:
+    """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
     heads = "masked-LM and next-sentence heads" if recipe.data.next_sentence else "a masked-LM head"
     what = f"A BERT ({recipe.model.size})" if init is None else f"A BERT, continued from {model_name(init)},"
     return Card(
         "Pre-trained BERT",
-        f"{what} with {heads}.",
+        f"{what} with {heads}. {more}".rstrip(),
         pipeline_tag="fill-mask",
         base_model=None if init is None else model_name(init),
         recipe=recipe,
@@ -90,17 +90,15 @@ def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: P
     )
 
 
-def finetuning_card(
-    recipe: FinetuneRecipe, *, seed: int, entry: Mapping[str, Any], chosen: str, base: Path, dev: str
-) -> Card:
-    """Return the card of a fine-tuned model whose evaluation was `entry`; `chosen` says why these weights."""
+def finetuning_card(recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, Any], base: Path, dev: str) -> Card:
+    """Return the card of a fine-tuned model; `what` says which weights of the run these are."""
     return Card(
         "Fine-tuned BERT",
-        f"A model for a {recipe.task} task, seed {seed}, epoch {entry['epoch']}: {chosen}.",
+        f"A model for a {recipe.task} task, {what}.",
         pipeline_tag=PIPELINE_TAGS[recipe.task],
         base_model=model_name(base),
         recipe=recipe,
-        metrics=entry["scores"],
+        metrics=scores,
         dataset=Path(dev).name,
     )
 

@@ -341,3 +341,19 @@ def _shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
     mesh, placements = parameter.device_mesh, parameter.placements  # pyright: ignore[reportAttributeAccessIssue]
     return distribute_tensor(full.to(parameter.device), mesh, placements, src_data_rank=None)
+
+
+def checkpoint_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint by parameter, whether one process wrote it or several each a share.
+
+    Raises DataError when its files are not as its manifest says, or are gone.
+    """
+    check_checkpoint(folder)
+    try:
+        if (folder / ".metadata").exists():
+            from maskloom.training.sharded_checkpoints import read_sharded_weights  # heavy, and rarely needed
+
+            return read_sharded_weights(folder)
+        return load_file(folder / MODEL)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{folder}: cannot be read, perhaps removed by the run just now: {error}") from None

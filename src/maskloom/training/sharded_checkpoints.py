@@ -166,6 +166,24 @@ def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[st
         load(targets, storage_reader=reader, no_dist=True)
 
 
+def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights alone of a folder whose manifest has been checked, by parameter and whole.
+
+    Raises DataError as `read_sharded` does.
+    """
+    reader = _Reader(folder)
+    entries = reader.read_metadata().state_dict_metadata
+    targets: dict[str, Tensor] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(targets, storage_reader=reader, no_dist=True)
+    return {name.removeprefix("model."): tensor for name, tensor in targets.items()}
+
+
 class _Reader(FileSystemReader):
     """Reads a folder's description without the power to call anything, and no file outside the folder."""
 

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.runs.model_card import Card, finetuning_card, model_name, pretraining_card
 
-ENTRY = {"epoch": 2.0, "scores": {"accuracy": 0.75, "loss": math.nan}, "reference": 0.5}
+SCORES = {"accuracy": 0.75, "loss": math.nan}
 
 
 def written(card, folder):
@@ -20,14 +20,8 @@ def test_a_fine_tuned_model_tells_task_base_and_scores(tmp_path):
     recipe = load_recipe(
         FinetuneRecipe, None, ["task='tagging'", "card.license=apache-2.0", "card.language=['en', 'de']"]
     )
-    card = finetuning_card(
-        recipe,
-        seed=3,
-        entry=ENTRY,
-        chosen="the best on dev by accuracy",
-        base=tmp_path / "my: base",
-        dev='a/dev "1".txt',
-    )
+    what = "seed 3, epoch 2.0: the best on dev by accuracy"
+    card = finetuning_card(recipe, what=what, scores=SCORES, base=tmp_path / "my: base", dev='a/dev "1".txt')
     found = written(card, tmp_path)
     assert found.data.license == "apache-2.0"
     assert found.data.language == ["en", "de"]

@@ -1,0 +1,227 @@
+"""Model folders of a run's checkpoints, so that a run can be ended early and used, or looked at while it trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskloom.checkpoints.huggingface import read_config
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe
+from maskloom.files import copy_files, replacing_folder
+from maskloom.foreign_files import read_json_object
+from maskloom.inference.model_folder import load_tokenizer
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.bert_config import BertConfig
+from maskloom.recipe_files import load_recipe
+from maskloom.runs.model_card import finetuning_card, pretraining_card
+from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.pretraining_plan import model_config
+from maskloom.runs.run_folder import RECIPE, TASK, described, run_id
+from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.task import Task
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.training.checkpoints import REST, check_checkpoint, check_shapes, checkpoint_weights, step_folders
+from maskloom.training.events import read_events
+
+_WORDS = "embeddings.word.weight"
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A checkpoint of a run: its stage, such as phase-1 or seed-0, its step, and its folder."""
+
+    stage: str
+    step: int
+    folder: Path
+
+
+def export(
+    run: str | Path, out: str | Path, *, step: int | None = None, stage: str | None = None, best: bool = False
+) -> dict[str, Any]:
+    """Write a model folder of a run's checkpoint, and return where it stood and how it did there.
+
+    By default it is the newest whole checkpoint; `step` names another that is there, `stage` a phase of pre-training
+    ("phase-1") or a seed of fine-tuning ("seed-0"), and `best` takes the evaluation that did best: of fine-tuning on
+    dev, of pre-training with `training.keep_best`. A finished run without such a checkpoint gives its model. The run
+    may go on meanwhile and may go on later. Raises ConfigError for what is no single run and for a checkpoint that is
+    not there, naming those that are; DataError for damaged ones, and where vocabulary or base model are gone.
+    """
+    run, out = Path(run), Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not an empty folder; choose another --out")
+    content = described(run)
+    if "space" in content["inputs"] or "tasks" in content["inputs"]:
+        held = sorted(str(path.parent) for path in run.glob(f"*/*/{RECIPE}"))
+        raise ConfigError(f"{run} holds several runs; export one of them: {', '.join(held[:8]) or 'none has begun'}")
+    is_pretraining = "corpus" in content["inputs"]
+    recipe = load_recipe(PretrainRecipe if is_pretraining else FinetuneRecipe, run / RECIPE)
+    found = _stages(run, is_pretraining)
+    if best and not isinstance(recipe, PretrainRecipe):
+        return _export_best(run, out, recipe, content, stage)
+    if best:
+        stage, step = _kept(run, found, stage)
+    chosen, refused = _chosen(run, found, step, stage)
+    if chosen is None:
+        return _copied(run, out, found, step or stage)
+    scores = _scores(run, chosen.stage).get(chosen.step, {})
+    if isinstance(recipe, PretrainRecipe):
+        _export_pretraining(chosen, out, recipe, content, scores)
+    else:
+        _export_finetuning(chosen, run, out, recipe, content, scores)
+    return _result(chosen.stage, chosen.step, scores, out, refused)
+
+
+def _stages(run: Path, is_pretraining: bool) -> dict[str, Path]:
+    """Return the folders of checkpoints by stage, the latest stage first."""
+    pattern = "checkpoints/phase-*" if is_pretraining else "restarts/seed-*"
+    folders = sorted(run.glob(pattern), key=lambda path: int(path.name.partition("-")[2] or 0), reverse=True)
+    return {path.name: path if is_pretraining else path / "checkpoints" for path in folders}
+
+
+def _chosen(run: Path, found: dict[str, Path], step: int | None, stage: str | None) -> tuple[_Chosen | None, list[str]]:
+    """Return the newest whole checkpoint of those asked for, or None, and why newer ones are passed over."""
+    refused = []
+    for name, folder in found.items():
+        for path in step_folders(folder) if stage in (None, name) else []:
+            number = int(path.name.partition(".")[0].removeprefix("step-"))
+            if step not in (None, number):
+                continue
+            try:
+                check_checkpoint(path, run=run_id(run, name))
+            except DataError as problem:
+                refused.append(str(problem))
+            else:
+                return _Chosen(name, number, path), refused
+    if refused:
+        raise DataError(f"no checkpoint can be used: {'; '.join(refused)}")
+    return None, refused
+
+
+def _copied(run: Path, out: Path, found: dict[str, Path], asked: Any) -> dict[str, Any]:
+    """Copy the model of a finished run; raises ConfigError where there is none, or a checkpoint is asked for."""
+    if asked is None and (run / "model" / "config.json").exists():
+        with replacing_folder(out) as folder:
+            copy_files(run / "model", folder)
+        return _result("finished", None, {}, out, [])
+    steps = {name: sorted(int(path.name[5:13]) for path in step_folders(folder)) for name, folder in found.items()}
+    held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
+    raise ConfigError(f"{run}: no such checkpoint; there are: {held or 'none yet'}")
+
+
+def _kept(run: Path, found: dict[str, Path], stage: str | None) -> tuple[str, int]:
+    """Return the stage and step that `training.keep_best` keeps."""
+    for name, folder in found.items():
+        newest = next(iter(step_folders(folder)), None) if stage in (None, name) else None
+        if newest is not None:
+            kept = json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
+            if kept is not None:
+                return name, kept["step"]
+    raise ConfigError(f"{run}: no best checkpoint is kept; pre-training keeps it with training.keep_best = true")
+
+
+def _scores(run: Path, stage: str) -> dict[int, dict[str, float]]:
+    """Return what the evaluations of a stage found, by step."""
+    path = run / "events.jsonl"
+    events = [event for event in (read_events(path) if path.exists() else []) if isinstance(event, dict)]
+    of_stage = (event for event in events if event.get("event") == "evaluation" and event.get("stage") == stage)
+    return {event["step"]: event["metrics"] for event in of_stage}
+
+
+def _export_pretraining(
+    chosen: _Chosen, out: Path, recipe: PretrainRecipe, content: dict[str, Any], scores: dict[str, float]
+) -> None:
+    corpus, init = (_place(content, name) for name in ("corpus", "init"))
+    assert corpus is not None
+    weights = checkpoint_weights(chosen.folder)
+    words = next(tensor for name, tensor in weights.items() if name.endswith(_WORDS))
+    config = (
+        model_config(recipe, vocab_size=len(words))
+        if init is None
+        else BertConfig.from_published(read_config(init), str(init))
+    )
+    heads = ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
+    model = _filled(lambda: build_model(config, heads), weights, chosen.folder)
+    tokenizer = Tokenizer.load(corpus)
+    card = pretraining_card(recipe, scores, init, f"Step {chosen.step} of {chosen.stage}.")
+    write_model_folder(out, model, tokenizer, card)
+
+
+def _export_finetuning(
+    chosen: _Chosen, run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], scores: dict[str, float]
+) -> None:
+    source, settings, task = _task(run, content)
+    config = BertConfig.from_published(read_config(source), str(source))
+    model = _filled(
+        lambda: build_model(config, task.heads, task.num_outputs, head_options=task.head_options),
+        checkpoint_weights(chosen.folder),
+        chosen.folder,
+    )
+    what = f"{chosen.stage.replace('-', ' ')}, step {chosen.step}"
+    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
+    tokenizer = load_tokenizer(source)
+    write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
+
+
+def _export_best(
+    run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], stage: str | None
+) -> dict[str, Any]:
+    """Write the weights that did best on dev so far, of one seed or of all."""
+    source, settings, task = _task(run, content)
+    evaluated = [
+        (scores[task.primary], -step, folder.parent.name)
+        for folder in _stages(run, False).values()
+        if stage in (None, folder.parent.name) and (folder.parent / "best").exists()
+        for step, scores in _scores(run, folder.parent.name).items()
+        if scores.get(task.primary) is not None
+    ]
+    if not evaluated:
+        return _copied(run, out, _stages(run, False), stage)
+    _, minus_step, name = max(evaluated)
+    scores = _scores(run, name)[-minus_step]
+    what = f"{name.replace('-', ' ')}, step {-minus_step}: the best on dev by {task.primary} when it was exported"
+    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
+    write_model_folder(out, run / "restarts" / name / "best", load_tokenizer(source), card, settings=settings)
+    return _result(name, -minus_step, scores, out, [])
+
+
+def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Task]:
+    """Return the base model's folder, what is kept beside a model of the run, and the task."""
+    if not (run / TASK).exists():
+        raise ConfigError(f"{run}: begun by a version that kept no {TASK}; go on with --resume for a moment first")
+    settings = read_json_object(run / TASK)
+    source = _place(content, "model")
+    assert source is not None
+    task = task_kind(settings["kind"]).make(tuple(settings["labels"]), settings["primary"], settings["settings"])
+    return source, settings, task
+
+
+def _place(content: dict[str, Any], name: str) -> Path | None:
+    """Return where a run found what it reads; raises DataError when that is gone."""
+    place = content["paths"].get(name)
+    if place is None:
+        return None
+    if not Path(place).is_dir():
+        raise DataError(f"{place}: the run's {name} is gone; its vocabulary or configuration is needed here")
+    return Path(place)
+
+
+def _filled(build: Callable[[], EncoderWithHeads], weights: dict[str, Tensor], folder: Path) -> EncoderWithHeads:
+    """Return a model with the weights of a checkpoint; raises DataError when they are of another model."""
+    with torch.device("meta"):
+        planned = dict(build().named_parameters())
+    check_shapes(folder, {name: tuple(tensor.shape) for name, tensor in weights.items()}, planned)
+    model = build()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model
+
+
+def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, refused: list[str]) -> dict[str, Any]:
+    return {"stage": stage, "step": step, "scores": scores, "passed_over": refused, "model": str(out)}

@@ -1,0 +1,124 @@
+"""Model folders of checkpoints: runs that were ended early and are used."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+import maskloom
+from maskloom.checkpoints.huggingface import load_model
+from maskloom.config import ConfigError, DataError
+from maskloom.inference.model_folder import read_settings
+from maskloom.runs.evaluate import evaluate
+from maskloom.runs.export import export
+from maskloom.training.checkpoints import step_folders
+from tools.soak.subjects import RUN, finetuning, prepare, pretraining, run_whole
+
+
+@pytest.fixture(scope="module")
+def data(server, budget):
+    return prepare(server, budget.work / "data", num_topics=40)
+
+
+def _ended_early(server, subject, folder, rule):
+    folder.mkdir()
+    assert server.start(subject.arguments, folder, folder / "output.txt", MASKLOOM_FAULTS=rule).wait() == -9
+    return folder / RUN
+
+
+@pytest.fixture(scope="module")
+def pretrained(server, data, tmp_path_factory):
+    """A pre-training run of 21 steps that saves every 5, killed when all but its model is written."""
+    subject = pretraining(data, steps=21, save_every=5, evaluate_every=10)
+    return subject, _ended_early(server, subject, tmp_path_factory.mktemp("pretrain") / "a", "kill@model.write#1")
+
+
+@pytest.fixture(scope="module")
+def finetuned(server, data, tmp_path_factory):
+    """A fine-tuning run from two seeds, killed in the second one's third epoch; 5 steps make an epoch."""
+    subject = finetuning(data, epochs=3)
+    subject = replace(subject, arguments=(*subject.arguments, "--set", "training.save_every=5"))
+    return subject, _ended_early(server, subject, tmp_path_factory.mktemp("finetune") / "a", "kill@training.step#28")
+
+
+def _weights(folder):
+    return dict(load_model(folder)[0].named_parameters())
+
+
+def test_pre_training_ended_early_gives_a_model_to_go_on_from(server, data, pretrained, tmp_path):
+    _, run = pretrained
+    with pytest.raises(DataError, match=f"maskloom export {run} --out DIR"):
+        maskloom.load(run)
+    newest = export(run, tmp_path / "newest")
+    assert (newest["stage"], newest["step"]) == ("phase-1", 21)
+    older = export(run, tmp_path / "older", step=20)
+    assert "mlm_loss" in older["scores"]
+    first, second = _weights(tmp_path / "newest"), _weights(tmp_path / "older")
+    assert not torch.equal(first["encoder.pooler.dense.weight"], second["encoder.pooler.dense.weight"])
+    assert maskloom.load(tmp_path / "newest").fill_mask("a [MASK] b")
+    assert "Step 20 of phase-1." in (tmp_path / "older" / "README.md").read_text(encoding="utf-8")
+    arguments = ["pretrain", "--corpus", str(data / "corpus"), "--out", "on", "--init", str(tmp_path / "newest")]
+    sets = ["training.steps=1", "data.max_length=32", "training.num_threads=1", "training.batch_size=8"]
+    run_whole(server, (*arguments, *(word for each in sets for word in ("--set", each))), tmp_path)
+    with pytest.raises(ConfigError, match="no such checkpoint; there are: phase-1: steps 20, 21"):
+        export(run, tmp_path / "none", step=7)
+    with pytest.raises(ConfigError, match="keep_best"):
+        export(run, tmp_path / "none", best=True)
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        export(run, tmp_path / "older")
+    assert not (tmp_path / "none").exists()
+
+
+def test_damaged_checkpoints_are_passed_over_by_name(pretrained, tmp_path):
+    _, run = pretrained
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for number, path in enumerate(step_folders(copy / "checkpoints" / "phase-1")):
+        (path / "model.safetensors").write_bytes(b"")
+        if number == 0:
+            result = export(copy, tmp_path / "out")
+            assert result["step"] == 20
+            assert "step-00000021" in result["passed_over"][0]
+    with pytest.raises(DataError, match=r"no checkpoint can be used: .*step-00000020"):
+        export(copy, tmp_path / "none")
+
+
+def test_a_finished_run_gives_its_model(server, pretrained, tmp_path):
+    subject, run = pretrained
+    shutil.copytree(run.parent, tmp_path / "run")
+    run_whole(server, subject.resumed(), tmp_path / "run")
+    finished = tmp_path / "run" / RUN
+    result = export(finished, tmp_path / "out")
+    assert result["step"] == 21
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "vocab.txt"):
+        assert (tmp_path / "out" / name).read_bytes() == (finished / "model" / name).read_bytes(), name
+
+
+def test_fine_tuning_ended_early_predicts_and_is_scored(server, data, finetuned, tmp_path):
+    subject, run = finetuned
+    newest = export(run, tmp_path / "newest")
+    # the save of step 5 is over when that of step 10 begins, which the kill may have met
+    assert (newest["stage"], newest["step"]) in (("seed-1", 5), ("seed-1", 10))
+    best = export(run, tmp_path / "best", best=True)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    accuracies = [event["metrics"]["accuracy"] for event in events if event["event"] == "evaluation"]
+    assert best["scores"]["accuracy"] == max(accuracies)
+    assert export(run, tmp_path / "first", best=True, stage="seed-0")["stage"] == "seed-0"
+    for name, result in (("newest", newest), ("best", best)):
+        scored = evaluate([tmp_path / name], data / "dev.jsonl")
+        assert scored["accuracy"] == pytest.approx(result["scores"]["accuracy"])
+        assert maskloom.load(tmp_path / name).predict(["a true film"])[0]["label"] in ("good", "bad")
+    shutil.copytree(run.parent, tmp_path / "run")
+    run_whole(server, subject.resumed(), tmp_path / "run")
+    finished = tmp_path / "run" / RUN
+    own = {**read_settings(finished / "model"), "settings": None}
+    assert {**read_settings(tmp_path / "newest"), "settings": None} == own
+    export(finished, tmp_path / "finished")
+    assert (tmp_path / "finished" / "maskloom.json").read_bytes() == (finished / "model" / "maskloom.json").read_bytes()
+
+
+def test_what_is_no_single_run_is_refused(data, tmp_path):
+    with pytest.raises(ConfigError, match="not the folder of a run"):
+        export(data / "corpus", tmp_path / "out")
