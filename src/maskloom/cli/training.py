@@ -66,13 +66,14 @@ def pretrain(
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     if epochs is not None:
         refuse_epochs(chosen, epochs, corpus)
+    from maskloom.runs.adaptation import pretraining_lines
     from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe is refused before it
 
     with verification(verify, resume):
         result = run(
             chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=progress_display()
         )
-    show(result, as_json, out)
+    show(result, as_json, out, lines=pretraining_lines)
 
 
 def finetune(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config
-from maskloom.config import ConfigError, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus import Corpus
 from maskloom.data.masking import MaskingSettings
@@ -27,6 +27,7 @@ from maskloom.launch import claim, is_restarted
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.runs.adaptation import check_vocabulary, metrics_before, new_parts
 from maskloom.runs.best_checkpoint import write_best_model
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import pretraining_card
@@ -104,17 +105,22 @@ def _pretrain(
     train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
-    model = initial_model(recipe, len(opened.vocabulary), init)
-    for sentence in [model_line(model, recipe, is_new=init is None), *default_lines(recipe)]:
+    model, new = initial_model(recipe, opened, init)
+    for sentence in [model_line(model, recipe, is_new=init is None), *new, *default_lines(recipe)]:
         progress.say(sentence)
     ranks.spread(model)
     reference = _UnigramReference.count(opened, train) if ranks.is_first else None
+    before = {}
+    if init is not None:
+        before = _before(plans, recipe, opened, held_out, ranks.whole(model), out, reference)
+        progress.say(f"before step 1: {describe_metrics(before)}")
     metrics: dict[str, Any] = {}
     for number, plan in enumerate(plans):
         is_newest = not any((out / "checkpoints" / later.name).exists() for later in plans[number + 1 :])
         metrics = _run_phase(
             plan, recipe, opened, (train, held_out), model, out, reference, progress, ranks, verify and is_newest
         )
+    metrics |= {"before": before} if before else {}
     whole = ranks.whole(model)
     if ranks.is_first:
         with ranks.at("save"):
@@ -145,21 +151,40 @@ def _rows(plan: PhasePlan, ranks: Ranks) -> slice:
     return rows_of_rank(training.batch_size, training.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
-def initial_model(recipe: PretrainRecipe, vocab_size: int, init: Path | None) -> EncoderWithHeads:
+def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
     """Return the model that training starts from: drawn from the seed, or read from a model folder.
 
-    Raises ConfigError when that folder has another number of pieces than the corpus.
+    Beside it: what is to be said of parts that the folder lacks. Raises ConfigError when that folder has other pieces
+    than the corpus.
     """
     heads = ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
     if init is None:
-        return build_model(model_config(recipe, vocab_size=vocab_size), heads=heads, seed=recipe.seed)
-    model, _report = load_model(init, heads=heads, seed=recipe.seed)
-    if model.encoder.config.vocab_size != vocab_size:
-        raise ConfigError(
-            f"{init}: its vocabulary has {model.encoder.config.vocab_size} pieces, the corpus was built with "
-            f"{vocab_size}; build the corpus with --vocab {init}"
-        )
-    return model
+        config = model_config(recipe, vocab_size=len(corpus.vocabulary))
+        return build_model(config, heads=heads, seed=recipe.seed), []
+    model, report = load_model(init, heads=heads, seed=recipe.seed)
+    check_vocabulary(init, model.config.vocab_size, corpus)
+    return model, new_parts(report)
+
+
+def _before(
+    plans: list[PhasePlan],
+    recipe: PretrainRecipe,
+    corpus: Corpus,
+    held_out: np.ndarray,
+    whole: EncoderWithHeads,
+    out: Path,
+    reference: _UnigramReference | None,
+) -> dict[str, float]:
+    """Return the held-out metrics of the initial weights on instances of the last phase; the first rank has them."""
+    if len(held_out) == 0 or reference is None:
+        return {}
+    last = plans[-1]
+    objective = MaskedLanguageModeling(next_sentence=last.data.next_sentence)
+    return metrics_before(
+        out,
+        plans[0].name,
+        lambda: _held_out_metrics(last, recipe, corpus, held_out, whole, objective, reference),
+    )
 
 
 def _run_phase(
