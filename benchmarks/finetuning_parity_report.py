@@ -65,7 +65,7 @@ ours, in percent: {rescored}.
 - SQuAD: 128 is the step from window to window here, as published, and their overlap in run_qa; answers are aligned to
   words here, to characters there; a training answer that cannot be aligned is left out here; among several windows a
   token counts where it has most context here; text is taken back from the words here, from offsets there. The softmax
-  runs over padding there, of which there is none here. Both count steps by questions.
+  runs over padding there, of which there is none here. Both take the same number of steps.
 
 With the same batches, the same classifier and no dropout, losses, gradient norms and rates agree step by step:
 `tests/parity/test_finetuning_parity.py`.
