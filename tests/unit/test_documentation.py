@@ -68,6 +68,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in inside if not (page.parent / target).exists()] == []
 
 
+def test_the_readme_lists_every_command() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("## Commands") : text.index("From Python")]
+    root: Any = COMMAND
+    names = [part for name, inner in root.commands.items() for part in [name, *getattr(inner, "commands", {})]]
+    assert [name for name in names if not re.search(rf"`(\w+ )?{name}[ `]", table)] == []
+
+
 def test_what_is_wrong_is_found() -> None:
     text = "```sh\nmaskloom vocab train t --max-words 3\n```\n`maskloom frobnicate` `maskloom pretrain --set a.b=1`\n"
     assert [problem_of(words) for words in commands(text)] == [
