@@ -18,10 +18,11 @@ from statistics import median
 from typing import Any
 
 from communication_report import SIZES, bytes_per_step, page, size_facts
+from rounds import MIN_ROUNDS, in_turn
 
 LENGTH, PREDICTED = 128, 0.15
 _MODES = ("ddp", "fsdp")
-_STEPS, _ROUNDS = 4, 3
+_STEPS, _ROUNDS = 4, MIN_ROUNDS
 
 
 def main() -> None:
@@ -88,20 +89,20 @@ def _measured(size: str, mode: str, ranks: Any) -> dict[str, Any]:
         state.optimizer.zero_grad(set_to_none=True)
         accumulate_gradients(model, objective, batch, None, **options)
 
-    if mode == "ddp":
-        step()  # the same work on one process, which sends nothing
-        alone = [_seconds(step) for _ in range(_ROUNDS)]
-    else:
-        alone = []
     step(ranks=ranks)
-    ranks.barrier()
-    before = _loopback_bytes()
-    together = []
-    for _ in range(_ROUNDS):
-        ranks.barrier()
-        together.append(_seconds(lambda: [step(ranks=ranks) for _ in range(_STEPS)]) / _STEPS)
-    ranks.barrier()
-    sent = (_loopback_bytes() - before) / (_ROUNDS * _STEPS) / 2
+    if mode == "ddp":
+        step()  # the same work on one process, which sends nothing; with shares of the weights it cannot be done
+    alone, together, sent = [], [], 0.0
+    for number in range(_ROUNDS):
+        for is_alone in in_turn((True, False), number):
+            ranks.barrier()
+            if not is_alone:
+                before = _loopback_bytes()
+                together.append(_seconds(lambda: [step(ranks=ranks) for _ in range(_STEPS)]) / _STEPS)
+                ranks.barrier()
+                sent += (_loopback_bytes() - before) / (_ROUNDS * _STEPS) / 2
+            elif mode == "ddp":
+                alone.append(_seconds(step))
     num_bytes = bytes_per_step(size_facts(size, length=LENGTH, predicted=PREDICTED), mode, 2)
     buffer = torch.zeros(num_bytes // 4)
     plain = []

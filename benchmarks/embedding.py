@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from embedding_report import SIDES, page, summary_rows
 from pretraining_step import gemm_peak, memory_kib
+from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder, processor
 
 from maskloom.inference import Predictor
@@ -48,7 +49,7 @@ def main() -> None:
     if options.bulk_of:
         side, texts, folder = options.bulk_of
         return print(json.dumps(bulk_pass(side, Path(texts), Path(folder), options.threads)))
-    load = os.getloadavg()[0]
+    load = quiet_load()
     with tempfile.TemporaryDirectory() as name:
         figures = measure(options, Path(name))
     figures |= {"command": " ".join(["python benchmarks/embedding.py", *sys.argv[1:]]), "load": load}
@@ -83,7 +84,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for number, texts in enumerate(rounds):
         lengths = [min(len(ids) + 2, MAX_LENGTH) for ids in count.token_ids_batch(texts)]
         row = {"tokens": sum(lengths), "squares": sum(n * n for n in lengths), "peak": gemm_peak(), "sides": {}}
-        for name in SIDES if number % 2 else [*SIDES][::-1]:
+        for name in in_turn(list(SIDES), number):
             row["sides"][name] = timed(sides[name], texts)
         if number:  # the first round warms up
             figures["rounds"].append(row)

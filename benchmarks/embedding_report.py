@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from rounds import order_said, reached
+
 SIDES = {
     "ours": "maskloom fp32",
     "ours_int8": "maskloom int8",
@@ -42,15 +44,16 @@ def page(figures: dict[str, Any]) -> str:
         f"- Machine: {figures['processor']} ({figures['capability']}), {figures['threads']} threads; {versions}; load "
         f"before the start, from other programs: {figures['load']:.1f}.",
         "- Model: MiniLM-L6 (6 layers, 384 wide), mean of the tokens, length 1, at most 256 tokens. Text: sentences of "
-        f"English Wikipedia; {len(rounds)} rounds with sentences of their own, about "
-        f"{statistics.mean(row['tokens'] for row in rounds):,.0f} tokens each; the sides in turn, the order reversed "
-        "every other round. Tokenizing is part of every side's time.",
+        f"English Wikipedia; rounds with sentences of their own, about "
+        f"{statistics.mean(row['tokens'] for row in rounds):,.0f} tokens each; {order_said(len(rounds))} "
+        "Tokenizing is part of every side's time.",
         "- Peers: sentence-transformers as shipped (it sorts by length, batches of 32, padded); onnxruntime with its "
         "default optimisations on an export by torch.onnx, batches of 32 padded, in the given order and sorted by "
         "length; its int8 is dynamic quantisation with weights by channel.",
         f"- Before timing, every fp32 side gave the vectors of transformers to {max(figures['vectors'].values()):.0e}.",
         "- Share of GEMM peak counts the work on real tokens against a 2048-cube fp32 product in the same round. "
-        "A ratio is the median of the rounds' ratios, with its range; by processor time it is that of all threads' "
+        "A ratio is the median of the rounds' ratios, with its range, and what it reaches is what the lower end "
+        "reaches; by processor time it is that of all threads' "
         "seconds.",
         "",
         "| side | sentences' tokens/s | share of fp32 GEMM peak |",
@@ -60,14 +63,14 @@ def page(figures: dict[str, Any]) -> str:
         rates = [row["tokens"] / row["sides"][side][0] for row in rounds]
         shares = [_flops(row) / row["sides"][side][0] / row["peak"] for row in rounds]
         lines.append(f"| {name} | {statistics.median(rates):,.0f} | {statistics.median(shares):.0%} |")
-    lines += ["", "| ratio of speeds | median | range | by processor time | floor / target / stretch |"]
+    lines += ["", "| ratio of speeds | median | range | by processor time | reached (floor / target / stretch) |"]
     lines += ["|---|---|---|---|---|"]
     for ours, peer, aim in AIMS:
         names = f"{SIDES[ours]} over {SIDES[peer]}"
         wall, busy = ([row["sides"][peer][k] / row["sides"][ours][k] for row in rounds] for k in (0, 1))
         lines.append(
             f"| {names} | **{statistics.median(wall):.2f}x** | {min(wall):.2f}-{max(wall):.2f} "
-            f"| {statistics.median(busy):.2f}x | {_aim(aim)} |"
+            f"| {statistics.median(busy):.2f}x | {reached(min(wall), aim)} |"
         )
     return (
         "\n".join([*lines, *_latency(figures["latency"]), *_quality(figures["quality"]), *_bulk(figures["bulk"])])
@@ -111,7 +114,7 @@ def _latency(latency: dict[str, list[float]]) -> list[str]:
         ratio = latency[ours][0] / latency[peer][0]
         lines.append(
             f"- {names[ours]} takes **{ratio:.2f}** of the time of {names[peer]} (p50; "
-            f"floor / target / stretch {_aim(aim)}, less is better)."
+            f"reached: {reached(ratio, aim, smaller=True)}, less is better)."
         )
     return lines
 
@@ -156,7 +159,3 @@ def _bulk(bulk: list[dict[str, Any]]) -> list[str]:
 
 def _flops(row: dict[str, Any]) -> float:
     return _LAYERS * (24 * _HIDDEN**2 * row["tokens"] + 4 * _HIDDEN * row["squares"])
-
-
-def _aim(aim: tuple[float, float, float] | None) -> str:
-    return "-" if aim is None else " / ".join(str(value) for value in aim)

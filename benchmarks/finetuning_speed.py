@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,14 @@ import numpy as np
 import torch
 from finetuning_peer import peer_kind
 from finetuning_peer_span import read_questions
-from finetuning_speed_report import PEERS, Job, Memory, Surroundings, write_report
+from finetuning_speed_report import MKL, PEERS, Job, Memory, Surroundings, write_report
 from finetuning_speed_sides import TASKS, Ours, Peer, decisions, is_same, peer_inputs
 from finetuning_tasks import some_questions, write_files
 from pretraining_step import gemm_peak, memory_kib
+from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder
 
+from maskloom.layers.matrix_products import products_by
 from maskloom.training.memory import release_free_memory
 
 MEMORY_STEPS = 60
@@ -76,6 +79,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> tuple[list[
     train, dev = data_files(name, options.data, folder)
     ours = Ours(name, minilm_folder(), train, data=options.data, **setting.size)
     ours.save(folder / "start")
+    by_mkl = Ours(name, minilm_folder(), train, data=options.data, **setting.size)  # each trains on its own batches
     peer = Peer(name, folder / "start", train, **setting.size)
     if len(peer.features) != len(ours.data) or not all(
         is_same(ours, index, row) for index, row in enumerate(peer.features)
@@ -92,17 +96,32 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> tuple[list[
         count = sum(map(len, batches))
         num_tokens += int(ours.data.lengths[np.concatenate(batches)].sum())
         training.peaks.append(gemm_peak())
-        training.note("maskloom", count, lambda batches=batches: ours.train(batches))
-        for side in PEERS:
+        for side in in_turn(("maskloom", MKL, *PEERS), number):
+            if side in ("maskloom", MKL):
+                work = (by_mkl if side == MKL else ours).train
+                training.note(
+                    side, count, lambda batches=batches, side=side, work=work: by_library(side, work, batches)
+                )
+                continue
             rows, is_padded = order_of(side, batches, ours.data.lengths), side == "padded"
             slots[side] += peer.num_slots(rows, is_padded=is_padded)
             training.note(side, count, lambda rows=rows, full=is_padded: peer.train(rows, is_padded=full))
         training.say(number)
-    training.slots_per_token = {"maskloom": 1.0, **{side: number / num_tokens for side, number in slots.items()}}
+    training.slots_per_token = {
+        "maskloom": 1.0,
+        MKL: 1.0,
+        **{side: number / num_tokens for side, number in slots.items()},
+    }
     training.drop_first()
     ours.save(folder / "trained")
     peer = Peer(name, folder / "trained", train, **setting.size)
     return [training, measure_prediction(name, ours, peer, dev, options.rounds)], memory
+
+
+def by_library(side: str, work: Callable[[Any], object], given: Any) -> None:
+    """Do work of ours with its products by oneDNN where that is preferred, or all by MKL, as the side is named."""
+    with products_by("mkl" if side == MKL else "onednn"):
+        work(given)
 
 
 def order_of(side: str, batches: list[np.ndarray], lengths: np.ndarray) -> list[np.ndarray]:
@@ -174,9 +193,11 @@ def measure_prediction(name: str, ours: Ours, peer: Peer, dev: Path, num_rounds:
     job = Job("prediction", name, float(encoded.lengths.sum()) / count, useful_flops(ours, encoded.lengths), agreed)
     for number in range(num_rounds + 1):
         job.peaks.append(gemm_peak())
-        job.note("maskloom", count, lambda: predictor.predict_examples(examples))
-        for side in PEERS:
-            job.note(side, count, lambda side=side: peer_predicts(side))
+        for side in in_turn(("maskloom", MKL, *PEERS), number):
+            if side in ("maskloom", MKL):
+                job.note(side, count, lambda side=side: by_library(side, predictor.predict_examples, examples))
+            else:
+                job.note(side, count, lambda side=side: peer_predicts(side))
         job.say(number)
     job.drop_first()
     return job
@@ -254,7 +275,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.memory_of:
         return print_memory(options.tasks[0], options.memory_of, options.data, options.within)
-    load = os.getloadavg()[0]
+    load = quiet_load()
     chosen = "" if options.tasks == list(SETTINGS) else f" --tasks {' '.join(map(repr, options.tasks))}"
     command = f"python benchmarks/finetuning_speed.py --rounds {options.rounds} --threads {options.threads}{chosen}"
     around = Surroundings(command, options.threads, load, MEMORY_STEPS)

@@ -13,10 +13,12 @@ from typing import Any
 
 import finetuning_mixture
 import torch
-from pretraining_step_report import reached
+from rounds import order_said, reached
 from surroundings import processor
 
 PEERS = ("dynamic", "padded", "grouped")
+# ours with all of its matrix products left to the library that the peer has
+MKL = "maskloom, MKL"
 # What is aimed at, as ratios over a peer: (floor, target, stretch), or one figure.
 AIMS: dict[tuple[str, str, str], tuple[float, ...]] = {
     ("fine-tuning", "MRPC", "dynamic"): (1.2, 1.4, 1.55),
@@ -48,7 +50,8 @@ Made by `{command}`; do not edit.
   *dynamic* and *padded*: in the order given, 8 at a time, the Trainer's number. *grouped*: all by length, 32 at a
   time, padded to their longest. SQuAD with all its windows; the step between windows is 128 here, their overlap there,
   so the few long contexts make different windows. The weights are those just fine-tuned.
-- Rates are medians over rounds in turn (A B C D A B C D); the ratio is the median of the rounds' ratios with its range,
+- *maskloom, MKL*: all its matrix products by the library that the peer has (`MASKLOOM_PRODUCTS=mkl`).
+- Rates are medians over {order} The ratio is the median of the rounds' ratios with its range,
   and what it reaches is what the lower end of the range reaches. The ratio by processor time is that of the seconds of
   all threads, which other programs disturb least.
 - *Slots a token*: positions that linear layers compute for one real token.
@@ -208,7 +211,8 @@ def _page(jobs: list[Job], memory: list[Memory], around: Surroundings) -> str:
         "sigma": finetuning_mixture.SIGMA,
         "longest": finetuning_mixture.LONGEST,
     }
-    text = _TEXT.format(command=around.command, machine=machine, steps=around.memory_steps, **mix)
+    order = order_said(len(jobs[0].peaks))
+    text = _TEXT.format(command=around.command, machine=machine, steps=around.memory_steps, order=order, **mix)
     lines = [*text.splitlines(), "", *_ratio_table(jobs), "", *_rate_table(jobs)]
     return "\n".join([*lines, "", *_memory_table(memory)] if memory else lines) + "\n"
 
@@ -220,7 +224,7 @@ def _ratio_table(jobs: list[Job]) -> list[str]:
         "|---" * 9 + "|",
     ]
     for job in jobs:
-        for peer in PEERS:
+        for peer in (*PEERS, MKL):
             ratios = job.ratios(peer)
             cells = [job.name, job.data, f"{job.tokens_per_example:.1f}", peer, f"**{statistics.median(ratios):.2f}x**"]
             cells += [f"{min(ratios):.2f}-{max(ratios):.2f}", f"{job.processor_ratio(peer):.2f}x", _verdict(job, peer)]
@@ -234,7 +238,7 @@ def _rate_table(jobs: list[Job]) -> list[str]:
         "|---" * 8 + "|",
     ]
     for job in jobs:
-        for side in ("maskloom", *PEERS):
+        for side in ("maskloom", MKL, *PEERS):
             slots = job.slots_per_token.get(side)
             cells = [job.name, job.data, side, f"{statistics.median(job.rates[side]):.1f}"]
             cells += [f"{job.tokens_per_second(side):,.0f}", "-" if slots is None else f"{slots:.2f}"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from overheads_report import page, summary_rows
+from rounds import in_turn, quiet_load
 from surroundings import minilm_folder, processor
 
 HERE = Path(__file__).parent
@@ -64,7 +65,7 @@ def start_up(rounds: int) -> dict[str, Any]:
         commands = jobs(Path(folder))
         found: dict[str, Any] = {name: {"wall": [], "processor": [], "mib": 0.0} for name in commands}
         for number in range(rounds + 1):
-            for name, command in commands.items():
+            for name, command in in_turn(list(commands.items()), number):
                 wall, used, mib = _timed(command)
                 if number:
                     found[name]["wall"].append(wall)
@@ -116,7 +117,7 @@ def measure(part: str, rounds: int, threads: int) -> Any:
         return child("overheads_evaluation.py", "--rounds", rounds, "--threads", threads)
     if part == "options":
         return child("overheads_options.py", "--pairs", rounds + 2)
-    sizes = (("mini", 32, rounds), ("base", 8, 3))
+    sizes = (("mini", 32, rounds), ("base", 8, rounds))
     return [
         child("overheads_saves.py", "--size", size, "--batch-size", batch, "--rounds", times, "--threads", threads)
         for size, batch, times in sizes
@@ -133,7 +134,7 @@ def main() -> None:
     options = parser.parse_args()
     figures_path = options.out.with_suffix(".json")
     figures = json.loads(figures_path.read_text(encoding="utf-8")) if figures_path.exists() else {}
-    load = os.getloadavg()[0]
+    load = quiet_load()
     for part in options.parts:
         figures[part] = {
             "threads": options.threads,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rounds import in_turn
 from surroundings import data_folder, minilm_folder
 
 from maskloom.config import FinetuneRecipe
@@ -79,8 +80,12 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {"name": name, "ours": [], "peer": [], "processor_ratios": []}
     for number in range(rounds + 1):
-        ours, our_seconds, our_used = timed(lambda: evaluate(model, dev, reading=reading, max_length=LENGTH))
-        peer, peer_seconds, peer_used = timed(lambda: peer_evaluates(name, model, dev, folder / "trainer"))
+        sides: dict[str, Callable[[], dict[str, Any]]] = {
+            "ours": lambda: evaluate(model, dev, reading=reading, max_length=LENGTH),
+            "peer": lambda: peer_evaluates(name, model, dev, folder / "trainer"),
+        }
+        results = {side: timed(sides[side]) for side in in_turn(list(sides), number)}
+        (ours, our_seconds, our_used), (peer, peer_seconds, peer_used) = results["ours"], results["peer"]
         if abs(ours["accuracy"] - peer["eval_accuracy"]) > 1e-9 or abs(ours["loss"] - peer["eval_loss"]) > 1e-4:
             raise SystemExit(f"{name}: the scores differ: {ours} and {peer}")
         if number:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from statistics import median
 from typing import Any
 
-from pretraining_step_report import reached
+from rounds import reached
 
 # Floor, target and stretch: less is better.
 IMPORT_SECONDS = (1.5, 0.8, 0.3)

@@ -1,10 +1,13 @@
 """Time our pre-training step against that of transformers' BertForPreTraining, in turn, in one process.
 
-Both sides start from the same weights and see the same batches of real text: the batches of `PretrainingLoader`, full
+All sides start from the same weights and see the same batches of real text: the batches of `PretrainingLoader`, full
 rows of 128 or 512 tokens or a mix of lengths. Ours is the training loop itself, drawing and masking of the batch
-included. The peer is the model as shipped (sdpa attention, padding, vocabulary logits at every position with labels
--100) with the optimiser and the clipping of its Trainer; its padded tensors are made beforehand and not timed.
-Before timing, with dropout off, the losses and all gradients of both sides must agree.
+included, once as it is and once with all products left to MKL. The peer is the model as shipped (sdpa attention,
+padding, vocabulary logits at every position with labels -100) with the optimiser and the clipping of its Trainer, then
+with its head on the predicted positions alone, and that once more with our linear layers, so that both sides multiply
+by the same library; its padded tensors are made beforehand and not timed. `--compiled` adds the second with
+torch.compile.
+Before timing, with dropout off, the losses and all gradients of every side must agree with ours.
 
     python benchmarks/pretraining_step.py [--sizes tiny mini small base] [--mixes 128 512 mixed] [--rounds 5]
 """
@@ -23,13 +26,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pretraining_step_report import Result, write_report
+from pretraining_step_report import OURS, Result, write_report
+from rounds import in_turn, quiet_load
 from surroundings import minilm_folder, write_real_text
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import TrainingSection
@@ -39,7 +44,7 @@ from maskloom.data.corpus_building import build_corpus
 from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.sampling import DataPosition, SamplingSettings
-from maskloom.layers.matrix_products import product
+from maskloom.layers.matrix_products import Dense, product, products_by
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -55,6 +60,7 @@ PRODUCTS = {"mkldnn::_linear_pointwise", "aten::bmm", "aten::mm", "aten::addmm",
 SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "clip_norm": 1.0, "num_threads": NUM_THREADS}
 # Documents of full rows: articles joined up to so many characters.
 _JOINED = 200_000
+MEMORY_SIDES = (OURS, "transformers", "transformers, predicted positions")
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,12 @@ MIXES = {
 
 
 class Ours:
-    """The training loop of maskloom, one step at a time."""
+    """The training loop of maskloom, one step at a time, with products by one library or the other."""
 
-    def __init__(self, folder: Path, loader: PretrainingLoader, batch_size: int) -> None:
+    def __init__(
+        self, folder: Path, loader: PretrainingLoader, batch_size: int, library: Literal["onednn", "mkl"] = "onednn"
+    ) -> None:
+        self._library: Literal["onednn", "mkl"] = library
         self.model: EncoderWithHeads = load_model(folder)[0]
         self.objective = MaskedLanguageModeling()
         self._loader = loader
@@ -93,7 +102,8 @@ class Ours:
 
     def step(self, batch: PretrainingBatch) -> None:
         """Take the next step of the loop; `batch` is what the loop must have read for it."""
-        report = next(self._steps)
+        with products_by(self._library):
+            report = next(self._steps)
         assert report.num_tokens == batch.num_tokens, "the two sides do not see the same batches"
 
     def loss_and_gradients(self, batch: PretrainingBatch, folder: Path) -> tuple[float, dict[str, Tensor]]:
@@ -112,19 +122,35 @@ class Ours:
 
 
 class Peer:
-    """BertForPreTraining, its Trainer's optimiser (fused AdamW in this release's default) and clipping."""
+    """BertForPreTraining, its Trainer's optimiser (fused AdamW in this release's default) and clipping.
 
-    def __init__(self, folder: Path) -> None:
+    `head` is on every position, as shipped, or on the predicted ones; `linear` is torch's, or ours by oneDNN, which
+    torch itself offers for inference alone.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        head: Literal["every", "predicted"] = "every",
+        linear: Literal["torch", "onednn"] = "torch",
+        *,
+        is_compiled: bool = False,
+    ) -> None:
         from transformers import BertForPreTraining
 
+        self._head = head
         self.model = BertForPreTraining.from_pretrained(folder, attn_implementation="sdpa")
+        for module in self.model.modules() if linear == "onednn" else ():
+            if type(module) is torch.nn.Linear:
+                module.__class__ = _Rows
+        self._body = torch.compile(self.model.bert) if is_compiled else self.model.bert
         groups = parameter_groups(self.model, 0.01)
         self._optimizer = torch.optim.AdamW(groups, lr=SETTINGS["learning_rate"], eps=1e-6, fused=True)
 
     def step(self, batch: dict[str, Tensor]) -> None:
         """Take one training step as its Trainer does."""
         self.model.train()
-        self.model(**batch).loss.backward()
+        self._loss(batch).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTINGS["clip_norm"])
         self._optimizer.step()
         self.model.zero_grad()
@@ -132,11 +158,28 @@ class Peer:
     def loss_and_gradients(self, batch: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         """Return the loss without dropout and the gradients by name."""
         self.model.eval()
-        loss = self.model(**batch).loss
+        loss = self._loss(batch)
         loss.backward()
         gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
         self.model.zero_grad()
         return float(loss.detach()), gradients
+
+    def _loss(self, batch: dict[str, Tensor]) -> Tensor:
+        if self._head == "every":
+            return self.model(**batch).loss
+        labels = batch["labels"]
+        inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+        found = self._body(**inputs)
+        scores, relation = self.model.cls(found.last_hidden_state[labels != -100], found.pooler_output)
+        return cross_entropy(scores, labels[labels != -100]) + cross_entropy(relation, batch["next_sentence_label"])
+
+
+class _Rows(Dense):
+    """Our linear layer on tensors of any number of dimensions."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the transformed rows in the input's shape."""
+        return super().forward(input.flatten(0, -2)).view(*input.shape[:-1], -1)
 
 
 def padded(batch: PretrainingBatch, mix: Mix) -> dict[str, Tensor]:
@@ -216,9 +259,25 @@ def share_in_products(ours: Ours, batch: PretrainingBatch) -> float:
     return busy / 1e6 / seconds
 
 
-def measure(size: str, name: str, num_rounds: int, folder: Path, say: Callable[[str], None]) -> Result:
-    """Compare both sides at one size and mix, then time them in turn for `num_rounds` rounds."""
-    mix = MIXES[name]
+def make_sides(
+    folder: Path, loader: PretrainingLoader, batch_size: int, *, with_compiled: bool
+) -> dict[str, Ours | Peer]:
+    """Return what is compared, by the names of the page."""
+    sides: dict[str, Ours | Peer] = {
+        OURS: Ours(folder, loader, batch_size),
+        "maskloom, MKL": Ours(folder, loader, batch_size, "mkl"),
+        "transformers": Peer(folder),
+        "transformers, predicted positions": Peer(folder, "predicted"),
+        "transformers, predicted positions, oneDNN": Peer(folder, "predicted", "onednn"),
+    }
+    if with_compiled:
+        sides["transformers, predicted positions, compiled"] = Peer(folder, "predicted", is_compiled=True)
+    return sides
+
+
+def measure(size: str, name: str, options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> Result:
+    """Compare all sides at one size and mix, then time them in turn for so many rounds."""
+    mix, num_rounds = MIXES[name], options.rounds
     corpus = Corpus.open(corpus_folder(folder, mix))
     config = BertConfig.of_size(size, vocab_size=len(corpus.vocabulary))
     save_model(build_model(config, seed=SEED), folder / "model")
@@ -228,40 +287,39 @@ def measure(size: str, name: str, num_rounds: int, folder: Path, say: Callable[[
     for _ in range(steps * (num_rounds + 1) + 1):
         batch, position = loader.batch(position)
         batches.append(batch)
-    memory = [peak_memory(side, size, name, folder) for side in ("ours", "peer")]
-    ours, peer = Ours(folder / "model", loader, mix.batch_sizes[size]), Peer(folder / "model")
-    differences = compare(ours, peer, batches[0], mix, folder)
-    rates: tuple[list[float], list[float]] = ([], [])
-    processor_ratios, peaks = [], []
+    memory = {side: peak_memory(side, size, name, folder) for side in MEMORY_SIDES}
+    sides = make_sides(folder / "model", loader, mix.batch_sizes[size], with_compiled=options.compiled)
+    ours = sides[OURS]
+    assert isinstance(ours, Ours)
+    differences = [compare(ours, side, batches[0], mix, folder) for side in sides.values() if isinstance(side, Peer)]
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    peaks = []
     for number in range(num_rounds + 1):
         chosen = batches[number * steps : (number + 1) * steps]
         num_tokens = sum(batch.num_tokens for batch in chosen)
         tensors = [padded(batch, mix) for batch in chosen]
         peaks.append(gemm_peak())
-        measured = (timed(ours, chosen, num_tokens), timed(peer, tensors, num_tokens))
-        if number == 0:
-            continue  # the first round fills the optimiser's state
-        (our_rate, our_seconds), (peer_rate, peer_seconds) = measured
-        rates[0].append(our_rate)
-        rates[1].append(peer_rate)
-        processor_ratios.append(peer_seconds / our_seconds)
-        say(f"  round {number}: ours {our_rate:.0f}, peer {peer_rate:.0f} tokens/s, {our_rate / peer_rate:.2f}x")
+        for side in in_turn(list(sides), number):
+            runner = sides[side]
+            rate, busy = timed(runner, chosen if isinstance(runner, Ours) else tensors, num_tokens)
+            rates[side].append(rate)
+            seconds[side].append(busy)
+        say(f"  round {number}: " + ", ".join(f"{side} {found[-1]:.0f}" for side, found in rates.items()) + " tokens/s")
     slots = sum(batch.num_sequences * padded_length(batch, mix) for batch in batches)
     return Result(
         size=size,
         mix=name,
         batch_size=mix.batch_sizes[size],
         real_share=sum(batch.num_tokens for batch in batches) / slots,
-        loss_difference=differences[0],
-        gradient_difference=differences[1],
+        loss_difference=max(loss for loss, _ in differences),
+        gradient_difference=max(gradient for _, gradient in differences),
         gemm_peak=statistics.median(peaks),
         flops_per_token=useful_flops(config, batches),
         products_share=share_in_products(ours, batches[-1]),
-        ours=rates[0],
-        peer=rates[1],
-        processor_ratio=statistics.median(processor_ratios),
-        ours_memory=memory[0],
-        peer_memory=memory[1],
+        rates={side: found[1:] for side, found in rates.items()},  # the first round fills the optimiser's state
+        processor_seconds={side: found[1:] for side, found in seconds.items()},
+        memory=memory,
     )
 
 
@@ -304,12 +362,16 @@ def peak_memory(side: str, size: str, mix: str, folder: Path) -> float:
 def print_memory(side: str, size: str, mix: Mix, folder: Path) -> None:
     """Do the work of `peak_memory` in the child process."""
     loader = make_loader(Corpus.open(corpus_folder(folder, mix)), mix, size)
-    runner = Ours(folder / "model", loader, mix.batch_sizes[size]) if side == "ours" else Peer(folder / "model")
+    runner = (
+        Ours(folder / "model", loader, mix.batch_sizes[size])
+        if side == OURS
+        else Peer(folder / "model", "predicted" if side == MEMORY_SIDES[2] else "every")
+    )
     loaded = memory_kib("VmRSS")
     position = DataPosition()
     for _ in range(2):
         batch, position = loader.batch(position)
-        runner.step(batch if side == "ours" else padded(batch, mix))
+        runner.step(batch if isinstance(runner, Ours) else padded(batch, mix))  # pyright: ignore[reportArgumentType]
     print((memory_kib("VmHWM") - loaded) / 2**20)
 
 
@@ -325,15 +387,16 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=list(MIXES), help="lengths of sequences")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each (default 5)")
+    parser.add_argument("--compiled", action="store_true", help="also transformers' body with torch.compile")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""), help="PATH.md and PATH.json")
-    parser.add_argument("--memory-of", choices=["ours", "peer"], help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", choices=MEMORY_SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--within", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     os.environ["HF_HUB_OFFLINE"] = "1"
     if options.memory_of:
         return print_memory(options.memory_of, options.sizes[0], MIXES[options.mixes[0]], options.within)
-    load = os.getloadavg()[0]
+    load = quiet_load()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = write_real_text(folder / "articles.txt", TEXT_BYTES)
@@ -345,7 +408,7 @@ def main() -> None:
         for mix in options.mixes:
             for size in options.sizes:
                 print(f"{size}, {mix}", flush=True)
-                results.append(measure(size, mix, options.rounds, folder, lambda line: print(line, flush=True)))
+                results.append(measure(size, mix, options, folder, lambda line: print(line, flush=True)))
     command = " ".join(["python benchmarks/pretraining_step.py", *sys.argv[1:]])
     write_report(options.out, results, text=text, command=command, load=load, num_threads=NUM_THREADS)
     return None

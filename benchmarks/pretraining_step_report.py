@@ -9,20 +9,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from rounds import order_said, reached
 from surroundings import processor
 
-# What is aimed at: ratio over the peer as (floor, target, stretch), share of the GEMM peak in percent likewise, and the
-# peer's memory of which ours may take that part. A mix of lengths, which the peer pads, multiplies the ratio.
+OURS, SHIPPED, PREDICTED = "maskloom", "transformers", "transformers, predicted positions"
+# What is aimed at as (floor, target, stretch): the ratio over the peer as shipped and over the one that scores
+# predicted positions alone, share of the GEMM peak in percent, and the part of the shipped peer's memory that ours may
+# take. A mix of lengths, which the peer pads, multiplies the first ratio.
 RATIOS = {"tiny": (4.5, 6.0, 9.0), "mini": (3.0, 3.5, 4.5), "small": (2.2, 2.5, 2.8), "base": (1.3, 1.5, 1.6)}
 MIXED_FACTORS = (1.7, 2.0, 2.5)
+RATIOS_TO_PREDICTED = {
+    "128": {"tiny": (1.6, 2.0, 2.5), "mini": (1.5, 1.8, 2.2), "small": (1.3, 1.5, 1.7), "base": (1.3, 1.4, 1.5)},
+    "mixed": {"tiny": (2.6, 3.2, 4.0), "mini": (2.2, 2.8, 3.4), "small": (2.2, 2.6, 3.0), "base": (2.2, 2.5, 2.8)},
+}
 SHARES = {"tiny": (40, 55, 65), "mini": (55, 65, 75), "base": (65, 75, 85)}
 MEMORY = {"tiny": (0.35, 0.2, 0.12), "mini": (0.45, 0.3, 0.2), "base": (0.75, 0.6, 0.5)}
-_LEVELS = ("floor", "target", "stretch")
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured at one size and mix of lengths; rates are real tokens per second, a round each."""
+    """What was measured at one size and mix of lengths; rates are real tokens per second by side, a round each."""
 
     size: str
     mix: str
@@ -33,34 +39,29 @@ class Result:
     gemm_peak: float
     flops_per_token: float
     products_share: float
-    ours: list[float]
-    peer: list[float]
-    processor_ratio: float
-    ours_memory: float
-    peer_memory: float
+    rates: dict[str, list[float]]
+    processor_seconds: dict[str, list[float]]
+    memory: dict[str, float]
 
-    @property
-    def ratios(self) -> list[float]:
-        """Our rate over the peer's in each round."""
-        return [ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)]
+    def ratios(self, side: str, *, of: str = OURS) -> list[float]:
+        """The rate of one side, ours if not said otherwise, over that of another in each round."""
+        return [ours / peer for ours, peer in zip(self.rates[of], self.rates[side], strict=True)]
 
-    @property
-    def aims(self) -> tuple[float, ...]:
-        """Floor, target and stretch of the ratio."""
+    def processor_ratio(self, side: str) -> float:
+        """The median of the processor seconds of a side over ours."""
+        pairs = zip(self.processor_seconds[side], self.processor_seconds[OURS], strict=True)
+        return statistics.median(theirs / ours for theirs, ours in pairs)
+
+    def aims(self, side: str) -> tuple[float, ...] | None:
+        """Floor, target and stretch of the ratio to a side, None where none were set."""
+        if side == PREDICTED:
+            return RATIOS_TO_PREDICTED.get(self.mix, {}).get(self.size)
         factors = MIXED_FACTORS if self.mix == "mixed" else (1.0, 1.0, 1.0)
         return tuple(aim * factor for aim, factor in zip(RATIOS[self.size], factors, strict=True))
 
-    def share_of_peak(self, rates: list[float]) -> float:
+    def share_of_peak(self, side: str) -> float:
         """Useful floating-point work (real tokens, predicted positions only) as a share of the measured GEMM peak."""
-        return statistics.median(rates) * self.flops_per_token / self.gemm_peak
-
-
-def reached(value: float, aims: tuple[float, ...] | None, *, smaller: bool = False) -> str:
-    """Return the highest level that a value reaches, with all three aims."""
-    if aims is None:
-        return "-"
-    met = [name for name, aim in zip(_LEVELS, aims, strict=True) if (value <= aim if smaller else value >= aim)]
-    return f"{met[-1] if met else 'below floor'} ({' / '.join(f'{aim:.4g}' for aim in aims)})"
+        return statistics.median(self.rates[side]) * self.flops_per_token / self.gemm_peak
 
 
 def write_report(path: Path, results: list[Result], *, text: str, command: str, load: float, num_threads: int) -> None:
@@ -79,69 +80,123 @@ def write_report(path: Path, results: list[Result], *, text: str, command: str, 
 
 
 def summary_rows(results: list[Result]) -> list[dict[str, str]]:
-    """Return the rows of the README's table."""
+    """Return the rows of the README's table: beside the peer as shipped, and beside it in its best plain form."""
     names = {"128": "rows of 128 tokens", "512": "rows of 512 tokens", "mixed": "mixed lengths up to 128"}
+    besides = {
+        SHIPPED: "transformers' BertForPreTraining as shipped",
+        PREDICTED: "the same, scoring predicted positions alone",
+    }
     rows = []
     for mix in dict.fromkeys(result.mix for result in results):
         chosen = [result for result in results if result.mix == mix]
         sizes = " / ".join(result.size for result in chosen)
-        ratios = " / ".join(f"{statistics.median(result.ratios):.1f}" for result in chosen)
-        rows.append(
-            {
-                "job": f"pre-training step, {sizes}, {names[mix]}",
-                "beside": "transformers' BertForPreTraining",
-                "result": f"{ratios} times its tokens a second",
-            }
-        )
+        for side, beside in besides.items():
+            ratios = " / ".join(
+                f"{statistics.median(result.ratios(side)):.{1 + (side == PREDICTED)}f}" for result in chosen
+            )
+            rows.append(
+                {
+                    "job": f"pre-training step, {sizes}, {names[mix]}",
+                    "beside": beside,
+                    "result": f"{ratios} times its tokens a second",
+                }
+            )
     return rows
 
 
 def _page(results: list[Result], text: str, command: str, load: float, num_threads: int) -> str:
     import transformers
 
+    num_rounds = len(results[0].rates[OURS])
     lines = [
         "# Pre-training step: maskloom against transformers",
         "",
         f"Made by `{command}`; do not edit.",
         "",
         f"- Machine: {processor()} ({torch.backends.cpu.get_cpu_capability()}), {num_threads} threads, fp32; "
-        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}.",
+        f"Python {platform.python_version()}, torch {torch.__version__} ({_blas()}), "
+        f"transformers {transformers.__version__}.",
+        f"- Load average before the start, of all programs: {load:.1f}.",
         f"- Text: {text}; vocabulary: BERT's uncased 30,522 pieces; dropout 0.1, masks of 15 %.",
         "- Lengths *128* and *512*: articles joined to long documents, so that nearly all rows are full; the peer pads "
         "to the longest of the batch. *mixed*: articles, each cut for a target length between 2 and 128 tokens; the "
         "peer pads to 128, as pre-training does.",
-        "- Ours: the training loop with AdamW, clipping and dropout, reading and masking of its batches included.",
-        "- Peer: `BertForPreTraining` as shipped (sdpa, labels -100 at positions that are not predicted), with fused "
-        "AdamW, clipping and dropout; its padded tensors are ready before the clock starts.",
-        "- Rates are real tokens per second, medians over rounds in turn (A B A B); the ratio is the median of the "
+        "- *maskloom*: the training loop with AdamW, clipping and dropout, reading and masking of its batches "
+        "included. *MKL*: the same with all matrix products left to MKL (`MASKLOOM_PRODUCTS=mkl`).",
+        "- *transformers*: `BertForPreTraining` as shipped (sdpa, labels -100 at positions that are not predicted), "
+        "with fused AdamW, clipping and dropout; its padded tensors are ready before the clock starts. *Predicted "
+        "positions*: three lines of its user select them before `model.cls`. *oneDNN*: its linear layers replaced by "
+        "ours, as torch itself offers oneDNN's fp32 products for inference alone, so that both sides multiply by the "
+        "same library.",
+        f"- Rates are real tokens per second, medians over {order_said(num_rounds)} A ratio is the median of the "
         "rounds' ratios with its range. It counts as reached what the lower end of the range reaches.",
         "- Share of GEMM peak counts useful work only: real tokens, predicted positions, backward twice forward, "
         "against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, whichever is faster here. "
-        "The peer's products go through MKL, as torch has it; ours through oneDNN where the processor has AVX-512 "
-        "(`layers/matrix_products.py`), which counts most on processors that are not Intel's.",
-        "- *In products*: the share of our step's time that passes inside matrix products, by torch's profiler in one "
-        "step; what they reach of the peak there is the limit of these shapes. The rest goes over arrays in memory: "
-        "softmax, dropout, GELU, norms, copies into the order of heads, the optimiser.",
-        "- The ratio by processor time is that of the seconds of all threads, which other programs disturb least; load "
-        f"before the start, from other programs: {load:.1f}.",
+        "*In products*: the share of our step's time that passes inside matrix products, by torch's profiler in one "
+        "step; what they reach of the peak there is the limit of these shapes.",
+        "- The ratio by processor time is that of the seconds of all threads, which other programs disturb least.",
         "- Memory is what two steps add over the loaded weights, in a process of their own.",
         "",
-        "| size | lengths | sequences | real share of padded | ours tok/s | peer tok/s | ratio | range "
-        "| reached (floor / target / stretch) | by processor time | GEMM peak GFLOP/s | ours of peak | reached "
-        "| in products, at | peer of peak | ours GiB | peer GiB | memory ratio, reached | loss, gradient difference |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *_rates(results),
+        *_ratios(results),
+        *_limits(results),
     ]
+    return "\n".join(lines) + "\n"
+
+
+def _rates(results: list[Result]) -> list[str]:
+    sides = list(results[0].rates)
+    lines = ["## Tokens a second", "", f"| size | lengths | {' | '.join(sides)} |", "|---" * (2 + len(sides)) + "|"]
     for r in results:
-        ratios, share, memory = r.ratios, r.share_of_peak(r.ours), r.ours_memory / r.peer_memory
+        rates = " | ".join(f"{statistics.median(r.rates[side]):,.0f}" for side in sides)
+        lines.append(f"| {r.size} | {r.mix} | {rates} |")
+    return [*lines, ""]
+
+
+def _ratios(results: list[Result]) -> list[str]:
+    """Return ours beside every other side, and what the same library on both sides leaves."""
+    lines = ["## maskloom beside", ""]
+    lines += ["| size | lengths | side | ratio | range | reached (floor / target / stretch) | by processor time |"]
+    lines += ["|---" * 7 + "|"]
+    for r in results:
+        for side in list(r.rates)[1:]:
+            ratios = r.ratios(side)
+            level = reached(min(ratios), r.aims(side) if side in (SHIPPED, PREDICTED) else None)
+            lines.append(
+                f"| {r.size} | {r.mix} | {side} | **{statistics.median(ratios):.2f}x** "
+                f"| {min(ratios):.2f}-{max(ratios):.2f} | {level} | {r.processor_ratio(side):.2f}x |"
+            )
+        ratios = r.ratios(PREDICTED, of="maskloom, MKL")
+        lines.append(
+            f"| {r.size} | {r.mix} | MKL on both sides: {PREDICTED} | **{statistics.median(ratios):.2f}x** "
+            f"| {min(ratios):.2f}-{max(ratios):.2f} | - | - |"
+        )
+    return [*lines, ""]
+
+
+def _limits(results: list[Result]) -> list[str]:
+    lines = ["## Limits, memory, agreement", ""]
+    lines += [
+        "| size | lengths | sequences | real share of padded | GEMM peak GFLOP/s | ours of peak | reached "
+        "| in products, at | peer of peak, shipped / predicted | GiB ours / shipped / predicted "
+        "| ours of shipped, reached | loss, gradient difference |"
+    ]
+    lines += ["|---" * 12 + "|"]
+    for r in results:
+        share, memory = r.share_of_peak(OURS), r.memory[OURS] / r.memory[SHIPPED]
         aims = SHARES.get(r.size) if r.mix != "mixed" else None
         lines.append(
-            f"| {r.size} | {r.mix} | {r.batch_size} | {r.real_share:.2f} | {statistics.median(r.ours):,.0f} "
-            f"| {statistics.median(r.peer):,.0f} | **{statistics.median(ratios):.2f}x** "
-            f"| {min(ratios):.2f}-{max(ratios):.2f} | {reached(min(ratios), r.aims)} | {r.processor_ratio:.2f}x "
-            f"| {r.gemm_peak / 1e9:.0f} | {share:.0%} | {reached(100 * share, aims)} "
-            f"| {r.products_share:.0%}, {share / r.products_share:.0%} | {r.share_of_peak(r.peer):.0%} "
-            f"| {r.ours_memory:.2f} | {r.peer_memory:.2f} "
+            f"| {r.size} | {r.mix} | {r.batch_size} | {r.real_share:.2f} | {r.gemm_peak / 1e9:.0f} | {share:.0%} "
+            f"| {reached(100 * share, aims)} | {r.products_share:.0%}, {share / r.products_share:.0%} "
+            f"| {r.share_of_peak(SHIPPED):.0%} / {r.share_of_peak(PREDICTED):.0%} "
+            f"| {r.memory[OURS]:.2f} / {r.memory[SHIPPED]:.2f} / {r.memory[PREDICTED]:.2f} "
             f"| {memory:.2f}, {reached(memory, MEMORY.get(r.size), smaller=True)} "
             f"| {r.loss_difference:.0e}, {r.gradient_difference:.0e} |"
         )
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _blas() -> str:
+    """Return the libraries that multiply matrices here."""
+    libraries = ["MKL"] if torch.backends.mkl.is_available() else []
+    return " and ".join([*libraries, *(["oneDNN"] if torch.backends.mkldnn.is_available() else [])]) or "no MKL"

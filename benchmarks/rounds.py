@@ -1,0 +1,48 @@
+"""How every comparison is timed: sides in alternating order (A B B A), five rounds or more, on a machine left alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+MIN_ROUNDS = 5
+_HIGHEST_LOAD = 0.5
+_PATIENCE = 600.0
+_LEVELS = ("floor", "target", "stretch")
+Side = TypeVar("Side")
+
+
+def in_turn(sides: Sequence[Side], number: int) -> list[Side]:
+    """Return the sides in the order of a round: forwards in even rounds, backwards in odd ones."""
+    return list(sides) if number % 2 == 0 else list(sides)[::-1]
+
+
+def quiet_load() -> float:
+    """Return the load average once it is low, waiting up to ten minutes for it to fall.
+
+    Raises SystemExit where other programs run on; MASKLOOM_BENCH_BUSY=1 measures beside them, and the page shows it.
+    """
+    until = time.monotonic() + _PATIENCE
+    while (load := os.getloadavg()[0]) > _HIGHEST_LOAD and not os.environ.get("MASKLOOM_BENCH_BUSY"):
+        if time.monotonic() > until:
+            raise SystemExit(
+                f"other programs are running (load {load:.1f}); MASKLOOM_BENCH_BUSY=1 measures all the same"
+            )
+        time.sleep(5)
+    return load
+
+
+def order_said(num_rounds: int) -> str:
+    """Say on a page how the rounds were made; fewer than five are called a trial."""
+    trial = "" if num_rounds >= MIN_ROUNDS else f" Fewer than {MIN_ROUNDS} rounds: a trial, no result."
+    return f"{num_rounds} rounds, the sides forwards and backwards by turns (A B B A).{trial}"
+
+
+def reached(value: float, aims: tuple[float, ...] | None, *, smaller: bool = False) -> str:
+    """Return the highest level that a value reaches, with all three aims."""
+    if aims is None:
+        return "-"
+    met = [name for name, aim in zip(_LEVELS, aims, strict=True) if (value <= aim if smaller else value >= aim)]
+    return f"{met[-1] if met else 'below floor'} ({' / '.join(f'{aim:.4g}' for aim in aims)})"

@@ -1,0 +1,80 @@
+"""Pages of benchmarks say in which order the sides ran, what every row reaches, and how it stands to the plain peer."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def test_sides_run_forwards_and_backwards_by_turns():
+    from rounds import in_turn
+
+    assert ["".join(in_turn("ABC", number)) for number in range(3)] == ["ABC", "CBA", "ABC"]
+
+
+@pytest.mark.parametrize(
+    ("value", "smaller", "level"),
+    [(1.0, False, "below floor"), (2.0, False, "target"), (2.0, True, "floor"), (5.0, True, "below floor")],
+)
+def test_every_value_says_what_it_reaches(value, smaller, level):
+    from rounds import reached
+
+    aims = (3.0, 1.5, 1.0) if smaller else (1.5, 2.0, 3.0)
+    assert reached(value, aims, smaller=smaller).startswith(level)
+    assert reached(value, None) == "-"
+
+
+def test_the_table_quotes_the_peer_as_shipped_and_in_its_best_plain_form():
+    from pretraining_step_report import OURS, PREDICTED, SHIPPED, Result, _page, summary_rows
+
+    rates = {
+        OURS: [90.0, 100.0, 110.0],
+        "maskloom, MKL": [100.0, 110.0, 120.0],
+        SHIPPED: [10.0] * 3,
+        PREDICTED: [80.0] * 3,
+    }
+    result = Result(
+        size="tiny",
+        mix="128",
+        batch_size=64,
+        real_share=1.0,
+        loss_difference=0.0,
+        gradient_difference=0.0,
+        gemm_peak=1e12,
+        flops_per_token=1e9,
+        products_share=0.5,
+        rates=rates,
+        processor_seconds=rates,
+        memory={OURS: 1.0, SHIPPED: 4.0, PREDICTED: 2.0},
+    )
+    beside = [(row["beside"], row["result"]) for row in summary_rows([result])]
+    assert beside == [
+        ("transformers' BertForPreTraining as shipped", "10.0 times its tokens a second"),
+        ("the same, scoring predicted positions alone", "1.25 times its tokens a second"),
+    ]
+    page = _page([result], "text", "command", 0.1, 2)
+    assert "| tiny | 128 | transformers | **10.00x** | 9.00-11.00 | stretch (4.5 / 6 / 9) |" in page
+    assert f"| tiny | 128 | {PREDICTED} | **1.25x** | 1.12-1.38 | below floor (1.6 / 2 / 2.5) |" in page
+    assert f"MKL on both sides: {PREDICTED} | **1.38x**" in page
+    assert "Fewer than 5 rounds: a trial, no result." in page
+
+
+def test_rows_of_tasks_name_what_they_change_of_the_recipe():
+    import tomllib
+
+    from tools.readme_table import RECIPE, changes
+
+    recipe = tomllib.loads((ROOT / "recipes" / f"{RECIPE}.toml").read_text(encoding="utf-8"))
+    assert changes(recipe) == []
+    recipe["training"]["epochs"], recipe["data"]["max_length"] = 1.0, 64
+    assert changes(recipe) == ["data.max_length=64", "training.epochs=1.0"]
+    del recipe["training"]["schedule"]
+    with pytest.raises(ValueError, match=r"without training\.schedule"):
+        changes(recipe)

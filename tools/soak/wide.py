@@ -1,0 +1,73 @@
+"""R21: runs by two threads whose matrix products are large enough for oneDNN's wide kernels, killed and repeated."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tools.soak.kills import kills_of, leave_alone, try_kill
+from tools.soak.processes import CommandLine, ForkServer
+from tools.soak.rows import Budget, Row, Trial
+from tools.soak.subjects import RUN, Subject, differences, finetuning, outcome, prepare, pretraining, run_whole
+
+_KILLS = {"save": 4, "evaluation": 2, "start-up": 1, "step": 3, "clock": 2}
+_PRETRAINING = (
+    *("model.config.hidden_size=128", "model.config.intermediate_size=512", "data.max_length=128"),
+    *("training.batch_size=16", "training.num_threads=2", "training.max_evaluation_instances=64"),
+)
+_FINETUNING = ("training.batch_size=64", "training.num_threads=2")
+_NUM_CHECKS = 3
+
+
+def _widened(subject: Subject, *changes: str) -> Subject:
+    words = tuple(word for change in changes for word in ("--set", change))
+    return replace(subject, arguments=(*subject.arguments, *words))
+
+
+def wide_runs(budget: Budget) -> Iterator[Trial]:
+    """Show that oneDNN multiplies, then repeat each command, kill it at drawn moments, and compare to the bit."""
+    with ForkServer() as server:
+        data = prepare(server, budget.work / "data", num_topics=60)
+        wide = _widened(pretraining(data, steps=30, save_every=7, evaluate_every=12), *_PRETRAINING)
+        alone = leave_alone(server, wide, budget.work / "alone")
+        yield _other_library(wide, alone.outcome, budget.work / "mkl")
+        # the fine-tuned model is the one just trained: as wide, and of the same vocabulary
+        shutil.copytree(budget.work / "alone" / RUN / "model", data / "first" / "model", dirs_exist_ok=True)
+        tuned = leave_alone(server, _widened(finetuning(data, epochs=6), *_FINETUNING), budget.work / "tuned")
+        for one in (alone, tuned):
+            folder = budget.work / f"{one.subject.name}-again"
+            folder.mkdir()
+            run_whole(server, one.subject.arguments, folder)
+            problems = differences(outcome(folder / RUN), one.outcome)
+            yield Trial(f"{one.subject.name}, again", not problems, "; ".join(problems[:4]))
+            for kill in kills_of(one, _KILLS, budget):
+                yield try_kill(server, one, kill, budget.work / "killed")
+
+
+def _other_library(subject: Subject, expected: dict[str, str], folder: Path) -> Trial:
+    """Run with products left to MKL: other bits show that oneDNN made those of the run left alone."""
+    from maskloom.layers.matrix_products import _has_wide_kernels
+
+    folder.mkdir()
+    running = CommandLine(subject.arguments, folder, folder / "output.txt", MASKLOOM_PRODUCTS="mkl")
+    if code := running.wait():
+        return Trial("products by MKL", False, f"exit code {code}")
+    name = "model/model.safetensors"
+    differs = outcome(folder / RUN)[name] != expected[name]
+    if not _has_wide_kernels():
+        return Trial("products by MKL", not differs, "no AVX-512 here: both runs are by MKL")
+    return Trial("products by MKL", differs, "other bits, as they should be" if differs else "the same bits")
+
+
+ROWS = (
+    Row(
+        "R21",
+        "pre-training and fine-tuning by 2 threads with products large enough for oneDNN's wide kernels: repeated, and "
+        "kill -9 at 12 moments of each; resume",
+        "as R1; repeated to the bit; with products by MKL other bits, which shows that oneDNN was at work",
+        _NUM_CHECKS + 2 * sum(_KILLS.values()),
+        wide_runs,
+    ),
+)
