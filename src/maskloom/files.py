@@ -6,6 +6,8 @@ import errno
 import hashlib
 import json
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +20,9 @@ from maskloom.fault_points import fault_point
 # What a full or broken disk answers; no fault of the program, and gone when there is room again.
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _CHUNK = 4 * 2**20
+_LONGEST_STEM = 255 - len(".") - len(".1234567.12345678.tmp")
+# What a shell hands down as standard output and its like. Opening such a name anew would cut a file that >> appends to.
+_OPEN_FILES = re.compile("/dev/(?:(stdout)|(stderr)|fd/([0-9]{1,6}))|/proc/self/fd/([0-9]{1,6})")
 
 
 @contextmanager
@@ -30,7 +35,7 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
     path = Path(path)
     _remove_abandoned(path)
-    prefix = f".{path.name}.{os.getpid()}."
+    prefix = f".{_stem(path)}.{os.getpid()}."
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     try:
         with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as file:
@@ -53,6 +58,41 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
             raise OSError(error.errno, f"{error.strerror}; it was not written", str(path)) from None
         raise
     sync(path.parent)
+
+
+@contextmanager
+def output_file(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
+    """Open the file that a person names for a result, as `replacing` does.
+
+    A link stays, and the file that it leads to is replaced. A pipe, a device or /dev/stdout is written into as it is.
+    """
+    encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
+    if is_stream(path):
+        number = open_file_number(path)
+        with open(path if number is None else os.dup(number), mode, encoding=encoding, newline=newline) as file:
+            yield file
+        return
+    with replacing(Path(path).resolve() if os.path.islink(path) else path, mode) as file:
+        yield file
+
+
+def is_stream(path: str | Path) -> bool:
+    """Tell whether a path is a pipe, a device or a file that this process was started with, such as /dev/stdout."""
+    if open_file_number(path) is not None:
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def open_file_number(path: str | Path) -> int | None:
+    """Return the number of the open file that a path such as /dev/stdout or /dev/fd/3 names; None for others."""
+    match = _OPEN_FILES.fullmatch(str(path))
+    if match is None:
+        return None
+    return 1 if match[1] else 2 if match[2] else int(match[3] or match[4])
 
 
 @contextmanager
@@ -97,10 +137,16 @@ def copy_files(source: Path, target: Path) -> None:
 def _remove_abandoned(path: Path) -> None:
     """Remove the temporary files of a file whose writing processes are gone."""
     with suppress(OSError):
-        for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
-            process = left.name.removeprefix(f".{path.name}.").partition(".")[0]
+        for left in path.parent.glob(f".{escape(_stem(path))}.*.tmp"):
+            process = left.name.removeprefix(f".{_stem(path)}.").partition(".")[0]
             if process.isdigit() and not is_running(int(process)):
                 left.unlink()
+
+
+def _stem(path: Path) -> str:
+    """Return what stands for a name in that of its temporary file, which must not exceed the 255 bytes of a name."""
+    name = os.fsencode(path.name)
+    return path.name if len(name) <= _LONGEST_STEM else hashlib.sha256(name).hexdigest()
 
 
 def is_running(process: int) -> bool:

@@ -1,5 +1,9 @@
 import csv
 import json
+import os
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -137,6 +141,81 @@ def test_wrong_outputs(classifier, texts, tmp_path):
         predict(classifier, tmp_path / "in.jsonl", tmp_path / "in.jsonl")
     with pytest.raises(ConfigError, match="does not exist"):
         predict(classifier, tmp_path / "in.jsonl", tmp_path / "no" / "out.jsonl")
+
+
+def test_an_output_that_is_a_folder_is_refused_before_the_model_is_read(texts, tmp_path):
+    (tmp_path / "out.jsonl").mkdir()
+    for run in (predict, embed):
+        with pytest.raises(ConfigError, match="the output is a file, this is a folder"):
+            run(tmp_path / "absent", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+
+
+def test_links_and_pipes_stay_what_they_are(classifier, texts, tmp_path):
+    predict(classifier, tmp_path / "in.jsonl", tmp_path / "plain.jsonl")
+    expected = (tmp_path / "plain.jsonl").read_bytes()
+    (tmp_path / "target.jsonl").write_text("old")
+    (tmp_path / "link.jsonl").symlink_to("target.jsonl")
+    predict(classifier, tmp_path / "in.jsonl", tmp_path / "link.jsonl")
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert (tmp_path / "target.jsonl").read_bytes() == expected
+    os.mkfifo(tmp_path / "pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    predict(classifier, tmp_path / "in.jsonl", tmp_path / "pipe")
+    reader.join(timeout=60)
+    assert read == [expected]
+    assert (tmp_path / "pipe").is_fifo()
+    os.mkfifo(tmp_path / "pipe.npy")
+    with pytest.raises(ConfigError, match=r"pipe\.npy: the output's suffix is one of \.jsonl"):
+        embed(classifier, tmp_path / "in.jsonl", tmp_path / "pipe.npy")
+
+
+def test_standard_output_gets_the_rows_alone(classifier, texts, tmp_path):
+    predict(classifier, tmp_path / "in.jsonl", tmp_path / "plain.jsonl")
+    arguments = ["--model", classifier, "--input", tmp_path / "in.jsonl", "--output", "/dev/stdout"]
+    with (tmp_path / "log").open("wb") as log:
+        log.write(b"before\n")
+        log.flush()
+        done = subprocess.run(
+            [sys.executable, "-m", "maskloom", "predict", *map(str, arguments)], stdout=log, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").read_bytes() == b"before\n" + (tmp_path / "plain.jsonl").read_bytes()
+    assert b"23 predictions" in done.stderr
+
+
+def test_cells_that_a_spreadsheet_would_run(tmp_path):
+    names = {"0": "=1+1", "1": "-", "2": "fine"}
+    folder = model_folder(tmp_path / "m", id2label=names, label2id={name: int(n) for n, name in names.items()})
+    texts = ["=SUM(A1)", "+1", "-1", "@x", "\tx", "\rx", "alpha", "a=b"]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    rows = {}
+    for is_safe in (False, True):
+        predict(folder, tmp_path / "in.jsonl", tmp_path / "out.csv", csv_safe=is_safe)
+        with (tmp_path / "out.csv").open(newline="") as file:
+            rows[is_safe] = list(csv.DictReader(file))
+    assert [row["text"] for row in rows[False]] == texts
+    assert [row["text"] for row in rows[True]] == [*(f"'{text}" for text in texts[:6]), "alpha", "a=b"]
+    for row in rows[True]:
+        assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in row.values())
+    assert any(row["label"] in ("=1+1", "-") for row in rows[False])
+    with pytest.raises(ConfigError, match=r"--csv-safe is for \.csv"):
+        predict(folder, tmp_path / "in.jsonl", tmp_path / "out.jsonl", csv_safe=True)
+
+
+def test_labels_with_commas_and_quotes_stay_apart(tmp_path):
+    names = {"0": "blue, dark", "1": "red", "2": 'the "red"'}
+    folder = model_folder(
+        tmp_path / "m", problem_type="multi_label_classification",
+        id2label=names, label2id={name: int(n) for n, name in names.items()},
+        settings={"kind": "multilabel", "settings": {"thresholds": [0.0, 0.0, 0.0]}},
+    )  # fmt: skip
+    (tmp_path / "in.txt").write_text("alpha\n")
+    predict(folder, tmp_path / "in.txt", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert next(csv.reader([row["labels"]])) == ["blue, dark", "red", 'the "red"']
 
 
 def test_evaluation_in_pieces_equals_the_whole(classifier, tmp_path, monkeypatch):

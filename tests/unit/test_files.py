@@ -6,7 +6,17 @@ import sys
 import pytest
 
 from maskloom import fault_points
-from maskloom.files import copy_files, replacing, replacing_folder, write_bytes, write_json, write_text
+from maskloom.files import (
+    copy_files,
+    is_stream,
+    open_file_number,
+    output_file,
+    replacing,
+    replacing_folder,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_is_replaced_whole(tmp_path) -> None:
@@ -47,6 +57,35 @@ def test_what_a_killed_write_left_goes_with_the_next_write(tmp_path) -> None:
     write_text(path, "whole")
     write_text(other, "whole")
     assert sorted(p.name for p in tmp_path.iterdir()) == [living.name, path.name, other.name]
+
+
+def test_the_longest_names_can_be_written(tmp_path) -> None:
+    for name in ("n" * 255, "ä" * 127, "x" * 250 + ".json"):
+        write_text(tmp_path / name, "old")
+        write_text(tmp_path / name, "new")
+        assert (tmp_path / name).read_text() == "new"
+        code = f"from maskloom.files import write_text; write_text({str(tmp_path / name)!r}, 'half')"
+        killed = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "MASKLOOM_FAULTS": "kill@files.sync#1"}
+        )
+        assert killed.returncode == -9
+        assert len(list(tmp_path.glob(".*.tmp"))) == 1
+        write_text(tmp_path / name, "whole")
+        assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_an_open_file_is_appended_to_by_its_name(tmp_path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    with path.open("ab") as log:
+        for name in (f"/dev/fd/{log.fileno()}", f"/proc/self/fd/{log.fileno()}"):
+            with output_file(name, "w") as file:
+                file.write("row\n")
+    assert path.read_text() == "before\nrow\nrow\n"
+    assert not is_stream(path)
+    assert is_stream("/dev/stdout")
+    assert is_stream("/dev/null")
+    assert (open_file_number("/dev/stdout"), open_file_number("/dev/stderr"), open_file_number(path)) == (1, 2, None)
 
 
 def test_permissions_follow_the_umask(tmp_path) -> None:

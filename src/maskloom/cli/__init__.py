@@ -92,7 +92,7 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         app()
     except (ConfigError, DataError) as error:
-        typer.echo(f"error: {error}", err=True)
+        _print_error(error)
         sys.exit(EXIT_BAD_INPUT)
     except Interrupted as stop:
         code = stop.exit_code
@@ -106,8 +106,14 @@ def main() -> None:
         code = _expected_failure(error)
         if code is None:
             raise
-        typer.echo(f"error: {error}", err=True)
+        _print_error(error)
         sys.exit(code)
+
+
+def _print_error(error: Exception) -> None:
+    from maskloom.runs.display import printable
+
+    typer.echo(f"error: {printable(str(error), keep=chr(10))}", err=True)
 
 
 def _tell_how_to_go_on(stop: Interrupted) -> None:

@@ -140,25 +140,32 @@ def show(
     out: Path | None = None,
     *,
     lines: Callable[[dict[str, Any]], list[str]] | None = None,
+    beside: Path | None = None,
 ) -> None:
     """Print a result as one JSON object or for a person: as `lines` words it, or every key of it.
 
-    Of several processes that train together the first one prints.
+    Of several processes that train together the first one prints. A result that stands `beside` rows that were written
+    to standard output goes to standard error.
     """
     from maskloom.launch import is_first_process
 
     if not is_first_process():
         return
-    if as_json:
-        print_json(result)
-        return
-    from maskloom.runs.display import lines_of
+    from maskloom.files import open_file_number
 
-    typer.echo("\n".join((lines or lines_of)(result)))
+    to_stderr = beside is not None and open_file_number(beside) == 1
+    if as_json:
+        print_json(result, err=to_stderr)
+        return
+    from maskloom.runs.display import lines_of, printable
+
+    typer.echo("\n".join(map(printable, (lines or lines_of)(result))), err=to_stderr)
     if out is not None:
         typer.echo(f"written to {out}")
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, *, err: bool = False) -> None:
     """Print a value as one line of JSON."""
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    from maskloom.runs.display import printable_json
+
+    typer.echo(printable_json(json.dumps(value, ensure_ascii=False)), err=err)

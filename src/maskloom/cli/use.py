@@ -65,6 +65,9 @@ def predict(
     format_name: Format = None,
     on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
+    csv_safe: Annotated[
+        bool, typer.Option("--csv-safe", help="Put ' before cells of a .csv that a spreadsheet would run as a formula.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a prediction with probabilities for every row, in order."""
@@ -74,9 +77,16 @@ def predict(
     reading = reading_options(text_column, pair_column, None, format_name, None, on_bad_rows)
     models = chosen_models(model, ensemble)
     result = run(
-        models, input_file, output, reading=reading, max_length=max_length, average=average, progress=progress_display()
+        models,
+        input_file,
+        output,
+        reading=reading,
+        max_length=max_length,
+        average=average,
+        csv_safe=csv_safe,
+        progress=progress_display(),
     )
-    show(result, as_json, lines=written_lines)
+    show(result, as_json, lines=written_lines, beside=output)
 
 
 def fill_mask(
@@ -86,6 +96,7 @@ def fill_mask(
     as_json: AsJson = False,
 ) -> None:
     """Guess the words behind [MASK]."""
+    from maskloom.runs.display import printable
     from maskloom.runs.fill_mask import fill_mask as run
 
     result = run(model, text, top_k=top_k)
@@ -93,7 +104,8 @@ def fill_mask(
         print_json(result)
         return
     for mask in result["masks"]:
-        typer.echo("  ".join(f"{candidate['token']} {candidate['probability']:.3f}" for candidate in mask))
+        shown = "  ".join(f"{candidate['token']} {candidate['probability']:.3f}" for candidate in mask)
+        typer.echo(printable(shown))
 
 
 def embed(
@@ -139,7 +151,7 @@ def embed(
         int8=int8,
         progress=progress_display(),
     )
-    show(result, as_json, lines=written_lines)
+    show(result, as_json, lines=written_lines, beside=output)
 
 
 def info(

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+# Control characters, halves of surrogate pairs (bytes of a file name that are not UTF-8), and what ends lines or turns
+# the direction of writing without being seen.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return a text with what could move a terminal's cursor, or hide, as an escape; characters in `keep` stay."""
+    return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON text with the same characters as JSON's own escapes."""
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def lines_of(result: dict[str, Any], indent: str = "") -> list[str]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from maskloom.checkpoints.sentence_transformers import PoolingMode
-from maskloom.files import replacing
+from maskloom.files import output_file
 from maskloom.inference import Predictor
-from maskloom.runs.predict import check_output
+from maskloom.runs.predict import check_place, output_suffix
 from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.reading_defaults import FileReading
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import Example, ReadingReport
-from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.kinds import KINDS
 from maskloom.training.memory import release_free_memory
 
 _WINDOW = 4096
@@ -43,18 +43,19 @@ def embed(
     lacks it.
     """
     progress, source, target = progress or SilentProgress(), Path(input), Path(output)
-    suffix = check_output(source, target, (".npy", ".jsonl"))
+    check_place(source, target)
+    suffix = output_suffix(target, (".npy", ".jsonl"))
     predictor = Predictor.load(model, max_length=max_length, int8=int8)
     modules = predictor.modules.changed(pooling, normalize)
     report = ReadingReport(source)
     kind = "pair" if reading is not None and reading.pair_column else "single"
-    examples = iterate_examples(source, kind, reading, needs_label=False, report=report)
-    progress.begin("embedding", 0)
-    with replacing(target) as file:
+    texts = FileReading(source, KINDS[kind], reading or ReadingOptions(), {}, report, needs_label=False)
+    progress.begin("embedding", texts.count())
+    with output_file(target) as file:
         if suffix == ".npy":
             _write_header(file, 0, predictor.hidden_size)
         index = 0
-        for vectors in _vectors(predictor, examples, pooling, normalize):
+        for vectors in _vectors(predictor, texts, pooling, normalize):
             if suffix == ".npy":
                 file.write(vectors.astype("<f4", copy=False).tobytes())
             else:
@@ -81,9 +82,9 @@ def embed(
 
 
 def _vectors(
-    predictor: Predictor, examples: Iterator[Example], pooling: PoolingMode | None, normalize: bool | None
+    predictor: Predictor, reading: FileReading, pooling: PoolingMode | None, normalize: bool | None
 ) -> Iterator[np.ndarray]:
-    while window := list(islice(examples, _WINDOW)):
+    for window in reading.pieces(_WINDOW):
         texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]
         yield predictor.encode(texts, pooling=pooling, normalize=normalize)
 

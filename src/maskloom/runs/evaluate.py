@@ -65,7 +65,7 @@ def _pieces(
     source: FileReading, predictor: Predictor | Ensemble, account: dict[str, Any], progress: Progress
 ) -> Iterator[EncodedData]:
     """Yield the examples of a file in encoded pieces; `account` gathers the counts of all of them."""
-    progress.begin("evaluating", 0)
+    progress.begin("evaluating", source.count())
     for piece in source.pieces(_PIECE):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
         for name, value in encoded.account().items():

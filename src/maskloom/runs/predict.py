@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from maskloom.config import ConfigError
-from maskloom.files import replacing
+from maskloom.files import is_stream, output_file
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.progress import Progress, SilentProgress
@@ -19,6 +20,9 @@ from maskloom.tasks.examples import ReadExamples
 from maskloom.training.memory import release_free_memory
 
 _WINDOW = 4096
+_STEP = 64
+# How a cell begins that spreadsheets compute or open as something else.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def predict(
@@ -29,26 +33,32 @@ def predict(
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     average: Average = "probabilities",
+    csv_safe: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write one prediction a row to `output`, .jsonl, .csv or in a form of the task, and return what was read and cut.
 
     A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Rows
-    are sorted by length only within a window of a few thousand, so memory is bounded. The output takes its name when
-    it is complete. Several models answer as an ensemble, whose probabilities or logits are averaged. Raises ConfigError
-    for a model without the head of a task, DataError for a wrong file.
+    are sorted by length only within a window of a few thousand or a few megabytes, so memory is bounded. The output
+    takes its name when it is complete; a pipe is written into. Several models answer as an ensemble, whose
+    probabilities or logits are averaged. `csv_safe` puts an apostrophe before cells of a .csv that a spreadsheet would
+    take for a formula. Labels of the input are not looked at, and a blank line of a .txt counts as an empty text.
+    Raises ConfigError for a model without the head of a task, DataError for a wrong file or one without a usable row.
     """
     progress, source, target = progress or SilentProgress(), Path(input), Path(output)
+    check_place(source, target)
     models = [model] if isinstance(model, str | Path) else model
     predictor = open_models(models, average=average, max_length=max_length)
     task = predictor.required_task()
     forms = task.forms
-    suffix = check_output(source, target, tuple({".jsonl": 0, ".csv": 0, **forms}))
+    suffix = output_suffix(target, tuple({".jsonl": 0, ".csv": 0, **forms}))
+    if csv_safe and suffix != ".csv":
+        raise ConfigError(f"{target}: --csv-safe is for .csv files")
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
-    progress.begin("predicting", 0)
+    progress.begin("predicting", reading_of_input.count())
     before, between, after = task.frames.get(suffix, ("", "", ""))
-    with replacing(target, "w") as file:
-        write = _csv_writer(file) if suffix == ".csv" else _json_writer(file)
+    with output_file(target, "w") as file:
+        write = _csv_writer(file, csv_safe) if suffix == ".csv" else _json_writer(file)
         file.write(before)
         for index, (example, prediction) in enumerate(_predictions(predictor, reading_of_input)):
             if suffix in forms:
@@ -56,9 +66,10 @@ def predict(
                 file.writelines(f"{line}\n" for line in forms[suffix](example, prediction))
             else:
                 write({"index": index, "line": example.line, **example.as_row(), **prediction})
-            if index % _WINDOW == _WINDOW - 1:
+            if index % _STEP == _STEP - 1:
                 progress.advance(index + 1)
         file.write(after)
+        progress.advance(reading_of_input.report.num_kept)
     progress.end()
     return {
         "output": str(target),
@@ -69,15 +80,28 @@ def predict(
     }
 
 
-def check_output(source: Path, target: Path, suffixes: tuple[str, ...]) -> str:
-    """Return the suffix of an output file; raises ConfigError when it is not one of those, or the input itself."""
-    suffix = target.suffix.lower()
-    if suffix not in suffixes:
-        raise ConfigError(f"{target}: the output's suffix is one of {', '.join(suffixes)}")
+def check_place(source: Path, target: Path) -> None:
+    """Raise ConfigError for an output that is a folder, is the input itself, or lies in a folder that is not there."""
+    if target.is_dir():
+        raise ConfigError(f"{target}: the output is a file, this is a folder")
     if target.exists() and source.exists() and target.samefile(source):
         raise ConfigError(f"{target}: the output would replace the input")
-    if not target.parent.is_dir():
-        raise ConfigError(f"{target}: the folder {target.parent} does not exist")
+    folder = (target.resolve() if target.is_symlink() else target).parent
+    if not is_stream(target) and not folder.is_dir():
+        raise ConfigError(f"{target}: the folder {folder} does not exist")
+
+
+def output_suffix(target: Path, suffixes: tuple[str, ...]) -> str:
+    """Return the suffix of an output, .jsonl for a pipe that has none; raises ConfigError where it is not one of those.
+
+    A .npy cannot go into a pipe: its first bytes say how many rows follow.
+    """
+    suffix = target.suffix.lower()
+    if is_stream(target) and suffix not in (*suffixes, ".npy"):
+        return ".jsonl"
+    if suffix not in suffixes or (suffix == ".npy" and is_stream(target)):
+        known = [known for known in suffixes if known != suffix]
+        raise ConfigError(f"{target}: the output's suffix is one of {', '.join(known)}")
     return suffix
 
 
@@ -91,15 +115,18 @@ def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
     return lambda row: print(json.dumps(row, ensure_ascii=False), file=file)
 
 
-def _csv_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
-    """Return a writer with one column a label for probabilities; several labels are joined by commas."""
-    writer = csv.writer(file, lineterminator="\n")
+def _csv_writer(file: IO[str], is_safe: bool) -> Callable[[dict[str, Any]], None]:
+    """Return a writer with one column a label for probabilities.
+
+    Several labels are joined by commas as CSV joins fields: one that holds a comma or a quote stands in double quotes.
+    Where it `is_safe`, texts that begin as a formula does get an apostrophe in front (OWASP, CSV injection).
+    """
     header: list[str] = []
 
     def write(row: dict[str, Any]) -> None:
         flat = {key: value for key, value in row.items() if key != "probabilities"}
         if "labels" in flat:
-            flat["labels"] = ",".join(flat["labels"])
+            flat["labels"] = _record(flat["labels"])
         for name, probability in row.get("probabilities", {}).items():
             flat[f"probability_{name}"] = repr(probability)
         nested = [key for key, value in flat.items() if isinstance(value, list | dict)]
@@ -107,9 +134,19 @@ def _csv_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
             raise ConfigError(f"{nested[0]} has several values a row, which a .csv cannot hold; write .jsonl")
         if not header:
             header.extend(flat)
-            writer.writerow(header)
+            print(_record(map(cell, header)), file=file)
         if list(flat) != header:
             raise ConfigError("rows differ in their columns (choices, say), which a .csv cannot hold; write .jsonl")
-        writer.writerow(flat.values())
+        print(_record(map(cell, flat.values())), file=file)
+
+    def cell(value: Any) -> Any:
+        return f"'{value}" if is_safe and isinstance(value, str) and value.startswith(_FORMULA) else value
 
     return write
+
+
+def _record(values: Iterable[Any]) -> str:
+    """Return one record of CSV without its line end; a value that holds a part of one, a "\\r" too, is quoted."""
+    record = io.StringIO()
+    csv.writer(record, lineterminator="\r\n").writerow(values)
+    return record.getvalue().removesuffix("\r\n")

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from maskloom.runs.display import printable
+
 
 class Progress(Protocol):
     """Receives what a run does; runs work the same without one."""
@@ -45,9 +47,9 @@ class SilentProgress:
 
 
 class LineProgress:
-    """Plain lines on standard error, at most one every few seconds: for logs and pipes."""
+    """Plain lines on standard error, at most one a minute beside the names of stages: for logs and pipes."""
 
-    def __init__(self, every_seconds: float = 10.0) -> None:
+    def __init__(self, every_seconds: float = 60.0) -> None:
         self._every = every_seconds
         self._what, self._total, self._last = "", 0, 0.0
 
@@ -57,17 +59,16 @@ class LineProgress:
         self.say(what if not done else f"{what}: continuing at {done} of {total}")
 
     def advance(self, done: int, **figures: float) -> None:
-        """Print one line when the last is old enough or the stage is done."""
+        """Print one line when the last is old enough."""
         now = time.monotonic()
-        is_last = 0 < self._total <= done
-        if now - self._last >= self._every or (is_last and now - self._last > 1.0):
+        if now - self._last >= self._every:
             self._last = now
             of = f"/{self._total}" if self._total else ""
             self.say(f"{self._what}: {done}{of}  {_format(figures)}".rstrip())
 
     def say(self, message: str) -> None:
         """Print one line."""
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message, keep="\n"), file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Do nothing: the last line stands."""
@@ -101,7 +102,7 @@ class BarProgress:
     def begin(self, what: str, total: int, done: int = 0) -> None:
         """Show a new bar."""
         self.end()
-        self._task = self._bar.add_task(what, total=total or None, completed=done, figures="")
+        self._task = self._bar.add_task(printable(what), total=total or None, completed=done, figures="")
         self._bar.start()
 
     def advance(self, done: int, **figures: float) -> None:
@@ -113,7 +114,7 @@ class BarProgress:
 
     def say(self, message: str) -> None:
         """Print one line above the bar."""
-        self._bar.console.print(message, highlight=False, markup=False)
+        self._bar.console.print(printable(message, keep="\n"), highlight=False, markup=False)
 
     def end(self) -> None:
         """Leave the finished bar on the screen."""

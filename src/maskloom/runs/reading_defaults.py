@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.task import TaskKind
+
+# Rows of 4,096 short texts stay whole; a megabyte of text takes some hundred megabytes while it is cut into tokens.
+CHARACTERS_AT_ONCE = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -34,22 +37,49 @@ class FileReading:
             self.path, self.options, self.settings, needs_label=self.needs_label, report=self.report
         )
 
+    def count(self) -> int:
+        """Return the number of examples, having read the file once: wrong rows come to light before any work.
+
+        Raises DataError for a row that breaks a rule, and where rows were dropped and none is left.
+        """
+        first = replace(self, report=ReadingReport(self.path))
+        number = sum(1 for _ in first.examples())
+        first.report.check_any()
+        return number
+
     def pieces(self, num_examples: int) -> Iterator[list[Any]]:
-        """Yield the examples in lists of so many, as far as the kind holds that many at once.
+        """Yield the examples in lists as `pieces_of` does, of as many as the kind holds at once.
 
         Where sentences see their document, it is not cut unless it makes a list four times as long.
         """
         size = min(num_examples, self.kind.examples_at_once)
-        keeps_documents = self.settings.get("context") == "document"
-        piece: list[Any] = []
-        for example in self.examples():
-            goes_on = keeps_documents and bool(piece) and example.document == piece[-1].document
-            if len(piece) >= (4 * size if goes_on else size):
-                yield piece
-                piece = []
-            piece.append(example)
-        if piece:
+        return pieces_of(self.examples(), size, keeps_documents=self.settings.get("context") == "document")
+
+
+def pieces_of(examples: Iterable[Any], size: int, *, keeps_documents: bool = False) -> Iterator[list[Any]]:
+    """Yield examples in lists of at most `size` and of a few megabytes of text, at least one.
+
+    With `keeps_documents` a list takes four times as much to hold a document together.
+    """
+    piece: list[Any] = []
+    num_characters = 0
+    for example in examples:
+        goes_on = keeps_documents and bool(piece) and example.document == piece[-1].document
+        more, times = _num_characters(example.inputs()), 4 if goes_on else 1
+        if piece and (len(piece) >= times * size or num_characters + more > times * CHARACTERS_AT_ONCE):
             yield piece
+            piece, num_characters = [], 0
+        piece.append(example)
+        num_characters += more
+    if piece:
+        yield piece
+
+
+def _num_characters(inputs: Any) -> int:
+    """Return the number of characters of what a model sees of an example: a text, or tuples of texts."""
+    if isinstance(inputs, str):
+        return len(inputs)
+    return sum(map(_num_characters, inputs)) if isinstance(inputs, tuple) else 0
 
 
 def reading_for(

@@ -103,6 +103,8 @@ def examples_text(account: dict[str, Any]) -> str:
     text = f"{account['num_kept']:,} of {account['num_rows']:,} rows of {account['path']}"
     for reason, count in account["dropped"].items():
         text += f"; {count:,} dropped: {reason} (first at line {account['first_dropped_lines'][reason]})"
+    if account.get("num_blank"):
+        text += f"; {account['num_blank']:,} blank (first at line {account['first_blank_line']}), read as empty texts"
     if account.get("num_truncated_examples"):
         text += f"; {account['num_truncated_examples']:,} cut to {account['max_length']} tokens"
     if account.get("num_also_in_train"):

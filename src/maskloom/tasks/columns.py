@@ -123,10 +123,13 @@ def choose_names(
     `takes_pair` None means a second text is used where one is found. Raises DataError for what is not there.
     """
     lower = {name.lower(): name for name in reversed(names)}
-    for wanted in (options.text_column, options.pair_column, options.label_column):
+    given_label = options.label_column if needs_label or options.label_column in names else None
+    for wanted in (options.text_column, options.pair_column, given_label):
         if wanted is not None and wanted not in names:
             raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {_listed(names)}")
-    label = options.label_column or next((lower[name] for name in _LABELS if name in lower), None)
+    label = given_label or next((lower[name] for name in _LABELS if name in lower), None)
+    if not needs_label and label in (options.text_column, options.pair_column):
+        label = None
     text, pair = options.text_column, options.pair_column
     if text is None and pair is None and takes_pair is not False:
         found = next((row for row in _PAIRS if row[0] in lower and row[1] in lower), None)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maskloom.errors import DataError
+
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: JSON can spell it, but it is not valid Unicode and cannot be written as UTF-8."""
 
@@ -53,6 +55,18 @@ class ReadingReport:
     dropped: dict[str, int] = field(default_factory=dict)
     first_dropped_lines: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    num_blank: int = 0
+    first_blank_line: int = 0
+
+    def blank(self, line: int) -> None:
+        """Count a blank line of raw text, which is kept as an empty text."""
+        self.num_blank += 1
+        self.first_blank_line = self.first_blank_line or line
+
+    def check_any(self) -> None:
+        """Raise DataError where there were rows and none of them was kept."""
+        if self.num_rows and not self.num_kept:
+            raise DataError(f"{self.path}: no usable rows: {self.num_rows} read, dropped: {self.dropped}")
 
     def drop(self, reason: str, line: int) -> None:
         """Count one row that is left out."""
@@ -68,6 +82,7 @@ class ReadingReport:
             "dropped": dict(self.dropped),
             "first_dropped_lines": dict(self.first_dropped_lines),
             **({"notes": list(self.notes)} if self.notes else {}),
+            **({"num_blank": self.num_blank, "first_blank_line": self.first_blank_line} if self.num_blank else {}),
         }
 
 

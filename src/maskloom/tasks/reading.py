@@ -86,15 +86,19 @@ def iterate_examples(
 def _plain_texts(
     path: Path, rows: Iterator[Row], kind: Kind, report: ReadingReport, options: ReadingOptions, *, needs_label: bool
 ) -> Iterator[Example]:
-    """Yield one example a line of a .txt file; a pair stands on one line with a tab between."""
+    """Yield one example a line of a .txt file; a pair stands on one line with a tab between.
+
+    A blank line is an empty text, so that there is one example a line.
+    """
     if needs_label:
         raise DataError(f"{path}: a .txt file holds one text a line and no labels; use .csv, .tsv or .jsonl")
     for record in rows:
         report.num_rows += 1
         line = str(_field(record, 0))
-        parts = line.split("\t") if kind == "pair" else [line]
-        problem = "empty text" if not all(part.strip() for part in parts) else None
-        if kind == "pair" and len(parts) != 2:
+        is_blank = not line.strip()
+        parts = ([line, ""] if is_blank else line.split("\t")) if kind == "pair" else [line]
+        problem = "empty text" if not is_blank and not all(part.strip() for part in parts) else None
+        if len(parts) != (2 if kind == "pair" else 1):
             problem = "a pair is two texts with one tab between them"
         if problem and options.on_bad_rows == "error":
             raise DataError(f"{path}: line {record.line}: {problem}")
@@ -102,6 +106,8 @@ def _plain_texts(
             report.drop(problem, record.line)
             continue
         report.num_kept += 1
+        if is_blank:
+            report.blank(record.line)
         yield Example(text=parts[0], pair=parts[1] if len(parts) == 2 else None, label=None, line=record.line)
 
 
@@ -169,19 +175,19 @@ def _example(record: Row, columns: Columns, kind: Kind, row: CatalogRow | None, 
     text = _text(record, columns.text)
     pair = None if columns.pair is None else _text(record, columns.pair)
     label = None
-    if columns.label is not None:
-        value = _field(record, columns.label, optional=not needs_label)
+    if columns.label is not None and needs_label:
+        value = _field(record, columns.label)
         if row is not None and row.no_label is not None and value == row.no_label:
             raise BadRowError("no gold label")
-        label = None if value is None and not needs_label else parse_label(value, kind, row and row.label_range)
+        label = parse_label(value, kind, row and row.label_range)
     return Example(text=text, pair=pair, label=label, line=record.line)
 
 
-def _field(record: Row, key: str | int, *, optional: bool = False) -> Any:
+def _field(record: Row, key: str | int) -> Any:
     if isinstance(record.fields, dict):
-        if key not in record.fields and not optional:
+        if key not in record.fields:
             raise BadRowError("missing key", repr(key))
-        return record.fields.get(str(key))
+        return record.fields[str(key)]
     return record.fields[int(key)]
 
 

@@ -1,4 +1,6 @@
-from maskloom.runs.display import lines_of
+import json
+
+from maskloom.runs.display import lines_of, printable, printable_json
 
 
 def test_lines_are_aligned_and_nested() -> None:
@@ -11,3 +13,13 @@ def test_lines_are_aligned_and_nested() -> None:
         "list        1, 2",
         "long        20 entries",
     ]
+
+
+def test_control_characters_are_shown_and_not_sent() -> None:
+    wicked = "a\x1b[31mred\x07\x9b2J\u202eabc\u2028\udcff\n\tä\U0001f600"
+    shown = printable(wicked)
+    assert shown == r"a\x1b[31mred\x07\x9b2J\u202eabc\u2028\udcff\n\t" + "ä\U0001f600"
+    assert printable("two\nlines\x1b", keep="\n") == "two\nlines" + r"\x1b"
+    text = printable_json(json.dumps({"a": wicked}, ensure_ascii=False))
+    assert printable(text) == text
+    assert json.loads(text) == {"a": wicked}

@@ -137,8 +137,8 @@ def test_plain_text_files_have_no_labels(tmp_path):
     assert plain(read(tmp_path, "a\tb\n", "pair", "data.txt", needs_label=False)) == [("a", "b", None, 1)]
     with pytest.raises(DataError, match="line 2: a pair is two texts"):
         read(tmp_path, "a\tb\nc\n", "pair", "data.txt", needs_label=False)
-    with pytest.raises(DataError, match="line 2: empty text"):
-        read(tmp_path, "a\n\nb\n", name="data.txt", needs_label=False)
+    assert [row[0] for row in plain(read(tmp_path, "a\n\nb\n", name="data.txt", needs_label=False))] == ["a", "", "b"]
+    assert plain(read(tmp_path, "\na\tb\n", "pair", "data.txt", needs_label=False))[0] == ("", "", None, 1)
 
 
 def test_labels_are_optional_for_prediction(tmp_path):

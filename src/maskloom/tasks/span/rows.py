@@ -50,7 +50,8 @@ def row_records(path: Path, options: ReadingOptions, *, needs_label: bool) -> It
             problem = f"wrong number of fields: {len(row.fields)}, expected {len(names)}"
             yield Record(f"line {row.line}", row.line, problem=problem)
         else:
-            yield _delimited_record(dict(zip(names, list(row.fields), strict=True)), row.line, options)
+            fields = dict(zip(names, list(row.fields), strict=True))
+            yield _delimited_record(fields, row.line, options, needs_label=needs_label)
 
 
 def _json_records(path: Path, rows: Iterator[Row], options: ReadingOptions, *, needs_label: bool) -> Iterator[Record]:
@@ -63,13 +64,13 @@ def _json_records(path: Path, rows: Iterator[Row], options: ReadingOptions, *, n
         if not is_checked:
             _check_columns(path, row.line, list(row.fields), options, needs_label=needs_label)
             is_checked = True
-        yield _json_record(row.fields, row.line, options)
+        yield _json_record(row.fields, row.line, options, needs_label=needs_label)
 
 
-def _json_record(fields: dict[str, Any], line: int, options: ReadingOptions) -> Record:
-    answers = _first(fields, options.label_column, _ANSWERS)
+def _json_record(fields: dict[str, Any], line: int, options: ReadingOptions, *, needs_label: bool) -> Record:
+    answers = _first(fields, options.label_column, _ANSWERS) if needs_label else None
     starts = _first(fields, None, _STARTS)
-    problem, is_impossible = None, fields.get("is_impossible")
+    problem, is_impossible = None, fields.get("is_impossible") if needs_label else None
     try:
         answers = _listed(answers, starts)
     except ValueError as error:
@@ -89,8 +90,11 @@ def _json_record(fields: dict[str, Any], line: int, options: ReadingOptions) -> 
     )
 
 
-def _delimited_record(fields: dict[str, str], line: int, options: ReadingOptions) -> Record:
+def _delimited_record(fields: dict[str, str], line: int, options: ReadingOptions, *, needs_label: bool) -> Record:
     """Return the record of a row of text fields: empty means absent, numbers and lists are written as in JSON."""
+    if not needs_label:
+        known = {name: value for name, value in fields.items() if value != ""}
+        return _json_record(known, line, options, needs_label=False)
     place, truth = f"line {line}", fields.get("is_impossible", "").strip().lower()
     if truth not in _TRUTHS:
         return Record(place, line, problem=f"is_impossible is not true or false: {fields['is_impossible']!r:.60}")
@@ -108,7 +112,7 @@ def _delimited_record(fields: dict[str, str], line: int, options: ReadingOptions
         return Record(place, line, problem=str(error))
     if answers is not None:
         values["answers"] = answers
-    return _json_record(values, line, replace(options, label_column=None))
+    return _json_record(values, line, replace(options, label_column=None), needs_label=True)
 
 
 def _from_json(text: str, problem: str) -> Any:

@@ -23,10 +23,10 @@ NOT_SCORED = -100
 class EncodedSentences:
     """Word pieces of all sentences end to end, once, and the windows on them that make the units.
 
-    `pieces` are flat token ids; word w owns `pieces[word_starts[w]:word_starts[w + 1]]` and sentence s the words
-    `sentence_starts[s]` to `sentence_starts[s + 1]`. `labels` (words,) are ids of tags, or None. `windows` are as
-    `plan_windows` returns them; a unit is [CLS], the pieces of a window, [SEP]. `num_vanished_words` had no pieces at
-    all and count as [UNK].
+    `pieces` are flat token ids; word w owns `pieces[word_starts[w]:word_starts[w + 1]]` and sentence s, of those that
+    have words, the words `sentence_starts[s]` to `sentence_starts[s + 1]`. `labels` (words,) are ids of tags, or None.
+    `windows` are as `plan_windows` returns them; a unit is [CLS], the pieces of a window, [SEP]. `num_vanished_words`
+    had no pieces at all and count as [UNK].
     """
 
     sentences: Sequence[TaggedSentence]
@@ -105,8 +105,9 @@ class EncodedSentences:
         return np.concatenate(rows) if rows else np.empty((0, 1), dtype=np.float32)
 
     def by_sentence(self, values: np.ndarray) -> list[np.ndarray]:
-        """Cut an array with one entry a word into one array a sentence."""
-        return np.split(values, self.sentence_starts[1:-1]) if self.num_sentences else []
+        """Cut an array with one entry a word into one array a sentence; that of a blank one is empty."""
+        parts = iter(np.split(values, self.sentence_starts[1:-1]))
+        return [next(parts) if sentence.words else values[:0] for sentence in self.sentences]
 
     def account(self) -> dict[str, Any]:
         """Return what was split, as plain values; nothing is ever left out."""
@@ -162,14 +163,15 @@ def encode_sentences(
     """
     if not 3 <= max_length <= tokenizer.max_length:
         raise ConfigError(f"max_length = {max_length}: tagging needs 3 to {tokenizer.max_length} tokens")
-    words = [word for sentence in sentences for word in sentence.words]
+    filled = [sentence for sentence in sentences if sentence.words]
+    words = [word for sentence in filled for word in sentence.words]
     distinct = list(dict.fromkeys(words))
     unknown = [tokenizer.vocabulary.unk_id]
     ids = dict(zip(distinct, tokenizer.word_ids(distinct), strict=True))
     pieces = [ids[word] or unknown for word in words]
     word_starts = _starts([len(part) for part in pieces])
-    sentence_starts = _starts([len(sentence.words) for sentence in sentences])
-    documents = np.array([sentence.document for sentence in sentences], dtype=np.int64)
+    sentence_starts = _starts([len(sentence.words) for sentence in filled])
+    documents = np.array([sentence.document for sentence in filled], dtype=np.int64)
     vocabulary = tokenizer.vocabulary
     return EncodedSentences(
         sentences=sentences,

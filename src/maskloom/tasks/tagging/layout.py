@@ -17,6 +17,9 @@ DOCUMENT_START = "-DOCSTART-"
 SPACES = re.compile("[ \t]+")
 
 _FORMATS: dict[str, Layout] = {"conll": "columns", "jsonl": "jsonl", "text": "text"}
+# What stands for a tag that is not known, in files to be tagged.
+_PLACEHOLDERS = frozenset({"?", "_", "-", "-1", "*"})
+_FEW_LINES = 3
 # How many lines are looked at to tell a .txt file in columns from one of raw text.
 SNIFFED_LINES = 200
 
@@ -47,15 +50,18 @@ def _catalog_layout(name: str) -> Layout:
 
 
 def _is_in_columns(path: Path) -> bool:
-    widths = set()
+    widths: set[int] = set()
+    ends: list[str] = []
     for number, row in enumerate(read_rows(path, "text")):
         fields = SPACES.split(str(next(iter(row.fields))).strip(" \t"))
         if fields[0] == DOCUMENT_START:
             return True
         if fields != [""]:
-            if len(fields) < 2 or not is_tag(fields[-1]):
+            if len(fields) < 2 or not (is_tag(fields[-1]) or fields[-1] in _PLACEHOLDERS):
                 return False
             widths.add(len(fields))
+            ends.append(fields[-1])
         if number >= SNIFFED_LINES:
             break
-    return len(widths) == 1
+    # a few questions that end in " ?" are no column
+    return len(widths) == 1 and (len(ends) > _FEW_LINES or all(map(is_tag, ends)))

@@ -73,6 +73,8 @@ def read_sentences(
     examples = list(
         iterate_sentences(path, options, scheme=found, target=target, needs_label=needs_label, report=report)
     )
+    if report.num_blank:
+        raise DataError(f"{path}: line {report.first_blank_line}: a sentence without words")
     if not examples:
         raise DataError(f"{path}: no usable sentences: {report.num_rows} read, dropped: {report.dropped or 'none'}")
     return TaggedSentences(examples, report, None if found == "auto" else found)
@@ -125,6 +127,8 @@ def iterate_sentences(
             report.drop(problem.reason, problem.line)
             continue
         report.num_kept += 1
+        if not sentence.words:
+            report.blank(sentence.line)
         if splitter is not None and sentence.source_text is None:
             num_words += len(sentence.words)
             num_parted += sum(len(splitter.cut(word)) > 1 for word in sentence.words)
@@ -262,7 +266,8 @@ class _Columns:
         if bare.startswith(DOCUMENT_START):
             return tuple(SPACES.split(bare))
         if self._width is None:
-            self._is_tabbed = "\t" in bare
+            # where tags are not needed, that of the first word may be blank
+            self._is_tabbed = "\t" in (bare if self._needs_label else text)
         # Other white space, such as a no-break space, may be part of a word.
         return tuple(text.split("\t")) if self._is_tabbed else tuple(SPACES.split(bare))
 
@@ -363,17 +368,23 @@ def _text_record(
     *,
     needs_label: bool,
 ) -> TaggedSentence:
-    return _sentence_of_text(splitter, str(next(iter(row.fields))), row.line, number, document)
+    return _sentence_of_text(splitter, str(next(iter(row.fields))), row.line, number, document, may_be_blank=True)
 
 
 def _sentence_of_text(
-    splitter: Callable[[str], list[Span]], text: Any, line: int, number: int, document: int
+    splitter: Callable[[str], list[Span]],
+    text: Any,
+    line: int,
+    number: int,
+    document: int,
+    *,
+    may_be_blank: bool = False,
 ) -> TaggedSentence:
     if not isinstance(text, str):
         raise _BadSentenceError("text is not a string", line, type(text).__name__)
     _check_unicode(text, line)
     sentence = TaggedSentence.of_text(text, splitter(text), line, number, document)
-    if not sentence.words:
+    if not sentence.words and not may_be_blank:
         raise _BadSentenceError("a sentence without words", line)
     return sentence
 
