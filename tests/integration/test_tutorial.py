@@ -12,8 +12,8 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "TUTORIAL.md"
 # What makes the same commands take seconds: every one of these stands in the page.
 SMALLER = {
-    "training.steps=1000": "training.steps=6",
-    "training.epochs=5": "training.epochs=0.1",
+    "--steps 1000": "--steps 6",
+    "--epochs 5": "--epochs 0.1",
     "--restarts 3": "--restarts 1",
     "--size 4000": "--size 600",
     "rows[400:]": "rows[400:560]",
