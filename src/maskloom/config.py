@@ -148,7 +148,9 @@ class TrainingSection(Section):
     max_evaluation_instances: Annotated[
         Count | None, about("Most held-out sequences that an evaluation looks at; absent, all.")
     ] = None
-    num_threads: Annotated[Count | None, about("Threads of a process; absent, torch's choice.")] = None
+    num_threads: Annotated[int | None, Field(ge=1, le=1024), about("Threads of a process; absent, torch's choice.")] = (
+        None
+    )
     parallel: Annotated[
         Literal["ddp", "fsdp"], about("With several processes: each holds the whole model, or a share of it.")
     ] = "ddp"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from maskloom.errors import ConfigError
+
 # Folder of a control group of either version, and its files: limit, use, and the line of memory.stat with file pages.
 _GROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "file"),
@@ -18,6 +20,13 @@ def available_memory() -> int | None:
     """
     found = [size for size in (_of_machine(), *(_of_group(*group) for group in _GROUPS)) if size is not None]
     return min(found, default=None)
+
+
+def require_memory(num_bytes: int, what: str) -> None:
+    """Raise ConfigError that says what needs so many bytes where they are not there; never where nothing is known."""
+    available = available_memory()
+    if available is not None and num_bytes > available:
+        raise ConfigError(f"{what} takes {num_bytes:,} bytes of memory, {available:,} are available")
 
 
 def _of_machine() -> int | None:

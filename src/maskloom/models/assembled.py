@@ -11,6 +11,7 @@ from torch import nn
 from maskloom.config import ConfigError
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.initialization import initialize
+from maskloom.machine_memory import require_memory
 from maskloom.models.bert import Bert, BertConfig
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.heads import ClassificationHead, MaskedLMHead, NextSentenceHead, SpanHead
@@ -79,13 +80,15 @@ def build_model(
 
     `num_labels` is for the "classifier", "tagger" and "bilstm_tagger" heads, `head_options` has what else a head takes,
     by its name. Parameters named in `leave` get no values: the caller has them. Raises ConfigError for an unknown or
-    repeated head, or one of these without a number of labels.
+    repeated head, one of these without a number of labels, and a model that this machine has no memory for.
     """
     device = torch.get_default_device()
     with torch.device("meta"):
         model = _assemble(config, heads, num_labels, head_options or {})
     if device.type == "meta":
         return model
+    if device.type == "cpu":
+        require_memory(sum(parameter.nbytes for parameter in model.parameters()), "the model")
     _allocate(model, device)
     model.tie()
     initialize(model, std=config.initializer_range, seed=seed, leave=leave)

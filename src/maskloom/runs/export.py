@@ -21,6 +21,7 @@ from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.model_card import finetuning_card, pretraining_card
 from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.pretrain import heads_of
 from maskloom.runs.pretraining_plan import model_config
 from maskloom.runs.run_folder import RECIPE, TASK, described, run_id
 from maskloom.tasks.kinds import task_kind
@@ -145,8 +146,7 @@ def _export_pretraining(
         if init is None
         else BertConfig.from_published(read_config(init), str(init))
     )
-    heads = ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
-    model = _filled(lambda: build_model(config, heads), weights, chosen.folder)
+    model = _filled(lambda: build_model(config, heads_of(recipe)), weights, chosen.folder)
     tokenizer = Tokenizer.load(corpus)
     card = pretraining_card(recipe, scores, init, f"Step {chosen.step} of {chosen.stage}.")
     write_model_folder(out, model, tokenizer, card)

@@ -24,6 +24,7 @@ from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
+from maskloom.machine_memory import require_memory
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -92,6 +93,7 @@ def _pretrain(
     plans = phase_plans(recipe)
     for plan in plans:
         _rows(plan, ranks)
+    _check_start(recipe, opened, init, ranks)
     inputs = {"corpus": opened.fingerprint, "init_model": init and fingerprint(*model_files(init))}
     if ranks.is_first:
         paths = {"corpus": opened.folder, "init": init}
@@ -157,13 +159,33 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
     Beside it: what is to be said of parts that the folder lacks. Raises ConfigError when that folder has other pieces
     than the corpus.
     """
-    heads = ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
     if init is None:
         config = model_config(recipe, vocab_size=len(corpus.vocabulary))
-        return build_model(config, heads=heads, seed=recipe.seed), []
-    model, report = load_model(init, heads=heads, seed=recipe.seed)
+        return build_model(config, heads=heads_of(recipe), seed=recipe.seed), []
+    model, report = load_model(init, heads=heads_of(recipe), seed=recipe.seed)
     check_vocabulary(init, model.config.vocab_size, corpus)
     return model, new_parts(report)
+
+
+def heads_of(recipe: PretrainRecipe) -> tuple[str, ...]:
+    """Return the heads of the model that a recipe trains."""
+    return ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
+
+
+def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
+    """Raise ConfigError for an initial model of another vocabulary, and for one that training has no memory for.
+
+    Of several processes each may have a share of it, or have it elsewhere: only the weights are asked for then.
+    """
+    if init is None:
+        config = model_config(recipe, vocab_size=len(corpus.vocabulary))
+    else:
+        config = BertConfig.from_published(read_config(init), str(init))
+        check_vocabulary(init, config.vocab_size, corpus)
+    with torch.device("meta"):
+        num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe)).parameters())
+    what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
+    require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
 
 
 def _before(

@@ -123,3 +123,14 @@ def test_pretraining_heads_have_no_dropout():
     hidden = torch.randn(4, 26)
     for name in ("mlm", "nsp"):
         assert torch.equal(model.heads[name](hidden), model.heads[name](hidden))
+
+
+def test_memory_is_asked_for_before_a_model_is_built(monkeypatch):
+    needed = 4 * sum(parameter.numel() for parameter in build_model(CONFIG, seed=1).parameters())
+    monkeypatch.setattr("maskloom.machine_memory.available_memory", lambda: needed)
+    build_model(CONFIG, seed=1)
+    monkeypatch.setattr("maskloom.machine_memory.available_memory", lambda: needed - 1)
+    with pytest.raises(ConfigError, match=f"the model takes {needed:,} bytes of memory, {needed - 1:,} are available"):
+        build_model(CONFIG, seed=1)
+    with torch.device("meta"):
+        build_model(CONFIG)
