@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shlex
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -87,7 +88,7 @@ Each task changes of this recipe what the first table says.
 {recipe}
 ```
 
-    python benchmarks/finetuning_parity.py --out FOLDER --results results/finetuning_parity
+{commands}
 
 {versions}; {processor}.
 """
@@ -116,6 +117,23 @@ def write_report(
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(report_text(rows, list(files), facts, recipe), encoding="utf-8")
     print(f"wrote {path}.md and {path}.json")
+
+
+def commands_of(rows: list[dict[str, Any]]) -> str:
+    """Return the commands that make these rows: one for each number of seeds, and the last one writes the page."""
+    script = "    python benchmarks/finetuning_parity.py --out FOLDER"
+    tasks: dict[int, list[str]] = {}
+    for row in rows:
+        tasks.setdefault(len(row["seeds"]), []).append(row["task"])
+    lines = [
+        f"{script} --seeds {seeds} --tasks {' '.join(map(shlex.quote, names))}"
+        for seeds, names in sorted(tasks.items())
+    ]
+    grouped = [row for row in rows if row["grouped"]]
+    for row in grouped:
+        seeds = len(row["grouped"][SIDES[0]])
+        lines.append(f"{script} --seeds {seeds} --tasks {shlex.quote(row['task'])} --sides {shlex.quote(GROUPED)}")
+    return "\n".join([*lines, f"{script} --seeds 0 --results results/finetuning_parity"])
 
 
 def _grouped_scores(name: str, seeds: list[int], runs: Runs) -> dict[str, list[float]] | None:
@@ -246,6 +264,7 @@ def report_text(rows: list[dict[str, Any]], names: list[str], facts: dict[str, A
         notes="".join(f"\n{note}\n" for name, note in NOTES.items() if name in done),
         seconds=seconds_table(rows),
         recipe=recipe.read_text(encoding="utf-8").rstrip(),
+        commands=commands_of(rows),
         versions=", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
         processor=machine["processor"],
         threads=machine["threads"],
