@@ -62,7 +62,7 @@ TASKS = {
     ),
     "GoEmotions": ParityTask(
         "multilabel", "f1_micro", "goemotions/train.tsv", "goemotions/dev.tsv", 43408, 1024, None, (0,), 1,
-        has_header=False, changes=("data.max_length=64", "training.epochs=1.0", "training.learning_rate=1e-4"),
+        has_header=False, changes=("data.max_length=64", "training.epochs=3.0", "training.learning_rate=1e-4"),
         note="28 labels, each chosen from probability 0.5",
     ),
     "CoNLL-2003": ParityTask(
