@@ -12,7 +12,7 @@ from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import ConfigError, DataError
 from maskloom.inference.model_folder import read_settings
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.export import export
+from maskloom.runs.export import export, export_lines
 from maskloom.training.checkpoints import step_folders
 from tools.soak.subjects import RUN, finetuning, prepare, pretraining, run_whole
 
@@ -81,6 +81,7 @@ def test_damaged_checkpoints_are_passed_over_by_name(pretrained, tmp_path):
             result = export(copy, tmp_path / "out")
             assert result["step"] == 20
             assert "step-00000021" in result["passed_over"][0]
+            assert export_lines(result)[0].startswith("exported     step 20 of phase-1: mlm_loss ")
     with pytest.raises(DataError, match=r"no checkpoint can be used: .*step-00000020"):
         export(copy, tmp_path / "none")
 

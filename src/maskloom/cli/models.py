@@ -47,6 +47,7 @@ def export(
     """Make a model folder of a run's checkpoint, to use a run that is under way or was ended early."""
     if best and step is not None:
         raise typer.BadParameter("--best and --step are two different checkpoints", param_hint="--best")
-    from maskloom.runs.export import export as run_export
+    from maskloom.runs.export import export as make
+    from maskloom.runs.export import export_lines
 
-    show(run_export(run, out, step=step, stage=stage, best=best), as_json)
+    show(make(run, out, step=step, stage=stage, best=best), as_json, lines=export_lines)

@@ -225,3 +225,11 @@ def _filled(build: Callable[[], EncoderWithHeads], weights: dict[str, Tensor], f
 
 def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, refused: list[str]) -> dict[str, Any]:
     return {"stage": stage, "step": step, "scores": scores, "passed_over": refused, "model": str(out)}
+
+
+def export_lines(result: dict[str, Any]) -> list[str]:
+    """Return for a person which weights these are, how they did, what was passed over, and where they lie."""
+    which = "the finished model" if result["step"] is None else f"step {result['step']} of {result['stage']}"
+    scores = ", ".join(f"{name} {value:.4g}" for name, value in result["scores"].items() if value is not None)
+    passed = [f"passed over  {problem}" for problem in result["passed_over"]]
+    return [f"exported     {which}{f': {scores}' if scores else ''}", *passed, f"model        {result['model']}"]
