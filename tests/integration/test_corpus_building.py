@@ -1,5 +1,6 @@
 """Corpus building as a person meets it: killed, continued, without room on the disk, with wrong input."""
 
+import json
 import os
 import random
 import re
@@ -86,8 +87,7 @@ def processes(*, group: int) -> dict[int, bool]:
         try:
             # after the name, which stands in brackets, come the state, the parent and the group
             state, _, own_group = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
-            # multiprocessing starts one more, which watches over shared memory
-            is_worker = b"spawn_main" in (folder / "cmdline").read_bytes()
+            is_worker = b"maskloom.worker_processes" in (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
             continue
         if int(own_group) == group and state != "Z":
@@ -214,6 +214,41 @@ def test_stopping_from_the_keyboard_leaves_no_process_behind(half_done: tuple[su
     assert process.returncode == 130
     assert "Traceback" not in errors, errors
     assert_all_end(process.pid)
+
+
+@pytest.mark.parametrize("whom", ["first process", "all processes"])
+def test_a_scheduler_stops_a_build_with_75_and_the_same_command_goes_on(
+    folder: Path, half_done: tuple[subprocess.Popen, Path], whom: str
+) -> None:
+    process, out = half_done
+    if whom == "first process":
+        process.send_signal(signal.SIGTERM)
+    else:
+        os.killpg(process.pid, signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGTERM; finished shards are kept, go on with: maskloom corpus build " in errors
+    assert "Traceback" not in errors, errors
+    assert_all_end(process.pid)
+    finished = num_shards(out)
+    done = build(folder, out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_kept_shards"] >= min(finished, 1)
+    assert folder_bytes(out) == folder_bytes(folder / "whole")
+
+
+def test_a_scheduler_stops_the_training_of_a_vocabulary_with_75_and_nothing_is_left(folder: Path, tmp_path) -> None:
+    out = tmp_path / "vocab"
+    arguments = ["vocab", "train", str(folder / "text.txt"), "--size", "600", "--out", str(out)]
+    process = subprocess.Popen([sys.executable, "-m", "maskloom", *arguments], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: any(tmp_path.glob(".vocab.building/maskloom-words-*")), process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGTERM; nothing was written, begin anew with: maskloom vocab train " in errors
+    assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".vocab.run.lock"] == []
 
 
 def test_a_folder_below_a_file_is_answered_with_a_message(folder: Path) -> None:

@@ -195,6 +195,16 @@ def test_a_corpus_is_built_again_to_the_byte_or_the_change_is_named(command, cor
     refused(f"`maskloom corpus build TEXT --vocab {run} --out NEW` builds it again")
 
 
+def test_a_corpus_is_built_again_with_its_documents_and_its_language(command, corpus, tmp_path) -> None:
+    text, run, again = tmp_path / "a.txt", tmp_path / "run", tmp_path / "again"
+    text.write_text("Das ist z. B. gut.\nJa.\n\nEin Buch. Noch eins.\n", encoding="utf-8")
+    start = ["corpus", "build", text, "--vocab", corpus.parent / "vocab", "--out", run]
+    assert command(*start, "--documents", "file", "--language", "de")[0] == 0
+    code, said = command("rerun", run, "--out", again, "--json")
+    assert code == 0, said
+    assert '"identical": true' in said
+
+
 def test_a_vocabulary_and_a_folder_of_runs_are_told_what_repeats_them(command, corpus, alone, tmp_path) -> None:
     code, said = command("rerun", corpus.parent / "vocab", "--out", tmp_path / "again")
     assert code == 3

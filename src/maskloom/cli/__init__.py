@@ -57,8 +57,10 @@ app.command("info", rich_help_panel=INSPECT)(use.info)
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
 
-# What these have done is on disk whenever they are asked to stop; others leave nothing, or finished pieces.
+# What these have done is on disk whenever they are asked to stop.
 _RESUMABLE = frozenset({"quickstart", "pretrain", "finetune", "rerun", "search", "glue"})
+# These leave nothing, or finished pieces, and the same command does the rest.
+_REPEATABLE = frozenset({"vocab", "corpus", "embed"})
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,7 +76,7 @@ def _listen(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand in _RESUMABLE:
+    if context.invoked_subcommand in _RESUMABLE | _REPEATABLE:
         context.with_resource(StopRequests())
 
 
@@ -82,8 +84,9 @@ def main() -> None:
     """Run the command line.
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 bad data or config, 74 the disk is full, read-only or broken, 75 asked to
-    stop by SIGTERM, SIGUSR1 or SIGHUP with all saved (queue me again), 130 the same by SIGINT. A command that cannot be
-    resumed in its middle is ended by SIGTERM itself (143 in a shell), and by SIGINT with 130.
+    stop by SIGTERM, SIGUSR1 or SIGHUP (queue me again: all is saved, or the same command does it anew, as the last line
+    says), 130 the same by SIGINT. Commands of seconds or minutes are ended by SIGTERM itself (143 in a shell), and by
+    SIGINT with 130.
     """
     from maskloom.config import ConfigError, DataError
 
@@ -123,6 +126,11 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
     if sys.stderr.isatty():
         typer.echo("\x1b[?25h", err=True, nl=False)  # a bar that was left has hidden the cursor
     words = ["maskloom", *sys.argv[1:]]
+    if words[1:2] and words[1] in _REPEATABLE:
+        is_build = words[1:3] == ["corpus", "build"]
+        kept = "finished shards are kept, go on with" if is_build else "nothing was written, begin anew with"
+        typer.echo(f"{stop}; {kept}: {shlex.join(words)}", err=True)
+        return
     words += [] if "--resume" in words or "quickstart" in words else ["--resume"]
     typer.echo(f"{stop}; all is saved, continue with: {shlex.join(words)}", err=True)
 

@@ -15,6 +15,7 @@ from maskloom.cli.options import (
     Texts,
     Workers,
     print_json,
+    progress_display,
     show,
     stage_display,
 )
@@ -127,7 +128,7 @@ def vocab_inspect(
 @corpus_app.command("build")
 def corpus_build(
     texts: Texts,
-    vocab: Annotated[Path, typer.Option("--vocab", help="Folder that `vocab train` wrote, or any with a vocab.txt.")],
+    vocab: Annotated[Path, typer.Option("--vocab", help="Folder of a vocabulary, a model, a corpus or a run.")],
     out: Out,
     workers: Workers = 1,
     sentences: Annotated[
@@ -137,6 +138,9 @@ def corpus_build(
         Literal["blank-line", "file"],
         typer.Option("--documents", help="What ends a document of a .txt file: a blank line, or the end of the file."),
     ] = "blank-line",
+    language: Annotated[
+        str, typer.Option("--language", help="Language whose rules find sentences: en, de, fr … (ISO 639).")
+    ] = "en",
     on_bad_text: BadText = "error",
     engine: Engine = "local",
     ray_address: RayAddress = None,
@@ -144,7 +148,9 @@ def corpus_build(
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
     from maskloom.runs.corpus import build_corpus_from_files
+    from maskloom.runs.progress import stage_callback
 
+    display = progress_display()
     manifest = build_corpus_from_files(
         texts,
         vocab=vocab,
@@ -152,10 +158,12 @@ def corpus_build(
         num_workers=workers,
         sentences=sentences,
         documents=documents,
+        language=language,
         on_bad_text=on_bad_text,
         engine=engine,
         ray_address=ray_address,
-        progress=stage_display(),
+        progress=stage_callback(display),
+        say=display.say,
     )
     show(manifest, as_json)
 

@@ -95,6 +95,7 @@ def build_corpus(
     language: str = "en",
     engine: Engine | None = None,
     origin: dict[str, Any] | None = None,
+    before_reading: Callable[[list[SourceFile]], None] = lambda files: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Build a corpus folder from text files and return its manifest (BERT paper 3.3.2: document-level text).
@@ -102,14 +103,13 @@ def build_corpus(
     `documents` and `language` say where documents of .txt files and sentences end. With one worker everything happens
     in this process; with more, this process reads and `num_workers` others encode; an `engine` has its own workers,
     which must see `out` under the same absolute path. The folder has the same bytes for any engine and number of
-    workers and after any interruption: run again with the same settings, it keeps the shards that are finished, and
-    `num_kept_shards` of what is returned says how many. Exact duplicates of documents are dropped, at 27 to 53 bytes of
-    memory for each document; other memory is bounded, whatever the shape of the text, by the shards in work (about
-    `shard_tokens` tokens and at most `MAX_SHARD_BYTES` of text each; two for each worker and two more) and by the cache
-    of words. `progress` receives ("reading and encoding", bytes done, all bytes). `origin`, what a caller wants to be
-    known of the build, goes to `build.json`.
+    workers and after any interruption: run again with the same settings, it keeps the shards that are finished, of
+    which `num_kept_shards` tells the number. Exact duplicates of documents are dropped, at 27 to 53 bytes of memory for
+    each document; other memory is bounded, whatever the shape of the text, by the shards in work (about `shard_tokens`
+    tokens and at most `MAX_SHARD_BYTES` of text each; two for each worker and two more) and by the cache of words.
+    `before_reading` is given the files, `progress` ("reading and encoding", bytes done, all bytes), and `build.json`
+    takes `origin`. A folder that holds the finished corpus is left as it is; `already_built` is in what is returned.
 
-    A folder that holds the finished corpus already is left as it is; its manifest comes back with `already_built` set.
     Raises ConfigError for a wrong setting, and when the folder holds a corpus made from other text or settings or
     anything else, lies in a folder of the text, or is being built by another process; DataError when the text holds no
     document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a disk that is full
@@ -124,12 +124,12 @@ def build_corpus(
     settings = _settings(tokenizer, sentences, on_bad_text, shard_tokens, language, documents)
     if (out / MANIFEST).exists():
         return _finished_corpus(out, {"settings": settings, "sources": list(map(describe_source, files))})
+    before_reading(files)
     with _building(out):
         tokenizer.save(out)
         tasks = _shard_tasks(_unique_documents(_documents(files, settings, counts), counts), settings)
         total = sum(source.path.stat().st_size for source in files)
-        kept: list[ShardRecord] = []
-        made: list[ShardRecord] = []
+        kept, made = list[ShardRecord](), list[ShardRecord]()
         encoder = (str(out), tokenizer, sentences, language)
         with closing(_records(out, tasks, kept, encoder, num_workers, engine)) as records:
             for record in records:

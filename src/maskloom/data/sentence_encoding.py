@@ -61,14 +61,14 @@ class SentenceEncoder:
     def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:
         """Start without any known word."""
         self._tokenizer = tokenizer
-        self._type = token_type(len(tokenizer.vocabulary))
+        self.type = token_type(len(tokenizer.vocabulary))
         self._finds_sentences = sentences == "split"
         self._language = language
         # with Hugging Face's rules a bracket can open a special token, which has its case and which others can tell
         reads_brackets = tokenizer.compatibility != "google"
         self._classes = byte_classes(b"[" if reads_brackets else b"")
         self._lowers_first = tokenizer.lowercase and not reads_brackets
-        self._known = WordTable(self._type)
+        self._known = WordTable(self.type)
         self._num_not_kept = 0
         self._pieces = WordPiece(
             dict(tokenizer.vocabulary.ids),
@@ -179,7 +179,7 @@ class SentenceEncoder:
     def _ids_of_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
         """Return the ids of each word; those that the table does not keep are worked out here and forgotten."""
         if self._num_not_kept > _MAX_NOT_KEPT:
-            self._known, self._num_not_kept = WordTable(self._type), 0
+            self._known, self._num_not_kept = WordTable(self.type), 0
         is_named = spans.ends - spans.starts <= LONGEST_NAMED
         if spans.is_odd.any() and b"\0" in content:
             is_named &= ~spans.is_odd
@@ -211,7 +211,7 @@ class SentenceEncoder:
         if not len(others):
             return numbers, None
         self._num_not_kept += len(others)
-        of_this_text = WordTable(self._type)
+        of_this_text = WordTable(self.type)
         of_this_text.add(names[:, others], self._encode_words(content, _some(spans, others)))
         is_new = np.flatnonzero(numbers < 0)
         numbers[is_new] = len(self._known) + of_this_text.find(names[:, is_new])
@@ -237,7 +237,7 @@ class SentenceEncoder:
                 lists.append([whole[text]])
             else:
                 lists.append([piece.id for piece in self._pieces.tokenize(text)])
-        return RaggedIds.of_lists(lists, self._type)
+        return RaggedIds.of_lists(lists, self.type)
 
 
 def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from maskloom.data.documents import SourceFile
+    from maskloom.data.sentence_encoding import SentenceEncoder
 
 _SHOWN = (
     "num_documents",
@@ -30,43 +36,100 @@ def build_corpus_from_files(
     num_workers: int = 1,
     sentences: Literal["split", "lines"] = "split",
     documents: Literal["blank-line", "file"] = "blank-line",
+    language: str = "en",
     on_bad_text: Literal["error", "skip"] = "error",
     engine: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Build a corpus folder with the tokenizer of folder `vocab`; return its folder, counts and what was left out.
 
-    `already_built` says that the finished corpus was there, `num_kept_shards` how many shards an earlier build that was
-    interrupted had finished. `build.json` in the folder tells command, versions, hardware and where the texts lie, for
-    `rerun`. Raises as `build_corpus`, `Tokenizer.load` and `chosen_engine` do.
+    `vocab` is a tokenizer's folder, or that of a model, a corpus or a run. `say` receives, before anything is written,
+    what the corpus will take, from samples of the text. `already_built` says that the finished corpus was there,
+    `num_kept_shards` how many shards an earlier build that was interrupted had finished. `build.json` in the folder
+    tells command, versions, hardware and where the texts lie, for `rerun`. Raises as `build_corpus`, `Tokenizer.load`
+    and `chosen_engine` do.
     """
     from maskloom.data.corpus_building import build_corpus
+    from maskloom.data.documents import check_name
+    from maskloom.data.sentence_encoding import SentenceEncoder
     from maskloom.runs.ray_tasks import chosen_engine
     from maskloom.runs.run_folder import environment
     from maskloom.text.tokenizer import Tokenizer
 
     texts = [texts] if isinstance(texts, str | Path) else list(texts)
+    for path in (vocab, out):
+        check_name(Path(path))
     paths = {"texts": [os.path.abspath(path) for path in texts], "vocab": os.path.abspath(vocab)}
+    tokenizer = Tokenizer.load(_tokenizer_folder(Path(vocab)))
+    rules: Any = {"sentences": sentences, "language": language}
     manifest = build_corpus(
         texts,
-        tokenizer=Tokenizer.load(vocab),
+        tokenizer=tokenizer,
         out=out,
+        **rules,
         num_workers=num_workers,
-        sentences=sentences,
         documents=documents,
         on_bad_text=on_bad_text,
         engine=chosen_engine(engine, ray_address),
         origin={"paths": paths, **environment(trains=False)},
+        before_reading=lambda files: _foresee(files, Path(out), SentenceEncoder(tokenizer, **rules), say),
         progress=progress,
     )
     return {
         "folder": str(out),
         "already_built": manifest.get("already_built", False),
         **{name: manifest[name] for name in _SHOWN},
+        "num_bytes": sum(entry["num_bytes"] for entry in manifest["files"].values()),
         "num_shards": len(manifest["shards"]),
         "num_kept_shards": manifest["num_kept_shards"],
     }
+
+
+def _tokenizer_folder(folder: Path) -> Path:
+    """Return the folder with the vocabulary: the one named, or `model/` of a run; raises DataError where none is."""
+    from maskloom.errors import DataError
+
+    for candidate in (folder, folder / "model"):
+        if (candidate / "vocab.txt").exists() or (candidate / "tokenizer.json").exists():
+            return candidate
+    if not folder.is_dir():
+        raise DataError(f"{folder}: not a folder; --vocab takes a vocabulary, a model, a corpus or a run")
+    if (folder / "recipe.toml").exists():
+        raise DataError(f"{folder}: this run has no model/ yet; finish it with --resume, or name its first vocabulary")
+    held = sorted(entry.name for entry in folder.iterdir())[:8]
+    raise DataError(
+        f"{folder}: neither vocab.txt nor tokenizer.json in it or in {folder / 'model'}; it holds: "
+        f"{', '.join(held) or 'nothing'}"
+    )
+
+
+def _foresee(files: list[SourceFile], out: Path, encoder: SentenceEncoder, say: Callable[[str], None] | None) -> None:
+    """Say what the files hold and what the corpus will take, and when the disk has less room."""
+    from maskloom.data.corpus_estimate import estimated_corpus
+
+    found = None if say is None else estimated_corpus(files, encoder)
+    if found is None or say is None:
+        return
+    others = " (.parquet not counted)" if found.num_files < len(files) else ""
+    say(
+        f"text: {found.num_files:,} files, {_size(found.num_file_bytes)}, about {_size(found.num_text_bytes)} of text"
+        f"{others}"
+    )
+    say(
+        f"corpus: about {found.num_tokens:,} tokens in {found.num_sentences:,} sentences, {_size(found.num_bytes)} at "
+        f"{found.token_bytes} bytes a token, 12 a sentence and 8 a document"
+    )
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if free < found.num_bytes:
+        say(f"WARNING: the disk of {place} has room for {_size(free)} only")
+
+
+def _size(num_bytes: float) -> str:
+    power = min(4, int(math.log10(max(1.0, num_bytes))) // 3)
+    return f"{num_bytes / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def stats(folder: str | Path) -> dict[str, Any]:

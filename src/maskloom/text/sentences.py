@@ -93,11 +93,11 @@ def check_language(language: str) -> None:
     near = [wanted.split("-")[0], *difflib.get_close_matches(wanted, [*LANGUAGES, *_RELATED.split(), *names], 3)]
     codes = list(dict.fromkeys(names.get(code, code) for code in near))
     meant = [code for code in codes if code in LANGUAGES or code in _RELATED.split()]
+    hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else "."
     raise ConfigError(
-        f"language is {language!r:.80}, for which there are no rules of sentences"
-        f"{'; did you mean ' + ' or '.join(map(repr, meant)) + '?' if meant else ''} "
-        f"There are rules for {', '.join(f'{code} ({name})' for code, name in LANGUAGES.items())}, and for languages "
-        "near to these; for another one choose the nearest, or build with sentences 'lines'"
+        f"language is {language!r:.80}, which has no sentence rules{hint} There are rules for "
+        f"{', '.join(f'{code} ({name})' for code, name in LANGUAGES.items())} and languages near to these; for another "
+        "one choose the nearest, or put a sentence on each line and build with sentences 'lines'"
     )
 
 

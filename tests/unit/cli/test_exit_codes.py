@@ -45,6 +45,31 @@ def test_a_run_that_was_asked_to_stop_says_how_to_go_on(monkeypatch, capsys, nam
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("corpus", "build", "a b"), "finished shards are kept, go on with: maskloom corpus build 'a b'"),
+        (("vocab", "train", "a"), "nothing was written, begin anew with: maskloom vocab train a"),
+        (("embed", "--int8"), "nothing was written, begin anew with: maskloom embed --int8"),
+    ],
+)
+def test_a_command_without_resume_says_what_the_same_command_does(monkeypatch, capsys, arguments, expected) -> None:
+    assert _ended(monkeypatch, Interrupted(signal.SIGTERM), *arguments) == 75
+    assert capsys.readouterr().err == f"stopped by SIGTERM; {expected}\n"
+
+
+@pytest.mark.parametrize("command", ["vocab", "corpus", "embed", "pretrain"])
+def test_commands_that_can_be_queued_again_listen_from_the_start(monkeypatch, command: str) -> None:
+    entered: list[object] = []
+
+    class Context:
+        invoked_subcommand = command
+        with_resource = entered.append
+
+    cli._listen(Context(), version=False)  # pyright: ignore[reportArgumentType]
+    assert [type(one).__name__ for one in entered] == ["StopRequests"]
+
+
 def test_only_the_first_rank_speaks_and_resume_is_not_said_twice(monkeypatch, capsys) -> None:
     assert _ended(monkeypatch, Interrupted(signal.SIGTERM), "pretrain", "--resume") == 75
     assert capsys.readouterr().err.count("--resume") == 1

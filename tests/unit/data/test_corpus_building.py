@@ -418,3 +418,59 @@ def test_a_worker_that_dies_is_an_error_and_not_a_wait() -> None:
 def test_ids_on_disk_are_little_endian(tmp_path: Path) -> None:
     build_corpus(write_text(tmp_path / "a.txt", ["the river"]), tokenizer=TOKENIZER, out=tmp_path / "out")
     assert np.fromfile(tmp_path / "out" / "shards" / "00000.tokens", "<u2").tolist() == [5, 6]
+
+
+def test_the_vocabulary_comes_from_any_folder_that_has_one(text: Path, tmp_path: Path) -> None:
+    TOKENIZER.save(tmp_path / "vocab")
+    TOKENIZER.save(tmp_path / "run" / "model")
+    TOKENIZER.save(tmp_path / "only_json")
+    (tmp_path / "only_json" / "vocab.txt").unlink()
+    found = []
+    for name in ("vocab", "run", "run/model", "only_json"):
+        shown = build_corpus_from_files(text, vocab=tmp_path / name, out=tmp_path / "out" / name)
+        found.append((ids_of(tmp_path / "out" / name), shown["num_bytes"]))
+    assert found == [found[0]] * 4
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "recipe.toml").write_text("")
+    for name, message in {
+        "begun": "this run has no model/ yet",
+        "absent": "absent: not a folder; --vocab takes a vocabulary, a model, a corpus or a run",
+        "out": r"neither vocab\.txt nor tokenizer\.json in it .* it holds: only_json, run, vocab",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            build_corpus_from_files(text, vocab=tmp_path / name, out=tmp_path / "other")
+
+
+def test_sizes_are_said_before_anything_is_written(text: Path, tmp_path: Path) -> None:
+    TOKENIZER.save(tmp_path / "vocab")
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        assert not (tmp_path / "out").exists()
+        said.append(line)
+
+    build = functools.partial(build_corpus_from_files, text, vocab=tmp_path / "vocab", out=tmp_path / "out", say=say)
+    shown = build()
+    assert said[0].startswith("text: 1 files, ")
+    assert said[1].startswith(f"corpus: about {shown['num_tokens']:,} tokens in {shown['num_sentences']} sentences, ")
+    del said[:]
+    build()
+    assert said == []
+
+
+def test_the_language_decides_where_sentences_end(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.txt", ["The river ran bzw. Stone slept. People ran."])
+    lengths = {}
+    for language in ("en", "de"):
+        manifest = build_corpus(path, tokenizer=TOKENIZER, out=tmp_path / language, language=language)
+        assert manifest["settings"]["language"] == language
+        lengths[language] = [len(sentence) for sentence in ids_of(tmp_path / language)[0]]
+    assert lengths["de"] != lengths["en"]
+    assert len(lengths["de"]) == 2
+
+
+def test_a_name_that_no_manifest_could_hold_is_refused_at_the_start(text: Path, tmp_path: Path) -> None:
+    TOKENIZER.save(tmp_path / "vocab")
+    for out in (tmp_path / os.fsdecode(b"caf\xe9"), tmp_path / os.fsdecode(b"caf\xe9") / "corpus"):
+        with pytest.raises(DataError, match=r"caf\\xe9.*: the name is not UTF-8"):
+            build_corpus_from_files(text, vocab=tmp_path / "vocab", out=out)

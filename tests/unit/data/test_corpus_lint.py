@@ -85,6 +85,24 @@ def test_documents_of_one_sentence(linted: Lint) -> None:
     assert mostly["single_sentence_documents"].message.startswith("95.0% of the documents are one sentence")
 
 
+def test_paragraphs_of_books_that_became_documents(linted: Lint) -> None:
+    books = [
+        [*documents(30, 1, seed=seed), *documents(20, 2, seed=10 + seed), *documents(35, 3, seed=20 + seed)]
+        for seed in (1, 2)
+    ]
+    found = linted(*books)
+    assert {code: finding.level for code, finding in found.items()} == {"paragraphs_as_documents": "warning"}
+    message = found["paragraphs_as_documents"].message
+    assert message.startswith("58.8% of the documents are one or two sentences (35.3% one), with a median of 20 tokens")
+    assert "the 2 .txt files (85 documents each) stand between paragraphs of one text" in message
+    assert "build again with --documents file" in message
+
+
+def test_books_as_documents_have_no_finding_of_paragraphs(linted: Lint) -> None:
+    books = [documents(85, num_sentences=1, seed=seed) for seed in range(50)]
+    assert linted(*books, documents="file") == {}
+
+
 def test_documents_of_one_sentence_as_a_warning(linted: Lint) -> None:
     partly = linted(documents(60, num_sentences=1) + documents(40, seed=1))
     assert {code: finding.level for code, finding in partly.items()} == {"single_sentence_documents": "warning"}

@@ -86,7 +86,7 @@ def test_no_word_of_a_long_text_is_lost(text: str, monkeypatch: pytest.MonkeyPat
     [("german", "de"), ("de_DE", "de"), ("EN", "en"), ("Potuguese", "pt"), ("zz", None), ("sv", None)],
 )
 def test_a_language_without_rules_is_refused_with_those_that_are_near(language: str, near: str | None) -> None:
-    with pytest.raises(ConfigError, match=f"language is '{language}', for which there are no rules") as error:
+    with pytest.raises(ConfigError, match=f"language is '{language}', which has no sentence rules") as error:
         check_language(language)
     assert (f"did you mean {near!r}" in str(error.value)) == (near is not None)
     assert "fr (French)" in str(error.value)
