@@ -36,6 +36,7 @@ def pretrain(
     recipe: str | Path | Mapping[str, Any] | None = None,
     init: str | Path | None = None,
     steps: int | None = None,
+    minutes: float | None = None,
     batch_size: int | None = None,
     learning_rate: float | None = None,
     max_length: int | None = None,
@@ -48,9 +49,10 @@ def pretrain(
 
     `corpus` is what `maskloom corpus build` wrote; `out` becomes the run folder, with the model in `out/model`.
     `recipe` is a TOML file, the name of a shipped recipe, or values by key, such as `{"training.save_every": 500}`; the
-    other settings are the command's flags and win over it. `init` starts from the weights of a model folder. `resume`
-    goes on with the run in `out`, `verify` first shows that resuming gives the same bits. With `progress` the run tells
-    on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for wrong input before any
+    other settings are the command's flags and win over it. `init` starts from the weights of a model folder. `minutes`
+    bounds the run by the clock in place of `steps`. `resume` goes on with the run in `out`, with another number of
+    `steps` it extends or shortens it; `verify` first shows that resuming gives the same bits. With `progress` the run
+    tells on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for wrong input before any
     training, and maskloom.training.interruption.Interrupted, with all saved, when a signal asks to stop.
     """
     from pathlib import Path
@@ -62,7 +64,7 @@ def pretrain(
     from maskloom.runs.training_flags import recipe_of_run
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed}
+    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
     resumes, check = (Path(out) if resume else None), (None if init else check_model)
     chosen = recipe_of_run(PretrainRecipe, recipe, changes=[], flags=flags, resumes=resumes, check=check)
     return run(chosen, corpus=corpus, out=out, init=init, resume=resume, verify=verify, progress=heard(progress))

@@ -175,6 +175,37 @@ class TrainingSection(Section):
                 raise ValueError(f"{keys[0]} = {count}: it may not exceed {keys[1]} = {limit}")
 
 
+class Extension(Section):
+    """A run that was given another number of steps when it had come to one of them."""
+
+    at: Annotated[Count, about("Step from which the new number of steps counts.")]
+    steps: Annotated[Count, about("Steps that the run was planned for until then.")]
+
+
+class PretrainTraining(TrainingSection):
+    """Pre-training may be bound by the clock, and may be extended.
+
+    With `minutes` the learning rate follows the share of the time that is used, and steps do not count. `extensions`
+    are written by `maskloom pretrain --resume --steps N`, so that the recipe tells the whole schedule.
+    """
+
+    minutes: Annotated[
+        Positive | None, about("Minutes of training instead of steps; warm-up and decay follow the clock.")
+    ] = None
+    extensions: list[Extension] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _extensions_fit(self) -> Self:
+        if self.minutes is not None and self.warmup_steps is not None:
+            raise ValueError(f"warmup_steps = {self.warmup_steps}: with training.minutes give training.warmup_share")
+        if self.minutes is not None and self.extensions:
+            raise ValueError("minutes and training.extensions: a run by the clock has no number of steps to extend")
+        starts = [extension.at for extension in self.extensions]
+        if starts != sorted(set(starts)) or (starts and starts[-1] >= self.steps):
+            raise ValueError(f"extensions at {starts}: each begins after the one before and ends before training.steps")
+        return self
+
+
 class Phase(Section):
     """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
 
@@ -213,12 +244,14 @@ class PretrainRecipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of weights, sampling, masks and dropout.")] = 0
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
-    training: TrainingSection = TrainingSection()
+    training: PretrainTraining = PretrainTraining()
     card: CardSection | None = None
     phases: list[Phase] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        if self.phases and (self.training.minutes is not None or self.training.extensions):
+            raise ValueError("training.minutes and training.extensions are for runs without [[phases]]")
         for number, phase in enumerate(self.phases):
             self.training.refuse_contradictions(phase, f"phases.{number}")
         if not self.phases:
@@ -238,6 +271,9 @@ class FinetuneTraining(TrainingSection):
     epochs: Annotated[float, Field(gt=0.0, le=1e6), about("Passes over the training data.")] = 3.0
     learning_rate: Annotated[Positive, about("Peak learning rate.")] = 5e-5
     group_by_length: Annotated[bool, about("Put examples of like length into a batch.")] = False
+    patience: Annotated[
+        Count | None, about("Evaluations without a better dev score after which a seed ends; absent, none ends early.")
+    ] = None
 
     def with_steps(self, num_examples: int) -> TrainingSection:
         """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one.
@@ -245,7 +281,8 @@ class FinetuneTraining(TrainingSection):
         Raises ConfigError when `warmup_steps` are more than that.
         """
         steps = self.steps or max(1, int(num_examples / self.batch_size * self.epochs))
-        counted = TrainingSection(steps=steps, **self.model_dump(exclude={"epochs", "steps", "group_by_length"}))
+        own = FinetuneTraining.model_fields.keys() - TrainingSection.model_fields.keys()
+        counted = TrainingSection(steps=steps, **self.model_dump(exclude={"steps", *own}))
         if (warmup := counted.resolved_warmup_steps()) > steps:
             raise ConfigError(f"training.warmup_steps = {warmup}: {num_examples} examples give {steps} steps")
         return counted

@@ -210,6 +210,7 @@ def _hint(kind: type[BaseModel], path: list[str]) -> str:
         everywhere.setdefault(known.path.rpartition(".")[2], []).append(known.path)
     for name in (path[-1], *OTHER_NAMES.get(path[-1].lower().replace("-", "_"), ())):
         if found := everywhere.get(name):
+            found = [path for path in found if ".N." not in path] or found
             return f"did you mean {' or '.join(map(repr, found))}?"
     here = _keys_at(kind, path[:-1])
     near = difflib.get_close_matches(path[-1], here, n=1, cutoff=0.5)

@@ -225,6 +225,23 @@ def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage,
     assert not best.exists()
 
 
+def test_patience_ends_a_seed_and_a_resumed_run_ends_there_too(model_folder, data, tmp_path):
+    train, dev = data("single")
+    patient = recipe(training={"epochs": 30.0, "patience": 2})
+    inputs = {"model": model_folder, "train": train, "dev": dev}
+    whole = finetune(patient, **inputs, out=tmp_path / "whole")
+    events = read_events(tmp_path / "whole" / "events.jsonl")
+    steps = [event["step"] for event in events if event["event"] == "evaluation"]
+    assert whole["best"]["step"] == steps[-3]
+    assert steps[-1] == whole["last"]["step"] < 240
+    with pytest.raises(KeyboardInterrupt):
+        finetune(patient, **inputs, out=tmp_path / "cut", progress=_Stop("fine-tuning, seed 0", steps[-2] + 1))
+    resumed = finetune(patient, **inputs, out=tmp_path / "cut", resume=True)
+    assert {**resumed, "model": ""} == {**whole, "model": ""}
+    for name in ("model.safetensors", "config.json"):
+        assert _sum(tmp_path / "cut" / "model" / name) == _sum(tmp_path / "whole" / "model" / name)
+
+
 _KILLED = """
 import sys
 from maskloom.config import FinetuneRecipe, load_recipe

@@ -30,11 +30,13 @@ from maskloom.cli.training_options import (
     Epochs,
     EpochsOfPretraining,
     LearningRate,
+    Minutes,
     Overrides,
     Seed,
     SequenceLength,
     Size,
     Steps,
+    StepsOfPretraining,
 )
 
 
@@ -42,7 +44,8 @@ def pretrain(
     corpus: Annotated[Path, typer.Option("--corpus", help="A corpus folder.")],
     out: Out,
     size: Size = None,
-    steps: Steps = None,
+    steps: StepsOfPretraining = None,
+    minutes: Minutes = None,
     batch_size: BatchSize = None,
     learning_rate: LearningRate = None,
     max_length: SequenceLength = None,
@@ -61,7 +64,7 @@ def pretrain(
     from maskloom.runs.training_flags import refuse_epochs
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed}
+    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     if epochs is not None:

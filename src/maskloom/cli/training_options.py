@@ -38,6 +38,14 @@ Overrides = Annotated[
     ),
 ]
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Optimiser steps.")]
+StepsOfPretraining = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, help="Optimiser steps; with --resume another number extends or shortens the run."),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option("--minutes", help="Train for so many minutes instead of steps; the schedule follows the clock."),
+]
 Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")]
 EpochsOfPretraining = Annotated[
     float | None, typer.Option("--epochs", hidden=True, help="Not taken: says how many --steps these epochs are.")

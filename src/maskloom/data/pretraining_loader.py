@@ -62,6 +62,11 @@ class PretrainingLoader:
         instances, after = self._stream.read(position, self._batch_size)
         return self._gathered(instances.take(self._rows)), after
 
+    def next_batch(self, position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
+        """Return the batch at a position kept as plain numbers, {} for the start, and the position after it."""
+        batch, after = self.batch(DataPosition.from_dict(position) if position else DataPosition())
+        return batch, after.as_dict()
+
     def account(self) -> PretrainingAccount:
         """Return what an epoch holds; the first block, which training needs anyway, speaks for the others."""
         block = self._stream.block(0, 0)

@@ -32,7 +32,7 @@ from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import TASK, described, prepare_run_folder
 from maskloom.runs.run_lock import alone_in_folder
-from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line
+from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
 from maskloom.runs.verification import VERIFY_FINISHED
 from maskloom.tasks.catalog import catalog_row
@@ -138,10 +138,10 @@ def _finetune(
         return read_json_object(out / "metrics.json")
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
-    summary = [about, *finetuning_lines(recipe, settings, prepared.train), *default_lines(recipe)]
-    for line in [*summary, *prepared.account["notes"]]:
+    for line in [about, *finetuning_lines(recipe, settings, prepared.train), *prepared.account["notes"]]:
         progress.say(line)
-    plan = replace(plan, group_by_length=recipe.training.group_by_length, folder=out, verify=verify)
+    own = {"group_by_length": recipe.training.group_by_length, "patience": recipe.training.patience}
+    plan = replace(plan, **own, folder=out, verify=verify)
     if prepared.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)
     with open_run_log(out / "events.jsonl", is_first=ranks.is_first, log_to=recipe.training.log_to) as log:

@@ -46,6 +46,7 @@ class FinetunePlan:
     group_by_length: bool = False
     folder: Path | None = None
     verify: bool = False
+    patience: int | None = None
 
 
 def run_restart(
@@ -83,6 +84,7 @@ def run_restart(
         name=f"seed-{seed}",
         ranks=ranks,
         run_id=None if plan.folder is None else run_id(plan.folder, f"seed-{seed}"),
+        is_enough=watch.is_enough if plan.patience else None,
     )
     if plan.verify:
         verify_resuming(session)
@@ -92,7 +94,10 @@ def run_restart(
     started = time.perf_counter()
     session.run()
     progress.end()
-    result = {"seed": seed, "steps": settings.steps, **watch.memory}
+    if state.step < settings.steps:
+        text = f"seed {seed} ends at step {state.step} of {settings.steps}: no better {plan.task.primary} on dev"
+        progress.say(f"{text} in {plan.patience} evaluations (training.patience)")
+    result = {"seed": seed, "steps": state.step, **watch.memory}
     if not ranks.is_first:
         return result
     log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
@@ -191,6 +196,12 @@ class _DevWatch:
         self.memory["last"] = entry
         self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]
         return outcome.scores
+
+    def is_enough(self) -> bool:
+        """Tell whether the last `patience` evaluations have brought nothing better."""
+        best = self.memory["best"]["step"] if "best" in self.memory else 0
+        later = sum(entry["step"] > best for entry in self.memory.get("evaluations", []))
+        return self._plan.patience is not None and later >= self._plan.patience
 
     def describe(self, step: int, metrics: dict[str, float]) -> str:
         primary = self._plan.task.primary

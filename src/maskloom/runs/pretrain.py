@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config
-from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection
-from maskloom.data.batch import PretrainingBatch
+from maskloom.config import PretrainingData, PretrainRecipe, PretrainTraining, TrainingSection
 from maskloom.data.corpus import Corpus
 from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.rank_rows import rows_of_rank
-from maskloom.data.sampling import DataPosition, SamplingSettings
+from maskloom.data.sampling import SamplingSettings
 from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
 from maskloom.inference.model_folder import resolve_model_folder
@@ -30,6 +29,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.adaptation import check_vocabulary, metrics_before, new_parts
 from maskloom.runs.best_checkpoint import write_best_model
+from maskloom.runs.extension import CHANGES, extended_recipe, extension_line, factor_of
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import pretraining_card
 from maskloom.runs.model_writing import write_model_folder
@@ -45,6 +45,7 @@ from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
 from maskloom.training.run_log import check_log_targets, open_run_log
 from maskloom.training.session import TrainingSession
+from maskloom.training.time_budget import TimeBudget
 
 _EVALUATION_BATCH = 64
 
@@ -90,20 +91,25 @@ def _pretrain(
 ) -> dict[str, Any]:
     check_model(recipe, None if init is None else BertConfig.from_published(read_config(init), str(init)))
     opened = Corpus.open(corpus)
+    resume = resume or is_restarted(out)
+    recipe = extended_recipe(recipe, out) if resume else recipe
     plans = phase_plans(recipe)
     for plan in plans:
         _rows(plan, ranks)
     _check_start(recipe, opened, init, ranks)
+    ranks.barrier()  # all have read the recipe before the first one writes it
     inputs = {"corpus": opened.fingerprint, "init_model": init and fingerprint(*model_files(init))}
     if ranks.is_first:
         paths = {"corpus": opened.folder, "init": init}
-        prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume or is_restarted(out))
+        prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=CHANGES)
         claim(out)
     ranks.barrier()
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     for sentence in left_aside(recipe, has_init=init is not None):
         progress.say(sentence)
+    if recipe.training.extensions:
+        progress.say(extension_line(recipe.training))
     train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
@@ -223,14 +229,10 @@ def _run_phase(
 ) -> dict[str, Any]:
     """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
     train, held_out = documents
-    settings = plan.training
+    settings, budget = plan.training, _budget(plan.training, ranks)
     loader = _loader(corpus, train, plan.data, settings.batch_size, recipe.seed, rows=_rows(plan, ranks))
     objective = MaskedLanguageModeling(next_sentence=plan.data.next_sentence)
     state = TrainState.fresh(model, settings)
-
-    def next_batch(position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
-        batch, after = loader.batch(DataPosition.from_dict(position) if position else DataPosition())
-        return batch, after.as_dict()
 
     def held_out_metrics() -> dict[str, float]:
         whole = ranks.whole(model)
@@ -242,7 +244,7 @@ def _run_phase(
         session = TrainingSession(
             state=state,
             objective=objective,
-            next_batch=next_batch,
+            next_batch=loader.next_batch,
             settings=_with_defaults(settings),
             seed=recipe.seed,
             checkpoints=out / "checkpoints" / plan.name,
@@ -255,6 +257,8 @@ def _run_phase(
             ranks=ranks,
             run_id=run_id(out, plan.name),
             score=lambda metrics: -metrics.get("mlm_loss", math.nan),
+            factor=factor_of(settings),
+            budget=budget,
         )
         if verify:
             verify_resuming(session)
@@ -263,7 +267,8 @@ def _run_phase(
         if start == 0 and ranks.is_first:
             _tell(plan, loader, log, progress)
         started = time.perf_counter()
-        progress.begin(f"{plan.name}, length {plan.data.max_length}", settings.steps, start)
+        steps = settings.steps if budget is None else 0  # unknown
+        progress.begin(f"{plan.name}, length {plan.data.max_length}", steps, start)
         session.run()
         progress.end()
         metrics = held_out_metrics()
@@ -283,8 +288,17 @@ def _figures(report: StepReport) -> dict[str, float]:
     return {**report.losses, "tokens_per_s": report.num_tokens / report.seconds}
 
 
-def _with_defaults(settings: TrainingSection) -> TrainingSection:
-    """Evaluate and save ten times in a run unless the recipe says otherwise."""
+def _budget(settings: PretrainTraining, ranks: Ranks) -> TimeBudget | None:
+    if settings.minutes is None:
+        return None
+    share = settings.warmup_share
+    return TimeBudget(60.0 * settings.minutes, schedule=settings.schedule, warmup_share=share, ranks=ranks)
+
+
+def _with_defaults(settings: PretrainTraining) -> TrainingSection:
+    """Evaluate and save ten times in a run unless the recipe says otherwise; by the clock the budget tells when."""
+    if settings.minutes is not None:
+        return settings
     every = max(1, settings.steps // 10)
     update = {"save_every": settings.save_every or every, "evaluate_every": settings.evaluate_every or every}
     return settings.model_copy(update=update)

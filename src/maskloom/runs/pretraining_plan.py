@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from maskloom.config import ConfigError, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.config import (
+    ConfigError,
+    ModelSection,
+    PretrainingData,
+    PretrainRecipe,
+    PretrainTraining,
+    TrainingSection,
+)
 from maskloom.models.bert_config import BertConfig
 
 # So large that no id of a special token is refused before the corpus tells its own number.
 _ANY_VOCABULARY = 10_000_000
+
+
+MOST_STEPS = 10**12
+"""The number of steps of a run that the clock ends."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +28,13 @@ class PhasePlan:
 
     name: str
     data: PretrainingData
-    training: TrainingSection
+    training: PretrainTraining
 
 
 def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
     """Return the phases of a recipe; without a [[phases]] table there is one, of the recipe's own length and steps."""
+    if recipe.training.minutes is not None:
+        return [PhasePlan("phase-1", recipe.data, recipe.training.model_copy(update={"steps": MOST_STEPS}))]
     if not recipe.phases:
         return [PhasePlan("phase-1", recipe.data, recipe.training)]
     plans = []
@@ -66,8 +79,9 @@ def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     """Return what of a recipe does not count because initial weights or [[phases]] decide it, one sentence each."""
     own = [f"model.{key}" for key, value in ModelSection() if getattr(recipe.model, key) != value]
     said = [f"{', '.join(own)}: left aside, the initial model has sizes of its own"] if has_init and own else []
-    if recipe.phases and recipe.training.steps != TrainingSection().steps:
-        said.append(f"training.steps = {recipe.training.steps}: left aside, every phase has steps of its own")
+    if recipe.training.steps != TrainingSection().steps and (recipe.phases or recipe.training.minutes is not None):
+        why = "every phase has steps of its own" if recipe.phases else "the clock ends the run (training.minutes)"
+        said.append(f"training.steps = {recipe.training.steps}: left aside, {why}")
     return said + _left_aside_for_length(recipe)
 
 

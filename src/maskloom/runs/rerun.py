@@ -73,6 +73,11 @@ def rerun(
     torch.set_num_threads(content["hardware"]["threads"])
     if kind == "pretrain":
         recipe = load_recipe(PretrainRecipe, run / RECIPE)
+        if recipe.training.minutes is not None:
+            raise ConfigError(
+                f"{run}: its learning rate followed the clock (training.minutes), so no rerun gives the same bits; "
+                "events.jsonl tells the share of the time that was used at every step"
+            )
         pretrain(recipe, corpus=paths["corpus"], init=paths.get("init"), out=out, resume=resume, progress=progress)
     else:
         inputs = content["inputs"]

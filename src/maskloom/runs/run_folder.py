@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -39,19 +39,28 @@ _FREE = frozenset(
 
 
 def prepare_run_folder(
-    out: Path, recipe: Section, *, inputs: dict[str, Any], resume: bool, paths: Mapping[str, Path | None] | None = None
+    out: Path,
+    recipe: Section,
+    *,
+    inputs: dict[str, Any],
+    resume: bool,
+    paths: Mapping[str, Path | None] | None = None,
+    may_change: Collection[str] = (),
 ) -> bool:
     """Create a run's folder, or check that an existing one holds the same run; return True when it is continued.
 
     `inputs` are fingerprints of what the run reads, `paths` where it found that. The caller holds the folder's lock, so
-    what a killed process was writing is removed. Raises ConfigError when the folder holds a run and `resume` is off, or
-    when recipe or inputs differ from those that the folder was started with.
+    what a killed process was writing is removed. Keys of the recipe in `may_change` may differ, and are written anew.
+    Raises ConfigError when the folder holds a run and `resume` is off, or when other keys or inputs differ from those
+    that the folder was started with.
     """
     if (out / RECIPE).exists():
         if not resume:
             raise ConfigError(f"{out} already holds a run; continue it with --resume or choose another --out")
-        _check_same(out, recipe, inputs)
+        has_changed = _check_same(out, recipe, inputs, may_change)
         _remove_half_written(out)
+        if has_changed:
+            write_text(out / RECIPE, recipe_toml(recipe))
         return True
     if out.exists() and (not out.is_dir() or not all(_is_of_a_start(path.name) for path in out.iterdir())):
         raise ConfigError(f"{out} exists and is not a run folder; choose an empty or a new --out")
@@ -145,11 +154,13 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _check_same(out: Path, recipe: Section, inputs: dict[str, Any]) -> None:
+def _check_same(out: Path, recipe: Section, inputs: dict[str, Any], may_change: Collection[str]) -> bool:
+    """Return whether keys differ that may; raises ConfigError for others."""
     stored = load_recipe(type(recipe), out / RECIPE)
     before, now = flat(stored.model_dump()), flat(recipe.model_dump())
     keys = sorted((before.keys() | now.keys()) - _FREE)
-    differing = [key for key in keys if before.get(key) != now.get(key)]
+    changed = [key for key in keys if before.get(key) != now.get(key)]
+    differing = [key for key in changed if key not in may_change]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
         raise ConfigError(f"{out}: a resumed run keeps its recipe: {changes}")
@@ -157,6 +168,7 @@ def _check_same(out: Path, recipe: Section, inputs: dict[str, Any]) -> None:
     for name, value in inputs.items():
         if name in known and known[name] != value:
             raise ConfigError(f"{out}: the run was started with {name} {known.get(name)!r}, this one is {value!r}")
+    return bool(changed)
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe, PretrainRecipe, PretrainTraining, TrainingSection
 from maskloom.data.pretraining_loader import PretrainingAccount
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.runs.pretraining_plan import PhasePlan
+from maskloom.runs.pretraining_plan import MOST_STEPS, PhasePlan
 from maskloom.runs.progress import Progress
 from maskloom.tasks.encoding import EncodedData
 from maskloom.training.loop import StepReport
@@ -37,10 +37,12 @@ def phase_lines(plan: PhasePlan, account: PretrainingAccount) -> list[str]:
     training, data = plan.training, plan.data
     tokens = training.batch_size * account.tokens_per_instance
     epochs = training.steps * training.batch_size / account.num_instances
+    steps, whole = f"{training.steps:,} steps", f"{_count(training.steps * tokens)} tokens, {epochs:.3g} epochs"
+    if training.minutes is not None:
+        steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
     lines = [
-        f"{plan.name}: {training.steps:,} steps of {training.batch_size} sequences up to {data.max_length} tokens, "
-        f"about {tokens:,.0f} tokens a step; {_count(training.steps * tokens)} tokens, {epochs:.3g} epochs of "
-        f"{account.num_instances:,} sequences",
+        f"{plan.name}: {steps} of {training.batch_size} sequences up to {data.max_length} tokens, about {tokens:,.0f} "
+        f"tokens a step; {whole} of {account.num_instances:,} sequences",
         f"{plan.name}: {_optimisation(training)}; {account.predictions_per_instance:.1f} predictions a sequence",
     ]
     if account.cut_share > 0:
@@ -61,6 +63,7 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
         f"task: {recipe.task}; {settings.steps:,} steps of {settings.batch_size} {unit}: {epochs:.3g} epochs of "
         f"{num_units:,} {unit} up to {recipe.data.max_length} tokens{seeds}",
         _optimisation(settings),
+        *default_lines(recipe),
     ]
 
 
@@ -71,6 +74,7 @@ def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
     if isinstance(recipe, PretrainRecipe):
         own = [phase.model_fields_set for phase in recipe.phases]
         keys = [name for name in keys if not own or not all(name in given for given in own)]
+        keys = [name for name in keys if name != "steps" or recipe.training.minutes is None]
     elif training.steps is not None:
         keys = [name for name in keys if name != "epochs"]
     values = [f"training.{name} = {getattr(training, name)}" for name in keys if getattr(training, name) is not None]
@@ -80,8 +84,10 @@ def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
 
 
 def _optimisation(training: TrainingSection) -> str:
-    warmup = training.resolved_warmup_steps()
-    return f"learning rate {training.learning_rate:g} after {warmup:,} steps of warm-up, then falling to 0"
+    warmup = f"{training.resolved_warmup_steps():,} steps"
+    if isinstance(training, PretrainTraining) and training.minutes is not None:
+        warmup = f"{training.warmup_share:.0%} of the time"
+    return f"learning rate {training.learning_rate:g} after {warmup} of warm-up, then falling to 0"
 
 
 def _count(number: float) -> str:
@@ -99,7 +105,8 @@ def step_display(
 
     def show(report: StepReport) -> None:
         progress.advance(report.step, **figures(report))
-        expected.after_step(report.step)
+        if steps < MOST_STEPS:
+            expected.after_step(report.step)
 
     return show
 

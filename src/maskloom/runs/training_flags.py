@@ -17,6 +17,7 @@ FLAG_KEYS = {
     "size": "model.size",
     "task": "task",
     "steps": "training.steps",
+    "minutes": "training.minutes",
     "epochs": "training.epochs",
     "batch_size": "training.batch_size",
     "learning_rate": "training.learning_rate",
@@ -63,6 +64,8 @@ def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) 
         if "epochs" in given and recipe.training.steps is not None:
             raise ConfigError(f"--epochs: training.steps = {recipe.training.steps} decides; give one of the two")
         return
+    if "steps" in given and recipe.training.minutes is not None:
+        raise ConfigError(f"--steps: training.minutes = {recipe.training.minutes:g} decides; give one of the two")
     for number, phase in enumerate(recipe.phases):
         for name in sorted(given & phase.model_fields_set):
             key = f"phases.{number}.{name}"

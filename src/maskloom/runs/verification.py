@@ -42,6 +42,8 @@ def verify_resuming(session: TrainingSession) -> None:
     """
     if session.ranks.world_size > 1:
         raise ConfigError("--verify trains a stretch again in one process; start it without torchrun")
+    if session.budget is not None:
+        raise ConfigError("--verify: the learning rate followed the clock (training.minutes), which no replay repeats")
     whole = [folder for folder in step_folders(session.checkpoints) if _is_whole(folder, session.run_id)]
     if not whole:
         session.say(f"{session.checkpoints}: no checkpoint yet, so there is nothing to verify")
@@ -105,6 +107,7 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
         log=NoLog(place / "events.jsonl"),
         evaluate=None,
         on_step=stop_at_target,
+        is_enough=None,
         memory={},
     )
     try:

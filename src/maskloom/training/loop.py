@@ -97,6 +97,7 @@ def train_steps(
     settings: TrainingSection,
     seed: int,
     ranks: Ranks = ONE_RANK,
+    factor: Callable[[int], float] | None = None,
 ) -> Iterator[StepReport]:
     """Train from `state.step` to `settings.steps` (paper 3.4), yielding after each step, when `state` is whole.
 
@@ -104,12 +105,13 @@ def train_steps(
     count of the whole batch, so the gradient is that of one big batch. Gradients are clipped by their global norm
     after accumulation. Where memory runs out, micro-batches are halved for good and the batch is done again. Raises,
     before stepping, NonFiniteStepError when loss or gradient norm is not finite, and MemoryExhaustedError when not even
-    one sequence fits.
+    one sequence fits. `factor` tells the factor on the peak learning rate at a step, by default as `settings` say.
 
     With several `ranks`, `next_batch` gives each its part of the batch, all of one number of micro-batches.
     """
     model, optimizer = state.model, state.optimizer
-    factor = make_schedule(settings.schedule, warmup_steps=settings.resolved_warmup_steps(), steps=settings.steps)
+    if factor is None:
+        factor = make_schedule(settings.schedule, warmup_steps=settings.resolved_warmup_steps(), steps=settings.steps)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     while state.step < settings.steps:
         started = time.perf_counter()

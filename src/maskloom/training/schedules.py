@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
+
+Name = Literal["linear", "google"]
 
 
 def linear_factor(step: int, *, warmup_steps: int, steps: int) -> float:
@@ -24,7 +26,40 @@ def google_factor(step: int, *, warmup_steps: int, steps: int) -> float:
     return max(0.0, 1.0 - step / steps)
 
 
-def make_schedule(name: Literal["linear", "google"], *, warmup_steps: int, steps: int) -> Callable[[int], float]:
+def make_schedule(name: Name, *, warmup_steps: int, steps: int) -> Callable[[int], float]:
     """Return the schedule of that name as a function from step (from 0) to the factor on the peak learning rate."""
     schedules = {"linear": linear_factor, "google": google_factor}
     return partial(schedules[name], warmup_steps=warmup_steps, steps=steps)
+
+
+def extended_factor(
+    step: int, *, name: Name, warmup_steps: int, steps: int, extensions: Sequence[tuple[int, int]]
+) -> float:
+    """Return the factor of a run of `steps` steps that was planned for others before.
+
+    `extensions` are pairs: until step `at` the run was planned for so many steps. From `at` on the factor is that of a
+    run of the new number of steps with the same warm-up; in the first `warmup_steps` after `at` it goes there on a line
+    from where it stood, so that a rate that had fallen to 0 rises as gently as at the start.
+    """
+    factor = make_schedule(name, warmup_steps=warmup_steps, steps=steps)(step)
+    if not extensions:
+        return factor
+    *earlier, (at, planned) = extensions
+
+    def before(place: int) -> float:
+        return extended_factor(place, name=name, warmup_steps=warmup_steps, steps=planned, extensions=earlier)
+
+    if step < at:
+        return before(step)
+    if step >= at + warmup_steps:
+        return factor
+    start = before(at)
+    return start + (factor - start) * (step - at) / warmup_steps
+
+
+def clock_factor(fraction: float, *, name: Name, warmup_share: float) -> float:
+    """Return the factor when a fraction of the time is used: the schedule of that name with time in place of steps."""
+    if fraction < warmup_share:
+        return fraction / warmup_share
+    whole = 1.0 if name == "google" else max(1.0 - warmup_share, 1e-9)
+    return max(0.0, (1.0 - fraction) / whole)

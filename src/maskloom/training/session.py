@@ -32,6 +32,7 @@ from maskloom.training.memory import note_micro_batch_size, noted_micro_batch_si
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.saves import NoSaves, Saves
 from maskloom.training.step_dumps import write_dump
+from maskloom.training.time_budget import TimeBudget
 
 # What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
 # time, and it bounds what batches of different sizes leave behind.
@@ -51,6 +52,8 @@ class TrainingSession:
     checkpoint and restored on resume (the best score so far, say). With several `ranks` each runs its own session;
     they stop together, and only the first logs, speaks and saves. Where `settings.keep_best` says so, the checkpoint
     whose metrics have the highest `score` is kept beside the newest. `run_id` tells this run's checkpoints from others.
+    Before its last step a session ends when the first rank's `is_enough` says so after an evaluation, or when `budget`
+    is used up, which then also tells the learning rate; else `factor` does, by default as `settings` say.
     """
 
     state: TrainState
@@ -69,7 +72,12 @@ class TrainingSession:
     ranks: Ranks = ONE_RANK
     score: Callable[[dict[str, float]], float] | None = None
     run_id: str | None = None
+    factor: Callable[[int], float] | None = None
+    budget: TimeBudget | None = None
+    is_enough: Callable[[], bool] | None = None
     _evaluation_is_due: bool = field(default=False, init=False)
+    _has_ended: bool = field(default=False, init=False)
+    _begins_part: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Begin to count what goes wrong."""
@@ -89,6 +97,9 @@ class TrainingSession:
         self.memory.update(restored.extra)
         own = self.memory.pop(_OWN, {})
         self._evaluation_is_due = own.get("evaluation_is_due", False)
+        self._has_ended = own.get("has_ended", False)
+        if self.budget is not None and "budget" in own:
+            self.budget.restore(own["budget"])
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
         self._take_noted_size()
         self._bad_steps.rewinds = own.get("rewinds", 0)
@@ -103,14 +114,16 @@ class TrainingSession:
         to stop, and OSError at the next step when a checkpoint could not be written.
         """
         settings = self.settings
-        if self.state.step >= settings.steps and not self._evaluation_is_due:
+        if self._is_over() and not self._evaluation_is_due:
             return
+        if self.budget is not None:
+            self.budget.start()
         with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"):
             if self._evaluation_is_due:
                 self._finish_step(self.state.step, stop, saves)
             elif settings.on_nonfinite == "rewind" and self.state.step == 0:
                 self._save(saves)  # so that there is a checkpoint to go back to
-            while self.state.step < settings.steps:
+            while not self._is_over():
                 try:
                     self._train(stop, saves)
                 except NonFiniteStepError as bad:
@@ -118,6 +131,9 @@ class TrainingSession:
                 except MemoryExhaustedError as error:
                     note_micro_batch_size(self.log.path.parent, error.micro_batch_size)
                     raise
+
+    def _is_over(self) -> bool:
+        return self._has_ended or self.state.step >= self.settings.steps
 
     def _take_noted_size(self) -> None:
         """Go on in the micro-batches that a rank out of memory asked for when it ended the run."""
@@ -128,7 +144,13 @@ class TrainingSession:
 
     def _train(self, stop: StopRequests, saves: Saves) -> None:
         steps = train_steps(
-            self.state, self.objective, self.next_batch, settings=self.settings, seed=self.seed, ranks=self.ranks
+            self.state,
+            self.objective,
+            self.next_batch,
+            settings=self.settings,
+            seed=self.seed,
+            ranks=self.ranks,
+            factor=self.factor if self.budget is None else self.budget.factor,
         )
         for report in steps:
             saves.check()
@@ -136,6 +158,8 @@ class TrainingSession:
                 release_free_memory()
                 self._released = time.monotonic()
             self._after_step(report, stop, saves)
+            if self._has_ended:
+                return
 
     def _answer(self, bad: NonFiniteStepError, saves: Saves) -> None:
         """Write a step down whose numbers are not finite, and skip its batch or go back; raises it when all ends."""
@@ -192,26 +216,34 @@ class TrainingSession:
         """Log, evaluate and save as the settings say; raises Interrupted, with all on disk, when asked to stop."""
         settings = self.settings
         is_last = report.step == settings.steps
+        if self.budget is not None:
+            is_last = self._has_ended = is_last or self.budget.is_used_up()
+            self._begins_part = self.budget.enters_new_part()
         if report.step % settings.log_every == 0 or is_last or report.step == 1:
             self._log_step(report)
         self._warn(report)
         if self.on_step is not None:
             self.on_step(report)
         every = settings.evaluate_every
-        self._evaluation_is_due = is_last or bool(every and report.step % every == 0)
+        self._evaluation_is_due = is_last or (report.step % every == 0 if every else self._begins_part)
         self._finish_step(report.step, stop, saves)
 
     def _finish_step(self, step: int, stop: StopRequests, saves: Saves) -> None:
         """Evaluate if that is due, and save; when a signal comes in between, the resumed run evaluates."""
         settings = self.settings
-        is_best = self._evaluate(step, stop) if self._evaluation_is_due and not self._asked(stop) else False
+        is_best = False
+        if self._evaluation_is_due and not self._asked(stop):
+            is_best = self._evaluate(step, stop)
+            if self.is_enough is not None and not self._evaluation_is_due:
+                self._has_ended = self.ranks.any_(self.ranks.is_first and self.is_enough())
         if number := self._asked(stop):
             self._tell(f"{signal.Signals(number).name} received: saving step {step}")
             self._save(saves)
             raise Interrupted(number)
-        if step == settings.steps:
+        every = settings.save_every
+        if self._is_over():
             self._save(saves)
-        elif is_best or (settings.save_every and step % settings.save_every == 0):
+        elif is_best or (step % every == 0 if every else self._begins_part):
             with self.ranks.at("save"):
                 saves.start(self.state, self._remembered(), self._pinned())
 
@@ -268,6 +300,10 @@ class TrainingSession:
             own["micro_batch_size"] = self.state.micro_batch_size
         if self._bad_steps.rewinds:
             own["rewinds"] = self._bad_steps.rewinds
+        if self._has_ended:
+            own["has_ended"] = True
+        if self.budget is not None:
+            own["budget"] = self.budget.as_dict()
         return {**self.memory, _OWN: own} if own else self.memory
 
     def _pinned(self) -> list[int]:
@@ -304,8 +340,10 @@ class TrainingSession:
             )
 
     def _log_step(self, report: StepReport) -> None:
+        by_clock = {} if self.budget is None else {"fractions_of_time": self.budget.taken()}
         self._write(
             "step",
+            **by_clock,
             step=report.step,
             loss=report.loss,
             losses=report.losses,

@@ -1,6 +1,8 @@
+from itertools import pairwise
+
 import pytest
 
-from maskloom.training.schedules import make_schedule
+from maskloom.training.schedules import clock_factor, extended_factor, make_schedule
 
 
 def test_google_schedule_has_the_published_jump() -> None:
@@ -42,3 +44,44 @@ def test_linear_schedule_equals_transformers() -> None:
         assert ours(step) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
         optimizer.step()
         theirs.step()
+
+
+def _extended(steps: int, extensions: list[tuple[int, int]], name="linear", warmup_steps: int = 10) -> list[float]:
+    return [
+        extended_factor(step, name=name, warmup_steps=warmup_steps, steps=steps, extensions=extensions)
+        for step in range(steps)
+    ]
+
+
+def test_an_extended_run_goes_on_a_line_to_the_rate_of_the_longer_one() -> None:
+    plain, longer = _extended(100, []), _extended(200, [])
+    found = _extended(200, [(60, 100)])
+    assert found[:60] == plain[:60]
+    assert found[70:] == longer[70:]
+    assert found[60] == pytest.approx(plain[60])
+    assert found[65] == pytest.approx((plain[60] + longer[65]) / 2)
+
+
+def test_a_run_that_had_decayed_is_warmed_up_again() -> None:
+    found = _extended(200, [(100, 100)])
+    assert found[99] == pytest.approx(1 / 90)
+    assert found[100] == 0.0
+    assert 0.0 < found[101] < found[105] < found[110] == _extended(200, [])[110]
+
+
+def test_a_run_may_be_shortened_and_extended_again() -> None:
+    found = _extended(120, [(30, 100), (50, 60)])
+    assert found[:50] == _extended(60, [(30, 100)])[:50]
+    assert found[60:] == _extended(120, [])[60:]
+    assert all(abs(a - b) < 0.11 for a, b in pairwise(found))
+    assert _extended(200, [(60, 100)], name="google")[70:] == _extended(200, [], name="google")[70:]
+    assert _extended(200, [(60, 100)], warmup_steps=0)[60:] == _extended(200, [], warmup_steps=0)[60:]
+
+
+@pytest.mark.parametrize("name", ["google", "linear"])
+def test_the_clocks_schedule_is_that_of_steps(name) -> None:
+    for step in range(0, 1001, 7):
+        by_steps = make_schedule(name, warmup_steps=100, steps=1000)(step)
+        assert clock_factor(step / 1000, name=name, warmup_share=0.1) == pytest.approx(by_steps)
+    assert clock_factor(1.0, name=name, warmup_share=1.0) == 0.0
+    assert clock_factor(0.0, name=name, warmup_share=0.0) == 1.0

@@ -1,0 +1,123 @@
+"""Runs that are extended, shortened, bound by the clock, or ended early because dev got no better."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maskloom.config import ConfigError, PretrainRecipe, load_recipe
+from maskloom.runs.pretrain import pretrain
+from maskloom.runs.rerun import rerun
+from maskloom.training.events import read_events
+
+WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
+SETTINGS = [
+    *("model.size=tiny", "model.config.hidden_size=16", "model.config.num_attention_heads=2"),
+    *("model.config.num_hidden_layers=1", "data.max_length=24", "data.held_out_share=0.2", "training.batch_size=4"),
+    *("training.save_every=4", "training.log_every=1", "training.num_threads=1", "training.warmup_steps=3"),
+    "training.learning_rate=1e-3",
+]
+
+
+def run(*arguments, code: int = 0) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert ended.returncode == code, ended.stderr
+    return ended.stderr
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("corpus"), random.Random(0)
+    documents = [" ".join(" ".join(draw.choices(WORDS, k=9)) + "." for _ in range(6)) for _ in range(30)]
+    (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    run("vocab", "train", folder / "text.txt", "--size", 60, "--out", folder / "v")
+    run("corpus", "build", folder / "text.txt", "--vocab", folder / "v", "--out", folder / "c")
+    return folder / "c"
+
+
+def recipe(*changes: str) -> PretrainRecipe:
+    return load_recipe(PretrainRecipe, None, [*SETTINGS, *changes])
+
+
+def rates(out: Path) -> list[float]:
+    return [event["learning_rate"] / 1e-3 for event in read_events(out / "events.jsonl") if event["event"] == "step"]
+
+
+def weights(out: Path) -> bytes:
+    return (out / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_finished_run_is_extended_and_the_recipe_tells_how(corpus, tmp_path):
+    pretrain(recipe("training.steps=12"), corpus=corpus, out=tmp_path / "run")
+    short, found = weights(tmp_path / "run"), rates(tmp_path / "run")
+    said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 24)
+    assert "extended: planned for 12 steps, 24 from step 12 on; within 3 steps the learning rate goes on a line" in said
+    assert weights(tmp_path / "run") != short
+    now = rates(tmp_path / "run")
+    assert now[:12] == found
+    assert now[12:15] == pytest.approx([0.0, (24 - 13) / 21 / 3, (24 - 14) / 21 * 2 / 3])
+    assert now[15:] == pytest.approx([(24 - step) / 21 for step in range(15, 24)])
+    stored = load_recipe(PretrainRecipe, tmp_path / "run" / "recipe.toml").training
+    assert [(extension.at, extension.steps) for extension in stored.extensions] == [(12, 12)]
+    assert stored.steps == 24
+    assert rerun(tmp_path / "run", out=tmp_path / "again")["identical"]
+
+
+def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, tmp_path):
+    for out in ("whole", "cut"):
+        pretrain(recipe("training.steps=8"), corpus=corpus, out=tmp_path / out)
+    longer = recipe("training.steps=16")
+    pretrain(longer, corpus=corpus, out=tmp_path / "whole", resume=True)
+
+    class Stop:
+        def begin(self, what, total, done=0): ...
+        def say(self, message): ...
+        def end(self): ...
+        def advance(self, done, **figures):
+            if done == 13:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop())
+    pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, tmp_path):
+    out = tmp_path / "run"
+    pretrain(recipe("training.steps=8"), corpus=corpus, out=out)
+    with pytest.raises(ConfigError, match=r"--steps 6: .* has made 8 steps already; `maskloom export`"):
+        pretrain(recipe("training.steps=6"), corpus=corpus, out=out, resume=True)
+    before = (out / "recipe.toml").read_bytes()
+    changed = recipe("training.steps=20", "training.learning_rate=1e-2")
+    with pytest.raises(ConfigError, match=r"keeps its recipe: training\.learning_rate was"):
+        pretrain(changed, corpus=corpus, out=out, resume=True)
+    assert (out / "recipe.toml").read_bytes() == before
+    pretrain(recipe("training.steps=30"), corpus=corpus, out=out, resume=True)
+    pretrain(recipe("training.steps=34"), corpus=corpus, out=out, resume=True)
+    stored = load_recipe(PretrainRecipe, out / "recipe.toml").training
+    assert [(extension.at, extension.steps) for extension in stored.extensions] == [(8, 8), (30, 30)]
+
+
+def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(corpus, tmp_path):
+    said = run(
+        *("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--minutes", 0.02),
+        *[word for setting in SETTINGS if "warmup_steps" not in setting for word in ("--set", setting)],
+    )
+    assert "0.02 minutes, in steps of 4 sequences" in said
+    steps = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "step"]
+    fractions = [fraction for event in steps for fraction in event["fractions_of_time"]]
+    assert len(fractions) == steps[-1]["step"]
+    assert fractions == sorted(fractions)
+    assert weights(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["mlm_loss"] > 0
+    with pytest.raises(ConfigError, match="its learning rate followed the clock"):
+        rerun(tmp_path / "run", out=tmp_path / "again")
+    said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 9, code=3)
+    assert "--steps: training.minutes = 0.02 decides" in said

@@ -1,0 +1,114 @@
+"""Sessions that end before their last step: by the clock, or because it is enough."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.training.tiny_sessions import are_equal, run_session, tiny_session, weights_of
+
+from maskloom.config import ConfigError
+from maskloom.runs.verification import verify_resuming
+from maskloom.training.events import read_events
+from maskloom.training.schedules import clock_factor
+from maskloom.training.time_budget import TimeBudget
+
+STEPS = 10**12
+
+
+class Clock:
+    """Tells a time that goes on by one second at every look."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        self.time += 1.0
+        return self.time
+
+
+def _by_clock(folder: Path, seconds: float):
+    session = tiny_session(folder, steps=STEPS, save_every=None, learning_rate=1e-2, log_every=3)
+    session.budget = TimeBudget(seconds, schedule="linear", warmup_share=0.25, now=Clock())
+    session.evaluate = lambda: {"loss": 1.0}
+    return session
+
+
+def test_a_session_ends_with_its_time_and_tells_every_steps_fraction(tmp_path):
+    session = _by_clock(tmp_path, 40.0)
+    run_session(session)
+    events = read_events(tmp_path / "events.jsonl")
+    steps = [event for event in events if event["event"] == "step"]
+    fractions = [fraction for event in steps for fraction in event["fractions_of_time"]]
+    assert len(fractions) == session.state.step > 10
+    assert fractions == sorted(fractions)
+    assert fractions[0] < 0.06
+    assert 0.9 < fractions[-1] <= 1.0
+    for event in steps:
+        factor = clock_factor(event["fractions_of_time"][-1], name="linear", warmup_share=0.25)
+        assert event["learning_rate"] == pytest.approx(1e-2 * factor)
+    evaluated = [event["step"] for event in events if event["event"] == "evaluation"]
+    assert evaluated[-1] == session.state.step
+    assert 8 <= len(evaluated) <= 11
+    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
+    assert saved == evaluated
+
+
+def test_time_that_was_used_counts_after_a_resume_and_an_end_stays_one(tmp_path):
+    first = _by_clock(tmp_path, 40.0)
+
+    def stop(report):
+        if report.step == 9:
+            raise KeyboardInterrupt
+
+    first.on_step = stop
+    with pytest.raises(KeyboardInterrupt):
+        run_session(first)
+    second = _by_clock(tmp_path, 40.0)
+    start = second.resume()
+    assert 0 < start < 9
+    assert 0.1 < second.budget.used() / 40.0 < 0.7
+    second.log.forget_after("train", start)
+    run_session(second)
+    events = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "step"]
+    fractions = [fraction for event in events for fraction in event["fractions_of_time"]]
+    assert len(fractions) == second.state.step
+    assert fractions == sorted(fractions)
+    third = _by_clock(tmp_path, 40.0)
+    assert third.resume() == second.state.step
+    run_session(third)
+    assert third.state.step == second.state.step
+    assert are_equal(weights_of(third.state), weights_of(second.state))
+
+
+def test_what_the_clock_led_cannot_be_verified(tmp_path):
+    session = _by_clock(tmp_path, 20.0)
+    run_session(session)
+    again = _by_clock(tmp_path, 20.0)
+    with again.log, pytest.raises(ConfigError, match="the learning rate followed the clock"):
+        verify_resuming(again)
+
+
+def _until(folder: Path, number: int):
+    session = tiny_session(folder, steps=20, save_every=4, evaluate_every=4)
+
+    def evaluate():
+        session.memory["number"] = session.memory.get("number", 0) + 1
+        return {"loss": 1.0}
+
+    session.evaluate = evaluate
+    session.is_enough = lambda: session.memory["number"] >= number
+    return session
+
+
+def test_a_session_that_has_enough_ends_and_stays_ended(tmp_path):
+    session = _until(tmp_path, 3)
+    run_session(session)
+    assert session.state.step == 12
+    again = _until(tmp_path, 3)
+    assert again.resume() == 12
+    run_session(again)
+    assert again.state.step == 12
+    assert again.memory == {"number": 3}
+    whole = tiny_session(tmp_path / "whole", steps=20, save_every=4)
+    whole.on_step = lambda report: None
+    run_session(whole)
+    assert not are_equal(weights_of(whole.state), weights_of(session.state))
