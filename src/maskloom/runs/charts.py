@@ -98,10 +98,10 @@ def line_chart(
     return _svg(parts, _HEIGHT, y_name)
 
 
-def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str) -> str:
-    """Return rows of dots over one scale of shares, with a dashed vertical at `level`."""
+def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as_percent: bool = True) -> str:
+    """Return rows of dots over one scale, with a dashed vertical at `level`; shares are shown in percent."""
     values = [value for row in rows for value in row.values] + [level[1]]
-    scale = ticks(min(values), max(values), is_share=True)
+    scale = ticks(min(values), max(values), is_share=as_percent)
     left, right, row_height = 130, _WIDTH - 70, 34
     height = _TOP + row_height * len(rows) + 44
 
@@ -112,7 +112,7 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str) ->
     parts = []
     for tick in scale:
         parts.append(_stroke("grid", (place(tick), _TOP), (place(tick), bottom)))
-        parts.append(_text(place(tick), bottom + 16, _figure(tick, True), "middle"))
+        parts.append(_text(place(tick), bottom + 16, _figure(tick, as_percent), "middle"))
     x = place(level[1])
     parts.append(_stroke("level", (x, _TOP), (x, bottom)))
     parts.append(_text(x, height - 6, level[0], "middle", "level-name"))
@@ -123,10 +123,10 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str) ->
         parts.append(_stroke(f"mean {row.style}", (place(mean), y - 10), (place(mean), y + 10)))
         parts += [
             f'<circle class="dot {row.style}" cx="{place(value):.1f}" cy="{y}" r="5">'
-            f"<title>{escape(row.name)}: {_figure(value, True, exact=True)}</title></circle>"
+            f"<title>{escape(row.name)}: {_figure(value, as_percent, exact=True)}</title></circle>"
             for value in row.values
         ]
-        parts.append(_text(right + 12, y + 4, _figure(mean, True, exact=True), "start", "figure"))
+        parts.append(_text(right + 12, y + 4, _figure(mean, as_percent, exact=True), "start", "figure"))
     return _svg(parts, height, name)
 
 

@@ -58,5 +58,21 @@ def test_a_dot_chart_has_a_dot_a_value_and_the_mean() -> None:
     assert {"60.0%", "40.0%", "majority"} <= {e.text for e in tree.iter("text")}
 
 
+def test_scores_that_are_no_shares_are_not_shown_in_percent() -> None:
+    svg = dot_chart([DotRow("F1", [88.4, 86.4], "c0")], level=("none", 50.0), name="n", as_percent=False)
+    texts = {e.text for e in ElementTree.fromstring(svg).iter("text")}
+    assert "87.400" in texts
+    assert not any(text and text.endswith("%") for text in texts)
+
+
+def test_names_stay_within_the_chart() -> None:
+    lines = [Line(f"a very long name of run {number}", [(0, 0.0), (1, 0.01)], "c0") for number in range(9)]
+    svg = line_chart(lines, x_name="x", y_name="y", levels=[("top", 1.0)])
+    places = [float(y) for y in re.findall(r'class="name c0" x="[\d.]+" y="([\d.]+)"', svg)]
+    assert max(places) <= 300 - 40 + 5
+    shown = [e.text or "" for e in ElementTree.fromstring(svg).iter("text") if e.attrib["class"] == "name c0"]
+    assert shown == ["a very long name…"] * 9
+
+
 def test_nothing_measured_is_said() -> None:
     assert "nothing was measured" in line_chart([], x_name="x", y_name="y")

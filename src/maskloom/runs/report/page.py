@@ -81,6 +81,8 @@ def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
     found = scores(run)
     name = _deciding(run, found)
     state = "finished" if run.result is not None else f"not finished: step {run.last_step:,}"
+    if run.kind == "glue" and run.result is not None:
+        state = f"finished, {len(run.result['tasks'])} tasks"
     reference = found.get("unigram_entropy") if run.best is None else run.best["best"]["reference"]
     spread = None if run.best is None else run.best["restarts"]
     return {
@@ -133,4 +135,5 @@ def _seeds(best: dict[str, Any]) -> str:
     """Draw the scores of all seeds beside that of a constant answer."""
     spread, reference = best["restarts"], best["best"]["reference"]
     level = ("mean", spread["mean"]) if reference is None else ("constant answer", reference)
-    return dot_chart([DotRow("best on dev", list(spread["scores"].values()), "c0")], level=level, name="one dot a seed")
+    rows = [DotRow("best on dev", list(spread["scores"].values()), "c0")]
+    return dot_chart(rows, level=level, name="one dot a seed", as_percent=False)
