@@ -81,7 +81,7 @@ def test_damaged_checkpoints_are_passed_over_by_name(pretrained, tmp_path):
             result = export(copy, tmp_path / "out")
             assert result["step"] == 20
             assert "step-00000021" in result["passed_over"][0]
-            assert export_lines(result)[0].startswith("exported     step 20 of phase-1: mlm_loss ")
+            assert export_lines(result)[0].startswith("exported     step 20 of phase-1: loss ")
     with pytest.raises(DataError, match=r"no checkpoint can be used: .*step-00000020"):
         export(copy, tmp_path / "none")
 
