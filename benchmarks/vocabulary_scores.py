@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 import statistics
 import subprocess
@@ -36,6 +35,7 @@ from maskloom.training.loop import evaluate
 
 SMALL, LARGE = 8_000, 30_000
 SCORES = (("frequency", 2), ("likelihood", 2), ("pmi", 2), ("pmi", 100))
+CLOSE = ("frequency", "likelihood")  # what several seeds are needed to tell apart
 LENGTH, STEPS = 128, 600
 HELD_OUT = 20  # every so manieth document
 _BATCH = 64
@@ -52,6 +52,8 @@ def run(*arguments: object) -> dict[str, Any]:
 
 def split_text(folder: Path, num_bytes: int) -> str:
     """Write train.txt and held_out.txt and say what they are made of."""
+    if (folder / "made_of.txt").exists():
+        return (folder / "made_of.txt").read_text(encoding="utf-8")
     made_of = write_mixed_text(folder / "all.txt", num_bytes)
     documents = [text for text in (folder / "all.txt").read_text(encoding="utf-8").split("\n\n") if text.strip()]
     for name, chosen in (
@@ -59,6 +61,7 @@ def split_text(folder: Path, num_bytes: int) -> str:
         ("train", [text for number, text in enumerate(documents) if number % HELD_OUT]),
     ):
         (folder / f"{name}.txt").write_text("\n\n".join(chosen) + "\n", encoding="utf-8")
+    (folder / "made_of.txt").write_text(made_of, encoding="utf-8")
     return made_of
 
 
@@ -111,6 +114,8 @@ def masked_loss(model_folder: Path, held_out: Corpus) -> dict[str, float]:
 def vocabulary_row(folder: Path, score: str, minimum: int, size: int) -> dict[str, Any]:
     """Train a vocabulary, build both corpora with it, and return what is counted of them."""
     place = folder / f"{score}-{minimum}-{size}"
+    if (place / "row.json").exists():
+        return json.loads((place / "row.json").read_text(encoding="utf-8"))
     options = ["--size", size, "--score", score, "--min-frequency", minimum, "--out", place / "vocabulary"]
     trained = run("vocab", "train", folder / "train.txt", *options)
     coverage = run("vocab", "inspect", place / "vocabulary", folder / "held_out.txt")["coverage"]
@@ -119,7 +124,9 @@ def vocabulary_row(folder: Path, score: str, minimum: int, size: int) -> dict[st
     loss = unigram_loss(Corpus.open(place / "train"), Corpus.open(place / "held_out"))
     row = {"score": score, "min_frequency": minimum, "size": trained["size"], "folder": str(place)}
     row |= {name: coverage[name] for name in ("pieces_per_word", "characters_per_piece", "unknown_rate")}
-    return {**row, "train_pieces_per_word": trained["pieces_per_word"], "unigram_by_character": loss, "runs": []}
+    row |= {"train_pieces_per_word": trained["pieces_per_word"], "unigram_by_character": loss, "runs": []}
+    (place / "row.json").write_text(json.dumps(row), encoding="utf-8")
+    return row
 
 
 def pretrain(row: dict[str, Any], characters: int, seed: int) -> None:
@@ -139,8 +146,11 @@ def pretrain(row: dict[str, Any], characters: int, seed: int) -> None:
         "training.warmup_steps": STEPS // 10,
     }
     changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    run("pretrain", "--corpus", place / "train", "--out", place / f"bert-{seed}", "--size", "tiny", *changes)
-    found = masked_loss(place / f"bert-{seed}" / "model", Corpus.open(place / "held_out"))
+    out = place / f"bert-{seed}"
+    if not (out / "metrics.json").exists():
+        begun = ["--resume"] if (out / "recipe.toml").exists() else []
+        run("pretrain", "--corpus", place / "train", "--out", out, "--size", "tiny", *changes, *begun)
+    found = masked_loss(out / "model", Corpus.open(place / "held_out"))
     row["runs"].append({"seed": seed, "batch_size": batch_size, **found})
 
 
@@ -158,8 +168,8 @@ def report(result: dict[str, Any]) -> str:
         "- The unigram loss is that of held-out text under the frequencies of pieces in the training text. Pieces are "
         "those of WordPiece encoding, the longest first.",
         f"- Pre-training: BERT tiny, {STEPS:,} steps of {LENGTH}-token rows, {result['characters'] / 1e6:.0f} million "
-        f"characters each, whole words masked, {result['seeds']} seeds (mean ± standard deviation). The loss "
-        "is that of masked words of held-out documents.",
+        f"characters each, whole words masked; {result['seeds']} seeds of `frequency` and `likelihood` (mean ± "
+        "standard deviation), one of `pmi`. The loss is that of masked words of held-out documents.",
         f"- Machine: {result['machine']}.",
         "",
         "| score | least frequency | pieces a word | unigram loss, nats a character | rows in a batch | "
@@ -174,14 +184,15 @@ def report(result: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        f"The same with {LARGE:,} pieces, without pre-training:",
+        f"The same with up to {LARGE:,} pieces, as many as pairs are frequent enough, without pre-training:",
         "",
-        "| score | least frequency | pieces a word | pieces a word of training text | unigram loss, nats a character |",
-        "|---|---|---|---|---|",
+        "| score | least frequency | pieces | pieces a word | pieces a word of training text | unigram loss, nats a "
+        "character |",
+        "|---|---|---|---|---|---|",
     ]
     for row in result["large"]:
         lines.append(
-            f"| {row['score']} | {row['min_frequency']} | {row['pieces_per_word']:.3f} | "
+            f"| {row['score']} | {row['min_frequency']} | {row['size']:,} | {row['pieces_per_word']:.3f} | "
             f"{row['train_pieces_per_word']:.3f} | {row['unigram_by_character']:.4f} |"
         )
     return "\n".join([*lines, "", *result["conclusion"]]) + "\n"
@@ -189,8 +200,8 @@ def report(result: dict[str, Any]) -> str:
 
 def _spread(runs: list[dict[str, Any]], key: str) -> str:
     values = [each[key] for each in runs]
-    spread = statistics.stdev(values) if len(values) > 1 else math.nan
-    return f"{statistics.mean(values):.4f} ± {spread:.4f}"
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread}"
 
 
 def conclusion(rows: list[dict[str, Any]]) -> list[str]:
@@ -200,7 +211,7 @@ def conclusion(rows: list[dict[str, Any]]) -> list[str]:
         for row in rows
     }
     best, frequency = min(means, key=means.__getitem__), means["frequency", 2]
-    noise = max(statistics.stdev(each["by_character"] for each in row["runs"]) for row in rows[:2])
+    noise = max(statistics.stdev(each["by_character"] for each in row["runs"]) for row in rows if row["score"] in CLOSE)
     lines = [f"Lowest loss for each character: `{best[0]}`, by {frequency - means[best]:.4f} below `frequency`."]
     difference = means["likelihood", 2] - frequency
     is_open = abs(difference) <= 2 * noise
@@ -218,16 +229,19 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=8_000_000, help="what each pre-training sees")
     parser.add_argument("--seeds", type=int, default=2, help="pre-trainings of each vocabulary (default 2)")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"), help="page to write")
+    parser.add_argument("--work", type=Path, help="folder that keeps what is done, to go on when stopped")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = options.work or Path(name)
+        folder.mkdir(exist_ok=True)
         text = split_text(folder, options.megabytes * 1_000_000)
         large = [vocabulary_row(folder, score, minimum, LARGE) for score, minimum in SCORES]
         rows = [vocabulary_row(folder, score, minimum, SMALL) for score, minimum in SCORES]
         for seed in range(options.seeds):
             for row in rows:
-                pretrain(row, options.characters, seed)
-                print(row["score"], row["min_frequency"], row["runs"][-1], flush=True)
+                if seed == 0 or row["score"] in CLOSE:
+                    pretrain(row, options.characters, seed)
+                    print(row["score"], row["min_frequency"], row["runs"][-1], flush=True)
     for row in (*rows, *large):
         row.pop("folder")
     result = {
