@@ -47,6 +47,27 @@ def check_regular(path: str | Path) -> None:
         raise DataError(f"{path}: {problem}")
 
 
+def check_model_name(path: Any) -> None:
+    """Raise DataError for what is no path of a model, and for a path that leads nowhere.
+
+    Names of a hub are not looked up anywhere: the message says what to do instead.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise DataError(f"a model folder is expected, this is {type(path).__name__}")
+    path = Path(path)
+    if path.exists():
+        return
+    hint = ""
+    if not path.is_absolute() and len(path.parts) <= 2 and not str(path).startswith("."):
+        hint = (
+            "; nothing is downloaded: for a model of a hub, put its files (config.json, model.safetensors, vocab.txt "
+            "or tokenizer.json) into a folder and name that"
+        )
+    raise DataError(
+        f"{path}: there is no such folder; a model folder in Hugging Face layout or a run is expected{hint}"
+    )
+
+
 def file_inside(folder: Path, name: str) -> Path | None:
     """Return the path of a file of a folder, or None where there is none of that name.
 

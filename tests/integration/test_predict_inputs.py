@@ -11,11 +11,11 @@ from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs import reading_defaults
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import written_lines
+from maskloom.tasks import examples as task_examples
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -168,7 +168,7 @@ def test_a_window_is_bounded_in_characters(models, tmp_path, monkeypatch, kind):
         return inner(self, data)
 
     monkeypatch.setattr(Predictor, "predict_examples", watched)
-    monkeypatch.setattr(reading_defaults, "CHARACTERS_AT_ONCE", 150)
+    monkeypatch.setattr(task_examples, "CHARACTERS_AT_ONCE", 150)
     predict(models(kind), tmp_path / "in.jsonl", tmp_path / "pieces.jsonl")
     assert sum(sizes) == len(texts)
     assert len(sizes) > 3

@@ -80,6 +80,38 @@ def test_a_wrong_recipe_is_refused_before_torch_is_imported(tmp_path: Path) -> N
     assert [name for name, found in runs.items() if "torch" in found] == []
 
 
+def test_wrong_data_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    good, bad, late = tmp_path / "good.csv", tmp_path / "bad.csv", tmp_path / "late.csv"
+    good.write_text("text,label\na,x\nb,y\n", encoding="utf-8")
+    bad.write_text("body,label\na,x\n", encoding="utf-8")
+    late.write_text("text,label\n" + "a,x\n" * 500 + "a\n", encoding="utf-8")
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "config.json").write_text("{}", encoding="utf-8")
+    (model / "maskloom.json").write_text('{"kind": "single", "takes_pairs": false}', encoding="utf-8")
+    output = tmp_path / "o.jsonl"
+    (tmp_path / "folder.jsonl").mkdir()
+    train = ("finetune", "--model", model, "--out", tmp_path / "r", "--dev", good)
+    runs = {
+        "finetune": modules(*train, "--train", bad, code=3),
+        "finetune, dev": modules("finetune", "--model", model, "--out", "r", "--train", good, "--dev", late, code=3),
+        "finetune, a folder": modules(*train, "--train", tmp_path, code=3),
+        "finetune, the text as label": modules(*train, "--train", good, "--label-column", "text", code=3),
+        "finetune, no model": modules("finetune", "--model", "bert-base-uncased", *train[3:], "--train", good, code=3),
+        "search": modules("search", *train[1:], "--train", bad, code=3),
+        "predict": modules("predict", "--model", model, "--input", bad, "--output", output, code=3),
+        "predict, late": modules("predict", "--model", model, "--input", late, "--output", output, code=3),
+        "predict, into a folder": modules(
+            "predict", "--model", model, "--input", good, "--output", tmp_path / "folder.jsonl", code=3
+        ),
+        "evaluate": modules("evaluate", "--model", model, "--data", bad, code=3),
+        "tune": modules("tune", "--model", model, "--dev", bad, code=3),
+        "embed": modules("embed", "--model", model, "--input", bad, "--output", output, code=3),
+        "predict, no model": modules("predict", "--model", "absent", "--input", good, "--output", output, code=3),
+    }
+    assert [name for name, found in runs.items() if "torch" in found] == []
+
+
 def test_commands_that_use_a_model_import_no_compiler_and_no_metrics(minilm_folder: Path, tmp_path: Path) -> None:
     sentences = tmp_path / "s.txt"
     sentences.write_text("one sentence\nanother one\n", encoding="utf-8")

@@ -109,12 +109,22 @@ def reading_options(
     )
 
 
+def look_first(model: Path, files: list[Path], task: str, reading: Any) -> None:
+    """Refuse a model that is not there and files whose first rows are wrong, before anything heavy is imported."""
+    from maskloom.runs.first_look import look_at_training_data
+
+    look_at_training_data(model, files, task, reading)
+
+
 def chosen_models(models: list[Path] | None, ensemble: Path | None) -> list[Path]:
     """Return the model folders asked for; raises ConfigError when there are none."""
     from maskloom.config import ConfigError
-    from maskloom.inference import restart_models
 
-    chosen = [*(models or []), *([] if ensemble is None else restart_models(ensemble))]
+    chosen = [*(models or [])]
+    if ensemble is not None:
+        from maskloom.inference import restart_models  # heavy
+
+        chosen += restart_models(ensemble)
     if not chosen:
         raise ConfigError("no model: give --model (several times for an ensemble) or --ensemble")
     return chosen

@@ -19,6 +19,7 @@ from maskloom.cli.options import (
     Resume,
     TextColumn,
     chosen_recipe,
+    look_first,
     print_json,
     progress_display,
     reading_options,
@@ -74,6 +75,8 @@ def search(
     flags = {"task": task, "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "restarts": restarts}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
+    reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
+    look_first(model, [] if resume else [train, dev], chosen.task, reading)
     from maskloom.runs.search import search as run  # heavy: a wrong recipe is refused before it
 
     result = run(
@@ -85,7 +88,7 @@ def search(
         space=space_beside(grid, flags),
         method=method,
         num_trials=trials,
-        reading=reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows),
+        reading=reading,
         metric=metric,
         keep_models=keep_models,
         resume=resume,

@@ -20,6 +20,7 @@ from maskloom.cli.options import (
     TextColumn,
     Verify,
     chosen_recipe,
+    look_first,
     progress_display,
     reading_options,
     show,
@@ -119,10 +120,11 @@ def finetune(
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "restarts": restarts, "keep_restarts": keep_restarts or None}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    from maskloom.runs.finetune import finetune as run  # heavy: a wrong recipe is refused before it
+    reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
+    look_first(model, [] if resume else [train, dev], chosen.task, reading)
+    from maskloom.runs.finetune import finetune as run  # heavy: a wrong recipe or file is refused before it
     from maskloom.runs.task_summaries import finetuning_lines
 
-    reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
     with verification(verify, resume):
         result = run(
             chosen,

@@ -40,15 +40,19 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Fit temperature and thresholds to labelled examples, and store them with the model."""
+    from maskloom.runs.first_look import look_at_input
+
+    reading = reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows)
+    look_at_input([model], dev, reading, needs_label=True)
     from maskloom.runs.task_summaries import tuning_lines
-    from maskloom.runs.tune import tune as run
+    from maskloom.runs.tune import tune as run  # heavy: wrong data is refused before it
 
     result = run(
         model,
         dev,
         fits_temperature=temperature,
         fits_thresholds=thresholds,
-        reading=reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows),
+        reading=reading,
         max_length=max_length,
         progress=progress_display(),
     )

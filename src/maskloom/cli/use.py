@@ -45,11 +45,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a model, or an ensemble, on labelled examples."""
-    from maskloom.runs.evaluate import evaluate as run
-    from maskloom.runs.task_summaries import evaluation_lines
+    from maskloom.runs.first_look import look_at_input
 
     reading = reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows)
     models = chosen_models(model, ensemble)
+    look_at_input(models, data, reading, needs_label=True)
+    from maskloom.runs.evaluate import evaluate as run  # heavy: wrong data is refused before it
+    from maskloom.runs.task_summaries import evaluation_lines
+
     result = run(models, data, reading=reading, max_length=max_length, average=average, progress=progress_display())
     show(result, as_json, lines=evaluation_lines)
 
@@ -71,11 +74,15 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Write a prediction with probabilities for every row, in order."""
-    from maskloom.runs.predict import predict as run
-    from maskloom.runs.task_summaries import written_lines
+    from maskloom.runs.first_look import check_place, look_at_input
 
     reading = reading_options(text_column, pair_column, None, format_name, None, on_bad_rows)
     models = chosen_models(model, ensemble)
+    check_place(input_file, output)
+    look_at_input(models, input_file, reading, needs_label=False)
+    from maskloom.runs.predict import predict as run  # heavy: wrong data is refused before it
+    from maskloom.runs.task_summaries import written_lines
+
     result = run(
         models,
         input_file,
@@ -137,7 +144,12 @@ def embed(
     as_json: AsJson = False,
 ) -> None:
     """Write one vector for each text."""
-    from maskloom.runs.embed import embed as run
+    from maskloom.runs.first_look import check_place, look_at_texts
+
+    reading = reading_options(text_column, pair_column, None, None, None, on_bad_rows)
+    check_place(input_file, output)
+    look_at_texts(model, input_file, reading)
+    from maskloom.runs.embed import embed as run  # heavy: wrong data is refused before it
     from maskloom.runs.task_summaries import written_lines
 
     result = run(
@@ -146,7 +158,7 @@ def embed(
         output,
         pooling=pooling,
         normalize=normalize,
-        reading=reading_options(text_column, pair_column, None, None, None, on_bad_rows),
+        reading=reading,
         max_length=max_length,
         int8=int8,
         progress=progress_display(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -22,7 +21,7 @@ from maskloom.config import (
     reason_of,
     validate_recipe,
 )
-from maskloom.foreign_files import file_inside, read_json_object
+from maskloom.foreign_files import check_model_name, file_inside, read_json_object
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.tuning import checked_thresholds
 from maskloom.text.tokenizer import Tokenizer
@@ -37,14 +36,11 @@ def resolve_model_folder(path: str | Path) -> Path:
 
     Raises DataError that says what the folder holds instead.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise DataError(f"a model folder is expected, this is {type(path).__name__}")
+    check_model_name(path)
     path = Path(path)
     for candidate in (path, path / "model", path / ENCODER):
         if (candidate / "config.json").is_file():
             return candidate
-    if not path.exists():
-        raise DataError(_why_absent(path))
     if not path.is_dir():
         refuse_unsafe(path)
         raise DataError(f"{path}: a folder is expected (config.json, model.safetensors, vocab.txt), this is a file")
@@ -61,17 +57,6 @@ def modules_folder(model_folder: Path) -> Path:
     """Return the folder that holds the modules.json of an encoder's folder: itself, or the one around it."""
     around = model_folder.parent
     return around if model_folder.name == ENCODER and (around / MODULES).exists() else model_folder
-
-
-def _why_absent(path: Path) -> str:
-    """Return what to do about a model folder that is not there; names of a hub are not looked up anywhere."""
-    hint = ""
-    if not path.is_absolute() and len(path.parts) <= 2 and not str(path).startswith("."):
-        hint = (
-            "; nothing is downloaded: for a model of a hub, put its files (config.json, model.safetensors, vocab.txt "
-            "or tokenizer.json) into a folder and name that"
-        )
-    return f"{path}: there is no such folder; a model folder in Hugging Face layout or a run is expected{hint}"
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -12,7 +12,8 @@ import numpy as np
 from maskloom.checkpoints.sentence_transformers import PoolingMode
 from maskloom.files import output_file
 from maskloom.inference import Predictor
-from maskloom.runs.predict import check_place, output_suffix
+from maskloom.runs.first_look import check_place
+from maskloom.runs.predict import output_suffix
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.reading_defaults import FileReading
 from maskloom.tasks.columns import ReadingOptions

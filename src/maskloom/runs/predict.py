@@ -13,6 +13,7 @@ from maskloom.config import ConfigError
 from maskloom.files import is_stream, output_file
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
+from maskloom.runs.first_look import check_place
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.tasks.columns import ReadingOptions
@@ -78,17 +79,6 @@ def predict(
         "max_length": predictor.max_length,
         "data": reading_of_input.report.as_dict(),
     }
-
-
-def check_place(source: Path, target: Path) -> None:
-    """Raise ConfigError for an output that is a folder, is the input itself, or lies in a folder that is not there."""
-    if target.is_dir():
-        raise ConfigError(f"{target}: the output is a file, this is a folder")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise ConfigError(f"{target}: the output would replace the input")
-    folder = (target.resolve() if target.is_symlink() else target).parent
-    if not is_stream(target) and not folder.is_dir():
-        raise ConfigError(f"{target}: the folder {folder} does not exist")
 
 
 def output_suffix(target: Path, suffixes: tuple[str, ...]) -> str:

@@ -136,6 +136,11 @@ def choose_names(
         text, pair = (lower[found[0]], lower[found[1]]) if found else (None, None)
     if text is None:
         text = next((lower[name] for name in _TEXTS if name in lower and lower[name] not in (pair, label)), None)
+    if text is None and label is not None and label.lower() in _TEXTS:
+        raise DataError(
+            f"{place}: {label!r:.80} was given as the label column, and no column of text is left among "
+            f"{_listed(names)}; name the column of labels with --label-column, or the text with --text-column"
+        )
     if text is None:
         raise DataError(
             f"{place}: no column of text ({', '.join(_TEXTS)}) among {_listed(names)}; name it with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from maskloom.errors import DataError
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: JSON can spell it, but it is not valid Unicode and cannot be written as UTF-8."""
+
+
+# Rows of 4,096 short texts stay whole; a megabyte of text takes some hundred megabytes while it is cut into tokens.
+CHARACTERS_AT_ONCE = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -95,3 +100,29 @@ class ReadExamples:
 
     examples: list[Any]
     report: ReadingReport
+
+
+def pieces_of(examples: Iterable[Any], size: int, *, keeps_documents: bool = False) -> Iterator[list[Any]]:
+    """Yield examples in lists of at most `size` and of a few megabytes of text, at least one.
+
+    With `keeps_documents` a list takes four times as much to hold a document together.
+    """
+    piece: list[Any] = []
+    num_characters = 0
+    for example in examples:
+        goes_on = keeps_documents and bool(piece) and example.document == piece[-1].document
+        more, times = _num_characters(example.inputs()), 4 if goes_on else 1
+        if piece and (len(piece) >= times * size or num_characters + more > times * CHARACTERS_AT_ONCE):
+            yield piece
+            piece, num_characters = [], 0
+        piece.append(example)
+        num_characters += more
+    if piece:
+        yield piece
+
+
+def _num_characters(inputs: Any) -> int:
+    """Return the number of characters of what a model sees of an example: a text, or tuples of texts."""
+    if isinstance(inputs, str):
+        return len(inputs)
+    return sum(map(_num_characters, inputs)) if isinstance(inputs, tuple) else 0

@@ -37,6 +37,10 @@ class Row:
 
 def layout_of(path: Path) -> str:
     """Return csv, tsv, jsonl or text by suffix (a final .gz aside); raises DataError for any other suffix."""
+    if path.is_dir():
+        held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(_LAYOUTS))[:8]
+        hint = f", such as one of those in it: {', '.join(held)}" if held else ""
+        raise DataError(f"{path}: is a folder; a file is expected{hint}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     suffix = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes or [""])[-1]
     if suffix not in _LAYOUTS:

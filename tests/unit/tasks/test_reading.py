@@ -164,3 +164,11 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, suffix):
     except DataError:
         return
     assert len(kept) == report.num_kept == report.num_rows - sum(report.dropped.values())
+
+
+def test_a_folder_and_the_text_column_as_label_are_named(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\na,x\n")
+    with pytest.raises(DataError, match=r"is a folder; a file is expected, such as one of those in it: train\.csv$"):
+        read_examples(tmp_path, "single")
+    with pytest.raises(DataError, match="'text' was given as the label column, and no column of text is left"):
+        read_examples(tmp_path / "train.csv", "single", ReadingOptions(label_column="text"))

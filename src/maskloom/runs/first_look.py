@@ -1,0 +1,136 @@
+"""What is wrong with the model, the data or the output that a person names, as far as it shows without torch.
+
+Importing torch takes longer than reading the first rows of a file, so commands look here before they import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import ConfigError, DataError
+from maskloom.files import is_stream
+from maskloom.foreign_files import check_model_name, check_regular, file_inside, read_json_object
+from maskloom.tasks.catalog import catalog_row
+from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadingReport, pieces_of
+
+_ROWS = 1000
+_SETTINGS_FILE = "maskloom.json"
+
+
+def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading: ReadingOptions) -> None:
+    """Read the first rows of files of labelled examples; raises DataError or ConfigError as reading all of them does.
+
+    It raises DataError too for a model that is not there. The kind is that of the format, where one is given.
+    """
+    check_model_name(model)
+    if reading.format is not None:
+        kind = catalog_row(reading.format).kind
+    for path in files:
+        _read_first(partial(_iterate, kind), path, reading, needs_label=True)
+
+
+def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:
+    """Read the first rows of a file for fine-tuned models; raises DataError or ConfigError for a wrong name or row.
+
+    Of a model that others fine-tuned it shows only later how it reads.
+    """
+    for model in models:
+        check_model_name(model)
+    check_regular(path)
+    known = _settings(models[0])
+    kind = known.get("kind")
+    if kind == "single" and known.get("takes_pairs"):
+        kind = "pair"
+    if not isinstance(kind, str) or not isinstance(known.get("reading", {}), dict):
+        return
+    iterate = partial(_iterate, kind)
+    options = options_for(path, iterate, reading, known, kind=kind, needs_label=needs_label)
+    _read_first(iterate, path, options, needs_label=needs_label)
+
+
+def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
+    """Read the first rows of a file of texts, or of pairs where the second column is named."""
+    check_model_name(model)
+    kind = "pair" if reading.pair_column else "single"
+    _read_first(partial(_iterate, kind), path, reading, needs_label=False)
+
+
+def check_place(source: Path, target: Path) -> None:
+    """Raise ConfigError for an output that is a folder, is the input itself, or lies in a folder that is not there."""
+    if target.is_dir():
+        raise ConfigError(f"{target}: the output is a file, this is a folder")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise ConfigError(f"{target}: the output would replace the input")
+    folder = (target.resolve() if target.is_symlink() else target).parent
+    if not is_stream(target) and not folder.is_dir():
+        raise ConfigError(f"{target}: the folder {folder} does not exist")
+
+
+def options_for(
+    path: Path,
+    iterate: Callable[..., Iterator[Any]],
+    given: ReadingOptions | None,
+    known: Mapping[str, Any],
+    *,
+    kind: str,
+    needs_label: bool,
+) -> ReadingOptions:
+    """Return the options given, else those of fine-tuning where the first row reads with them, else the usual names.
+
+    `known` is what fine-tuning wrote beside the model; `iterate(path, options, needs_label=, report=)` reads the file.
+    """
+    if given is not None and given != ReadingOptions(on_bad_rows=given.on_bad_rows):
+        return given
+    default = given or ReadingOptions()
+    stored = {key: value for key, value in known.get("reading", {}).items() if value is not None}
+    stored["on_bad_rows"] = default.on_bad_rows
+    if kind == "tagging" and not needs_label:
+        stored.pop("format", None)  # what is to be tagged is mostly raw text; a file in columns shows that it is
+    for options in [ReadingOptions(**stored), ReadingOptions(**{**stored, "label_column": None})]:
+        if needs_label and options.label_column != stored.get("label_column"):
+            continue
+        try:
+            next(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)), None)
+        except DataError:
+            continue
+        return options
+    return default
+
+
+def _iterate(kind: str, path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
+    """Yield the examples of a file as its kind of task reads them, but for what the tags of a scheme may follow."""
+    if kind == "span":
+        from maskloom.tasks.span.reading import iterate_questions
+
+        return iterate_questions(path, options, {}, **how)
+    if kind == "choice":
+        from maskloom.tasks.choice.reading import iterate_choices
+
+        return iterate_choices(path, options, **how)
+    if kind == "tagging":
+        from maskloom.tasks.tagging.reading import iterate_sentences
+
+        return iterate_sentences(path, options, target="plain", **how)
+    from maskloom.tasks.reading import iterate_examples
+
+    return iterate_examples(path, kind, options, **how)  # pyright: ignore[reportArgumentType]
+
+
+def _read_first(
+    iterate: Callable[..., Iterator[Any]], path: Path, options: ReadingOptions, *, needs_label: bool
+) -> None:
+    examples = iterate(path, options, needs_label=needs_label, report=ReadingReport(path))
+    next(pieces_of(examples, _ROWS), None)
+
+
+def _settings(model: Path) -> dict[str, Any]:
+    """Return what fine-tuning wrote beside a model, unchecked, or {}."""
+    for folder in (model, model / "model"):
+        if (folder / "config.json").is_file():
+            path = file_inside(folder, _SETTINGS_FILE)
+            return {} if path is None else read_json_object(path)
+    return {}
