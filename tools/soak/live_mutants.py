@@ -27,7 +27,7 @@ def killed(server: ForkServer, data: Path, work: Path) -> str:
     """Kill a run in a step, let it go on, and return how it differs from the run left alone."""
     alone = leave_alone(server, _short(data), work / "alone")
     trial = try_kill(server, alone, Kill("step", rule="kill@training.step#9"), work / "killed")
-    return "" if trial.passed else trial.detail
+    return "" if trial.passed else trial.detail.splitlines()[-1]  # of an error that is what the command said last
 
 
 def damaged(server: ForkServer, data: Path, work: Path) -> str:
