@@ -32,35 +32,35 @@ def choose_pieces(
 ) -> list[NewPiece]:
     """Return up to `num_pieces` new pieces, in the order of choosing; fewer where none is left that saves anything.
 
-    `counts` are normalised words and how often they occur. Greedy: the next piece saves the most pieces over
-    all words, cut anew by WordPiece (the longest match first); a tie goes to the first by code points. Candidates are
-    runs of neighbouring pieces in a word, from its start or, with `##`, from within, that occur `min_frequency` times
-    or more. No piece is taken that would make a known word unknown, and unknown words stay unknown. Raises ConfigError
-    for numbers below 1.
+    `counts` are normalised words and how often they occur. Candidates are runs of neighbouring pieces in a word, from
+    its start or, with `##`, from within, that occur `min_frequency` times or more. Greedy: the next piece is the one
+    that saves most pieces where its run stands, corrected by cutting all words anew (WordPiece, the longest match
+    first); a tie goes to the first by code points. No piece is taken that would make a known word unknown, and unknown
+    words stay unknown. Raises ConfigError for numbers below 1.
     """
     for name, value in (("num_pieces", num_pieces), ("min_frequency", min_frequency)):
         if value < 1:
             raise ConfigError(f"{name} = {value}: it must be at least 1")
     words = _CutWords(counts, set(vocabulary.tokens))
     old = set(vocabulary.tokens)
-    # (-pieces saved, token, the estimate that this comes from, whether the cut words were asked)
-    heap = [(-estimate, token, estimate, False) for token, estimate in words.estimates.items()]
+    # (-pieces saved, token, the estimate that this comes from, how many were chosen when words were cut, or -1)
+    heap = [(-estimate, token, estimate, -1) for token, estimate in words.estimates.items()]
     heapq.heapify(heap)
     chosen: list[NewPiece] = []
     while heap and len(chosen) < num_pieces:
-        negative, token, estimate, is_exact = heapq.heappop(heap)
+        negative, token, estimate, num_before = heapq.heappop(heap)
         current = words.estimates.get(token, 0)
         if current <= 0 or words.frequencies[token] < min_frequency:
             continue
         if current != estimate:
-            heapq.heappush(heap, (-current, token, current, False))
-        elif is_exact:
+            heapq.heappush(heap, (-current, token, current, -1))
+        elif num_before == len(chosen):
             chosen.append(NewPiece(token, tuple(_cut_token(token, old) or ()), -negative))
             for grown in words.add(token):
                 estimate = words.estimates[grown]
-                heapq.heappush(heap, (-estimate, grown, estimate, False))
+                heapq.heappush(heap, (-estimate, grown, estimate, -1))
         elif (saved := words.saved_by(token)) > 0:
-            heapq.heappush(heap, (-saved, token, estimate, True))
+            heapq.heappush(heap, (-saved, token, estimate, len(chosen)))
     return chosen
 
 
