@@ -24,6 +24,10 @@ from maskloom.worker_processes import Engine, results_of_processes
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
 _SAFE_CUT = re.compile("[ \n]")
+# Characters of text without white space that begin a word whatever stands before; where there is none, a word is cut
+# that is too long to be counted for anything.
+_BETWEEN_WORDS = re.compile(r"[!-&(-\-/;-@\\_{-~\u4e00-\u9fff]")
+_LONGEST_RUN = 1 << 16
 
 
 @dataclass
@@ -99,8 +103,9 @@ def _batch_counter(lowercase: bool) -> Callable[[list[str]], dict[str, int]]:
             chunks.update(split_chunks(text))
         counts: dict[str, int] = {}
         for chunk, number in chunks.items():
-            for word in words(chunk, lowercase=lowercase):
-                counts[word] = counts.get(word, 0) + number
+            for part in _parts(chunk):
+                for word in words(part, lowercase=lowercase):
+                    counts[word] = counts.get(word, 0) + number
         return counts
 
     return count
@@ -123,15 +128,33 @@ def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
 
 
 def _slices(text: str) -> Iterator[str]:
-    """Cut a long text at blanks, where no word is cut."""
+    """Cut a long text at blanks, where no word is cut; where none comes, between words that need none."""
     start = 0
     while len(text) - start > _BATCH_LENGTH:
-        cut = _SAFE_CUT.search(text, start + _BATCH_LENGTH)
-        if cut is None:
+        first = start + _BATCH_LENGTH
+        last = first + _LONGEST_RUN
+        end = _end(_SAFE_CUT, text, first, last) or _end(_BETWEEN_WORDS, text, first, last) or last
+        if end >= len(text):
             break
-        yield text[start : cut.start()]
-        start = cut.end()
+        yield text[start:end]
+        start = end
     yield text[start:] if start else text
+
+
+def _parts(chunk: str) -> Iterator[str]:
+    """Cut a chunk without white space where no word is cut: the rules take hundreds of bytes for each character."""
+    start = 0
+    while len(chunk) - start > _LONGEST_RUN:
+        last = start + _LONGEST_RUN
+        end = _end(_BETWEEN_WORDS, chunk, start + _LONGEST_RUN // 2, last) or last
+        yield chunk[start:end]
+        start = end
+    yield chunk[start:] if start else chunk
+
+
+def _end(places: re.Pattern[str], text: str, first: int, last: int) -> int | None:
+    found = places.search(text, first, last)
+    return found.start() if found else None
 
 
 class _SpillingTotals:

@@ -226,6 +226,17 @@ def test_bad_rows_are_errors_with_their_line(tmp_path: Path, line: str, expected
     assert expected in str(error.value)
 
 
+@pytest.mark.parametrize("escaped", [True, False])
+def test_long_rows_are_read_like_short_ones(tmp_path: Path, escaped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_PIECE", 10)
+    rows = [
+        json.dumps({"text": text, "é": "😀"}, ensure_ascii=escaped) for text in ('naïve "😀" \\ café\n中', "x" * 50)
+    ]
+    assert texts(write(tmp_path / "a.jsonl", "\n".join(rows))) == ['naïve "😀" \\ café\n中', "x" * 50]
+    with pytest.raises(DataError, match="no field 'text'; the row has 'körper'"):
+        texts(write(tmp_path / "b.jsonl", '{"körper": "was da steht"}'))
+
+
 def noise(size: int) -> bytes:
     return os.urandom(size).hex().encode()
 

@@ -106,6 +106,33 @@ def test_long_texts_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.counts == expected_counts([text])
 
 
+@pytest.mark.parametrize("batch_length", [1 << 9, 1 << 20])
+def test_text_without_blanks_is_counted_part_by_part(batch_length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_counting, "_BATCH_LENGTH", batch_length)
+    monkeypatch.setattr(word_counting, "_LONGEST_RUN", 64)
+    for text in ("中文 is,中" * 200, "中文是" * 300, "one,two,ΑΣ,ΣΑ." * 50, "a-" * 500 + "b c"):
+        assert count_words([text], lowercase=True, max_distinct_words=100).counts == expected_counts([text])
+    # no end of a word for long: what no tokenizer would read is cut
+    found = count_words(["é" * 1000 + " the"], lowercase=False, max_distinct_words=100)
+    assert found.counts["the"] == 1
+    assert sum(len(word) * count for word, count in found.counts.items()) == 1003
+
+
+@pytest.mark.parametrize("unit", ["😀", "中", "a,", "x", "é "])
+def test_memory_does_not_hang_on_the_shape_of_a_text(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_counting, "_BATCH_LENGTH", 1 << 12)
+    monkeypatch.setattr(word_counting, "_LONGEST_RUN", 1 << 10)
+    text = unit * (1 << 15)
+    tracemalloc.start()
+    try:
+        count_words([text], lowercase=True, max_distinct_words=500)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # the rules of words take some hundred times the characters that they are given at once
+    assert peak < 2 << 20
+
+
 def test_several_processes_count_the_same() -> None:
     texts = [f"{word} shared Text {word}" for word in ("one", "two", "three")] * 40 + TEXTS
     alone = count_words(texts, lowercase=True, max_distinct_words=1000)
