@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -42,12 +42,22 @@ def export(
     best: Annotated[
         bool, typer.Option("--best", help="The weights that did best: on dev, or kept by training.keep_best.")
     ] = False,
+    for_vectors: Annotated[
+        Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"] | None,
+        typer.Option("--for-vectors", help="Write the files that sentence-transformers reads, with this pooling."),
+    ] = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="With --for-vectors: vectors of length 1.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a model folder of a run's checkpoint, to use a run that is under way or was ended early."""
     if best and step is not None:
         raise typer.BadParameter("--best and --step are two different checkpoints", param_hint="--best")
+    if normalize and for_vectors is None:
+        raise typer.BadParameter("it goes with --for-vectors", param_hint="--normalize")
+    from maskloom.runs.export import describe_vectors, export_lines
     from maskloom.runs.export import export as make
-    from maskloom.runs.export import export_lines
 
-    show(make(run, out, step=step, stage=stage, best=best), as_json, lines=export_lines)
+    result = make(run, out, step=step, stage=stage, best=best)
+    if for_vectors is not None:
+        describe_vectors(out, for_vectors, normalize=normalize)
+    show(result, as_json, lines=export_lines)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from maskloom.checkpoints.huggingface import read_config
+from maskloom.checkpoints.sentence_transformers import PoolingMode, write_modules
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe
 from maskloom.files import copy_files, replacing_folder
 from maskloom.foreign_files import read_json_object
-from maskloom.inference.model_folder import load_tokenizer
+from maskloom.inference.model_folder import load_tokenizer, read_settings
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import load_recipe
@@ -76,6 +77,17 @@ def export(
     else:
         _export_finetuning(chosen, run, out, recipe, content, scores)
     return _result(chosen.stage, chosen.step, scores, out, refused)
+
+
+def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: bool = False) -> None:
+    """Write into a model folder how its vectors are made, for sentence-transformers and for `maskloom embed`.
+
+    Texts are cut where fine-tuning cut them, else at what the model takes. Raises ConfigError for an unknown pooling.
+    """
+    folder = Path(folder)
+    config, longest = read_config(folder), load_tokenizer(folder).max_length
+    longest = min(longest, config["max_position_embeddings"], read_settings(folder).get("max_length", longest))
+    write_modules(folder, hidden_size=config["hidden_size"], max_length=longest, pooling=pooling, normalize=normalize)
 
 
 def _stages(run: Path, is_pretraining: bool) -> dict[str, Path]:

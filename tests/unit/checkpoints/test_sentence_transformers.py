@@ -14,6 +14,7 @@ from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.runs.export import describe_vectors
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -152,6 +153,17 @@ def test_what_is_written_is_read_back(tmp_path, encoder):
         )
     with pytest.raises(ConfigError, match="pooling 'sum' is not one of"):
         write_modules(tmp_path, hidden_size=16, max_length=12, pooling="sum")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_model_folder_gets_the_files_for_its_vectors(tmp_path, encoder):
+    folder = write_encoder(tmp_path)
+    describe_vectors(folder, "cls", normalize=True)
+    assert read_modules(folder) == SentenceModules("cls", (None,), 20)
+    expected = Predictor.load(encoder).encode(TEXTS, pooling="cls", normalize=True)
+    assert np.array_equal(Predictor.load(folder).encode(TEXTS), expected)
+    write_json(folder / "maskloom.json", {"max_length": 7})
+    describe_vectors(folder, "mean")
+    assert read_modules(folder) == SentenceModules("mean", (), 7)
 
 
 @pytest.mark.parametrize(
