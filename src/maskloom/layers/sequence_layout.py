@@ -98,6 +98,34 @@ class SequenceLayout:
             padding_slots=padding,
         )
 
+    @classmethod
+    def of_padded(cls, is_real: Tensor) -> SequenceLayout:
+        """Lay out the rows of a (batch, length) mask, True at tokens, as sequences of that length, padding included.
+
+        It is made of tensor operations alone, whatever the sizes, so that torch.export can follow it; what it costs is
+        that padding is computed. No key is hidden from a row without any token, whose vectors mean nothing.
+        """
+        batch, length = is_real.shape
+        places = torch.arange(length, device=is_real.device)
+        starts = torch.arange(batch, device=is_real.device) * length
+        lengths = is_real.sum(1)
+        keys = is_real | (lengths == 0).unsqueeze(1)
+        return cls(
+            offsets=torch.arange(batch + 1, device=is_real.device) * length,
+            lengths=lengths,
+            first_positions=starts + is_real.to(torch.int64).argmax(1),
+            position_ids=places.expand(batch, length).reshape(-1),
+            num_sequences=batch,
+            num_tokens=batch * length,
+            max_length=length,
+            max_position=length - 1,
+            has_empty_sequences=True,
+            groups=(LengthGroup(0, batch, length, keys[:, None, None, :]),),
+            slot_tokens=None,
+            token_slots=None,
+            padding_slots=None,
+        )
+
     @property
     def num_slots(self) -> int:
         """Number of positions that attention computes, padding inside groups included."""

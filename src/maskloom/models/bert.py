@@ -16,7 +16,7 @@ from maskloom.layers.pooling import FirstTokenPooler
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import PostNormLayer
 from maskloom.models.bert_config import BertConfig
-from maskloom.models.outputs import EncoderOutput
+from maskloom.models.outputs import EncoderOutput, make_exportable
 
 __all__ = ["Bert", "BertConfig"]
 
@@ -103,6 +103,8 @@ class Bert(nn.Module):
         its vectors are zero, and the pooled vector is of each row's first real token, zero for a row without any.
         Raises ValueError for shapes that differ, a mask of other values, or a length beyond max_position_embeddings.
         """
+        if torch.compiler.is_exporting():
+            return self._forward_exported(token_ids, segment_ids, attention_mask, keep_hidden_states)
         batch, length = _check_padded(token_ids, segment_ids, attention_mask)
         if length > self.config.max_position_embeddings:
             raise ValueError(
@@ -128,6 +130,20 @@ class Bert(nn.Module):
             return padded.index_copy(0, index, packed).view(batch, length, -1)
 
         return _mapped(output, pad)
+
+    def _forward_exported(
+        self, token_ids: Tensor, segment_ids: Tensor | None, attention_mask: Tensor | None, keep_hidden_states: bool
+    ) -> EncoderOutput:
+        """Return what `forward` returns, by operations whose sizes and branches do not depend on values."""
+        make_exportable()
+        batch, length = token_ids.shape
+        is_real = torch.ones_like(token_ids) != 0 if attention_mask is None else attention_mask != 0
+        segments = torch.zeros_like(token_ids) if segment_ids is None else segment_ids
+        layout = SequenceLayout.of_padded(is_real)
+        output = self.encode_packed(
+            token_ids.flatten(), segments.flatten(), layout, keep_hidden_states=keep_hidden_states
+        )
+        return _mapped(output, lambda flat: flat.view(batch, length, -1) * is_real.unsqueeze(2))
 
 
 def _mapped(output: EncoderOutput, pad) -> EncoderOutput:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
+import torch
 from torch import Tensor
+
+
+@cache
+def make_exportable() -> None:
+    """Tell torch.export what an `EncoderOutput` holds; it is told late, as importing it takes seconds."""
+    torch.export.register_dataclass(EncoderOutput, serialized_type_name="maskloom.EncoderOutput")
 
 
 @dataclass(frozen=True)

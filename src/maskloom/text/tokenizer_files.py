@@ -18,6 +18,8 @@ from maskloom.text.vocabulary import MAX_VOCABULARY_BYTES, SPECIAL_TOKENS, Vocab
 _DEFAULT_MAX_LENGTH = 512
 # transformers writes 1e30 where no limit is known
 _NO_LIMIT = 10**9
+# Characters of the longest word that is cut into pieces, by whose rules these are.
+_WORD_LENGTHS: dict[Any, str] = {100: "hf", 200: "google"}
 _ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -33,14 +35,17 @@ class TokenizerSettings:
 def read_settings(folder: str | Path) -> TokenizerSettings:
     """Read case, length limit and compatibility from tokenizer_config.json, tokenizer.json and config.json.
 
-    A folder with nothing but a vocab.txt is uncased unless its tokens hold capital letters.
+    A folder with nothing but a vocab.txt is uncased unless its tokens hold capital letters. A tokenizer.json without a
+    vocab.txt beside it is followed whole: where words of 100 characters are the longest, as Hugging Face has them,
+    special tokens in a text count as such too.
     Raises DataError for rules that BERT's tokenizer does not have, and for damaged files.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
     config = _read_object(folder, "tokenizer_config.json")
-    normalizer = _read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES).get("normalizer") or {}
+    library = _read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
+    normalizer = library.get("normalizer") or {}
     if not isinstance(normalizer, dict):
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
     lowercase = config.get("do_lower_case", normalizer.get("lowercase"))
@@ -56,7 +61,8 @@ def read_settings(folder: str | Path) -> TokenizerSettings:
         raise DataError(
             f"{folder}: the longest input is {limit!r:.80} tokens; a whole number of at least 3 is expected"
         )
-    compatibility = config.get("maskloom_compatibility", "google")
+    by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
+    compatibility = config.get("maskloom_compatibility", by_file)
     if compatibility not in ("google", "hf"):
         raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}, it must be 'google' or 'hf'")
     return TokenizerSettings(lowercase, int(limit), cast('Literal["google", "hf"]', compatibility))
@@ -100,6 +106,22 @@ def _read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dic
 def holds_capitals(vocabulary: Vocabulary) -> bool:
     """Return whether a token other than the bracketed ones has a capital letter, so that the vocabulary is cased."""
     return any(token != token.lower() for token in vocabulary.tokens if not token.startswith("["))
+
+
+def _compatibility(path: Path, library: dict[str, Any]) -> str:
+    """Return whose rules a tokenizer.json follows that stands alone; beside a vocab.txt it says nothing new.
+
+    Raises DataError for rules of words that are neither Google's nor those of Hugging Face.
+    """
+    words, model = library.get("pre_tokenizer"), library.get("model")
+    kind = words.get("type") if isinstance(words, dict) else words
+    if kind not in (None, "BertPreTokenizer"):
+        raise DataError(f"{path}: cuts text into words by {kind!r:.80}; only 'BertPreTokenizer' is BERT's")
+    longest = model.get("max_input_chars_per_word", 100) if isinstance(model, dict) else 100
+    if not isinstance(longest, int) or longest not in _WORD_LENGTHS:
+        known = " or ".join(f"{length} ({name})" for length, name in _WORD_LENGTHS.items())
+        raise DataError(f"{path}: max_input_chars_per_word is {longest!r:.80}; {known} is expected")
+    return _WORD_LENGTHS[longest]
 
 
 def _refuse_foreign_rules(folder: Path, lowercase: bool, rules: dict[str, Any]) -> None:

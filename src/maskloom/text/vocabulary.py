@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -144,8 +145,22 @@ def _tokens_of_lines(text: str) -> list[str]:
     return [line.strip() for line in lines]
 
 
+def _check_wordpiece(values: Any, path: Path) -> None:
+    """Raise DataError for a tokenizer.json whose tokens mean something else than those of a vocab.txt."""
+    model = values.get("model") if isinstance(values, dict) else None
+    if not isinstance(model, dict):
+        return
+    kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
+    if kind != "WordPiece":
+        raise DataError(f"{path}: its model is {kind!r:.80}; BERT's is 'WordPiece'")
+    for key, expected in (("continuing_subword_prefix", CONTINUATION_PREFIX), ("unk_token", "[UNK]")):
+        if model.get(key, expected) != expected:
+            raise DataError(f"{path}: {key} is {model[key]!r:.80}; BERT's is {expected!r}")
+
+
 def _tokens_of_json(text: str, path: Path) -> list[str]:
     values = parse_json(text, str(path))
+    _check_wordpiece(values, path)
     try:
         ids = dict(values["model"]["vocab"])
         for added in values.get("added_tokens") or []:

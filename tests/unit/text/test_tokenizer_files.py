@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from maskloom.config import DataError
 from maskloom.text.tokenizer import Tokenizer
@@ -87,3 +88,42 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"neither vocab\.txt nor"):
         Tokenizer.load(tmp_path / "empty")
+
+
+def only_json(folder, **changes):
+    """Leave tokenizer.json alone in a folder of ours without what says that it is ours, with changes to its model."""
+    vocabulary = Vocabulary([*SPECIAL_TOKENS, "a", "##a", "b"])
+    Tokenizer(vocabulary, max_length=512, compatibility="hf").save(folder)
+    values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    values["model"].update(changes.pop("model", {}))
+    write(folder, "tokenizer.json", {**values, **changes})
+    for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink()
+    return folder
+
+
+@pytest.mark.parametrize(("longest", "compatibility"), [(100, "hf"), (200, "google")])
+def test_a_tokenizer_json_alone_is_followed(tmp_path, longest, compatibility):
+    folder = only_json(tmp_path, model={"max_input_chars_per_word": longest})
+    tokenizer, library = Tokenizer.load(folder), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.compatibility == compatibility
+    for text in ["a" * 100, "a" * 101, "a" * 200, "a" * 201, "ab", "a b", "a" * 100 + " a"]:
+        assert tokenizer.encode(text).ids == library.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"type": "BPE"}}, "its model is 'BPE'; BERT's is 'WordPiece'"),
+        ({"model": {"continuing_subword_prefix": "@@"}}, "continuing_subword_prefix is '@@'; BERT's is '##'"),
+        ({"model": {"unk_token": "<unk>"}}, "unk_token is '<unk>'"),
+        ({"model": {"max_input_chars_per_word": 50}}, r"max_input_chars_per_word is 50; 100 \(hf\) or 200 \(google\)"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "cuts text into words by 'Whitespace'"),
+    ],
+)
+def test_a_tokenizer_json_alone_with_rules_that_are_not_berts_is_refused(tmp_path, changes, message):
+    folder = only_json(tmp_path, **changes)
+    with pytest.raises(DataError, match=rf"tokenizer\.json: .*{message}"):
+        Tokenizer.load(folder)
+    Vocabulary([*SPECIAL_TOKENS, "a"]).save(folder)
+    assert len(Tokenizer.load(folder).vocabulary) == 6  # a vocab.txt beside it decides

@@ -1,0 +1,44 @@
+"""torch.export follows an encoder, for every size of batch and length."""
+
+import io
+
+import pytest
+import torch
+
+from maskloom.models.bert import Bert, BertConfig
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask):
+    config = BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=32, initializer_range=0.5,
+    )  # fmt: skip
+    model = Bert(config).eval()
+    generator = torch.Generator().manual_seed(3)
+
+    def inputs(batch, length):
+        ids = torch.randint(0, 30, (batch, length), generator=generator)
+        if not has_mask:
+            return ids, {}
+        mask = (torch.rand((batch, length), generator=generator) > 0.3).long()
+        mask[0] = 0  # a row without tokens; the others have padding in any place
+        segments = torch.randint(0, 2, (batch, length), generator=generator)
+        return ids, {"attention_mask": mask, "segment_ids": segments}
+
+    ids, others = inputs(3, 7)
+    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=32)}
+    program = torch.export.export(
+        model, (ids,), others, dynamic_shapes={"token_ids": sizes, **dict.fromkeys(others, sizes)}
+    )
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    exported = torch.export.load(file).module()
+    for batch, length in [(1, 2), (3, 7), (5, 32), (2, 19)]:
+        ids, others = inputs(batch, length)
+        with torch.no_grad():
+            expected, found = model(ids, **others), exported(ids, **others)
+        torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.pooled, expected.pooled, atol=1e-5, rtol=1e-5)
