@@ -171,6 +171,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Show what a folder holds."""
+    from maskloom.runs.display import screen_of
     from maskloom.runs.info import describe_folder
 
-    show(describe_folder(folder), as_json)
+    show(describe_folder(folder), as_json, lines=screen_of)

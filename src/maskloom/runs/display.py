@@ -33,6 +33,22 @@ def lines_of(result: dict[str, Any], indent: str = "") -> list[str]:
     return lines
 
 
+def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:
+    """Return a result on one screen: a line for each key, nested ones beside each other; what is cut is in the JSON."""
+    names = max((len(key) for key in result), default=0)
+    whole = [f"{key.replace('_', ' '):<{names}}  {_in_line(value)}" for key, value in result.items()]
+    lines = [line if len(line) <= width else f"{line[: width - 4]} ..." for line in map(printable, whole)]
+    if len(lines) > height or lines != list(map(printable, whole)):
+        lines = [*lines[:height], "(--json shows all of it)"]
+    return lines
+
+
+def _in_line(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_in_line(held)}" for key, held in value.items())
+    return _text(value)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"

@@ -1,6 +1,6 @@
 import json
 
-from maskloom.runs.display import lines_of, printable, printable_json
+from maskloom.runs.display import lines_of, printable, printable_json, screen_of
 
 
 def test_lines_are_aligned_and_nested() -> None:
@@ -23,3 +23,13 @@ def test_control_characters_are_shown_and_not_sent() -> None:
     text = printable_json(json.dumps({"a": wicked}, ensure_ascii=False))
     assert printable(text) == text
     assert json.loads(text) == {"a": wicked}
+
+
+def test_a_screen_holds_any_result() -> None:
+    small = {"kind": "model", "parameters": {"encoder": 1234, "all": 1234}}
+    assert screen_of(small) == ["kind        model", "parameters  encoder 1,234, all 1,234"]
+    large = {f"key_{number}": {"path": "x" * 300, "names": list("abc")} for number in range(60)}
+    lines = screen_of(large)
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "(--json shows all of it)"
