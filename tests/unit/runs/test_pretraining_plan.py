@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+from importlib.resources import files
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from maskloom.config import ConfigError, PretrainRecipe, load_recipe
+from maskloom.data.masking import MaskingSettings, num_predictions
 from maskloom.models.bert_config import BertConfig
 from maskloom.runs.pretraining_plan import check_model, left_aside, model_config, phase_plans
 
@@ -44,6 +48,15 @@ def test_a_length_or_cap_that_phases_do_not_take_is_said():
     assert left_aside(recipe, has_init=False) == [
         "data.max_length = 48: left aside, every phase has a length of its own"
     ]
+
+
+def test_the_quick_start_masks_the_share_that_its_recipe_states():
+    path = Path(str(files("maskloom"))) / "runs" / "quickstart" / "pretrain.toml"
+    recipe = load_recipe(PretrainRecipe, path)
+    for plan in phase_plans(recipe):
+        settings = MaskingSettings(rate=plan.data.masking_rate, max_predictions=plan.data.resolved_max_predictions())
+        (predicted,) = num_predictions(np.array([plan.data.max_length]), settings)
+        assert predicted == round(recipe.data.masking_rate * plan.data.max_length)
 
 
 def test_one_segment_is_enough_without_next_sentences():
