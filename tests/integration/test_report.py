@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 import pytest
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import FinetuneRecipe, validate_recipe
+from maskloom.config import ConfigError, FinetuneRecipe, validate_recipe
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.finetune import finetune
+from maskloom.runs.info import describe_folder
 from maskloom.runs.report import report
 from maskloom.runs.search import search
 from maskloom.text.tokenizer import Tokenizer
@@ -99,10 +100,17 @@ def test_examples_need_the_dev_file_as_it_was(setting, tmp_path):
     dev.write_text(content)
 
 
+def test_a_page_takes_the_place_of_no_other_file(setting, tmp_path):
+    run(setting, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"recipe\.toml: --out names the page to write, an \.html file"):
+        report([tmp_path / "run"], tmp_path / "run" / "recipe.toml")
+
+
 def test_a_search_shows_its_trials_and_its_best_model(setting, tmp_path):
     files = {name: setting / f"{name}.jsonl" for name in ("train", "dev")}
     space = {"training.learning_rate": (1e-4, 1e-3)}
     search(recipe(), model=setting / "bert", out=tmp_path / "search", space=space, **files)
+    assert describe_folder(tmp_path / "search")["finished"]
     report([tmp_path / "search", setting / "run"], tmp_path / "page.html")
     page = page_of(tmp_path / "page.html")
     assert "search: trials" in page.text

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from maskloom.config import ConfigError, PretrainRecipe, load_recipe
+from maskloom.recipe_files import recipe_toml
+from maskloom.runs import extension
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.rerun import rerun
 from maskloom.training.events import read_events
@@ -103,6 +106,24 @@ def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, tmp_path):
     pretrain(recipe("training.steps=34"), corpus=corpus, out=out, resume=True)
     stored = load_recipe(PretrainRecipe, out / "recipe.toml").training
     assert [(extension.at, extension.steps) for extension in stored.extensions] == [(8, 8), (30, 30)]
+
+
+def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypatch):
+    planned = [setting for setting in SETTINGS if "warmup" not in setting] + ["training.warmup_share=0.9"]
+    stored = load_recipe(PretrainRecipe, None, [*planned, "training.steps=20"])
+    (tmp_path / "recipe.toml").write_text(recipe_toml(stored), encoding="utf-8")
+    monkeypatch.setattr(extension, "_newest_step", lambda out: 4)
+    shortened = load_recipe(PretrainRecipe, None, [*planned, "training.steps=9"])
+    with pytest.raises(ConfigError, match="--steps 9: the run warms up for 18 steps"):
+        extension.extended_recipe(shortened, tmp_path)
+
+
+def test_epochs_are_refused_with_the_steps_that_make_them(corpus, tmp_path):
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "r", "--epochs", 3, *settings, code=3)
+    steps = said.rpartition("--steps ")[2].strip()
+    begun = run("pretrain", "--corpus", corpus, "--out", tmp_path / "r", "--steps", steps, *settings)
+    assert 2.8 < float(re.search(r"([0-9.]+) epochs of", begun).group(1)) < 3.2
 
 
 def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(corpus, tmp_path):

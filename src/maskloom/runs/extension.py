@@ -37,6 +37,13 @@ def extended_recipe(recipe: PretrainRecipe, out: Path) -> PretrainRecipe:
                 f"--steps {training.steps}: {out} has made {done} steps already; `maskloom export` makes a model of "
                 "any checkpoint"
             )
+        first = extensions[0].steps if extensions else planned
+        warmup = training.model_copy(update={"steps": first}).resolved_warmup_steps()
+        if training.steps <= warmup:
+            raise ConfigError(
+                f"--steps {training.steps}: the run warms up for {warmup} steps, so it would end at a high learning "
+                "rate; `maskloom export` makes a model of any checkpoint"
+            )
         for number, extension in enumerate(extensions):
             if extension.at >= done:  # no step was made on it
                 extensions, planned = extensions[:number], extension.steps
@@ -47,7 +54,8 @@ def extended_recipe(recipe: PretrainRecipe, out: Path) -> PretrainRecipe:
 
 def extension_line(training: PretrainTraining) -> str:
     """Return what the last extension of a run makes of its learning rate."""
-    last, warmup = training.extensions[-1], _first_warmup(training)
+    last = training.extensions[-1]
+    warmup = min(_first_warmup(training), training.steps - last.at)
     return (
         f"extended: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; within {warmup:,} "
         f"steps the learning rate goes on a line to that of a run of {training.steps:,} steps"

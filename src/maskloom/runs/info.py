@@ -46,9 +46,11 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         info |= read_json_object(folder / "run.json")
     checkpoints = sorted(path.name for path in (folder / "checkpoints").rglob("step-*") if path.is_dir())
     info["checkpoints"] = checkpoints
-    info["finished"] = (folder / "metrics.json").exists()
-    if info["finished"]:
-        info["metrics"] = read_json(folder / "metrics.json")
+    # of training; of a search or a GLUE run
+    results = [folder / name for name in ("metrics.json", "results.json", "glue.json") if (folder / name).exists()]
+    info["finished"] = bool(results)
+    if results:
+        info["metrics"] = read_json(results[0])
     if (folder / "model" / "config.json").exists():
         info["model"] = _describe_model(folder / "model")
     return info

@@ -230,7 +230,7 @@ def _run_phase(
     """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
     train, held_out = documents
     settings, budget = plan.training, _budget(plan.training, ranks)
-    loader = _loader(corpus, train, plan.data, settings.batch_size, recipe.seed, rows=_rows(plan, ranks))
+    loader = corpus_loader(corpus, train, plan.data, settings.batch_size, recipe.seed, rows=_rows(plan, ranks))
     objective = MaskedLanguageModeling(next_sentence=plan.data.next_sentence)
     state = TrainState.fresh(model, settings)
 
@@ -304,7 +304,7 @@ def _with_defaults(settings: PretrainTraining) -> TrainingSection:
     return settings.model_copy(update=update)
 
 
-def _loader(
+def corpus_loader(
     corpus: Corpus,
     documents: np.ndarray,
     data: PretrainingData,
@@ -313,6 +313,7 @@ def _loader(
     *,
     rows: slice = slice(None),
 ) -> PretrainingLoader:
+    """Return the batches of documents of a corpus, masked as a recipe says; `rows` of each are those of one rank."""
     return PretrainingLoader(
         corpus,
         documents,
@@ -344,7 +345,7 @@ def _held_out_metrics(
     objective: MaskedLanguageModeling,
     reference: _UnigramReference,
 ) -> dict[str, float]:
-    loader = _loader(corpus, held_out, plan.data, _EVALUATION_BATCH, recipe.seed)
+    loader = corpus_loader(corpus, held_out, plan.data, _EVALUATION_BATCH, recipe.seed)
     limit = plan.training.max_evaluation_instances
     batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
     tally = _Tally(reference)

@@ -74,11 +74,15 @@ def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) 
 
 def refuse_epochs(recipe: PretrainRecipe, epochs: float, corpus: Path) -> None:
     """Raise ConfigError that says how many steps make so many epochs of a corpus: pre-training counts steps."""
-    from maskloom.data.corpus import Corpus  # here, so that fine-tuning starts without it
+    from maskloom.data.corpus import Corpus  # here, so that other starts do without them
+    from maskloom.data.splitting import split_documents
+    from maskloom.runs.pretrain import corpus_loader
 
-    tokens = recipe.training.batch_size * recipe.data.max_length
-    steps = max(1, round(Corpus.open(corpus, verify=False).num_tokens / tokens * epochs))
+    opened, batch_size = Corpus.open(corpus, verify=False), recipe.training.batch_size
+    train, _ = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
+    account = corpus_loader(opened, train, recipe.data, batch_size, recipe.seed).account()
+    steps = max(1, round(account.num_instances * epochs / batch_size))
     raise ConfigError(
         f"--epochs: pre-training counts steps; {epochs:g} epochs of {corpus} are about {steps:,} steps of "
-        f"{recipe.training.batch_size} sequences of {recipe.data.max_length} tokens: --steps {steps}"
+        f"{batch_size} sequences of up to {recipe.data.max_length} tokens: --steps {steps}"
     )

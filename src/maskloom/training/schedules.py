@@ -38,8 +38,9 @@ def extended_factor(
     """Return the factor of a run of `steps` steps that was planned for others before.
 
     `extensions` are pairs: until step `at` the run was planned for so many steps. From `at` on the factor is that of a
-    run of the new number of steps with the same warm-up; in the first `warmup_steps` after `at` it goes there on a line
-    from where it stood, so that a rate that had fallen to 0 rises as gently as at the start.
+    run of the new number of steps with the same warm-up. In the first `warmup_steps` after `at`, or in all that are
+    left where those are fewer, it goes there on a line from where it stood: a rate that had fallen to 0 rises as gently
+    as at the start, and one that is high has fallen by the end.
     """
     factor = make_schedule(name, warmup_steps=warmup_steps, steps=steps)(step)
     if not extensions:
@@ -51,10 +52,11 @@ def extended_factor(
 
     if step < at:
         return before(step)
-    if step >= at + warmup_steps:
+    length = min(warmup_steps, steps - at)
+    if step >= at + length:
         return factor
     start = before(at)
-    return start + (factor - start) * (step - at) / warmup_steps
+    return start + (factor - start) * (step - at) / length
 
 
 def clock_factor(fraction: float, *, name: Name, warmup_share: float) -> float:

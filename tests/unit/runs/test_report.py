@@ -110,7 +110,7 @@ def test_what_is_no_run_is_named(tmp_path):
         report([tmp_path / "runs"], tmp_path / "page.html")
     with pytest.raises(ConfigError, match="no such folder"):
         report([tmp_path / "absent"], tmp_path / "page.html")
-    with pytest.raises(ConfigError, match="is a folder"):
+    with pytest.raises(ConfigError, match="names the page to write"):
         report([tmp_path / "runs" / "a"], tmp_path)
     (tmp_path / "runs" / "a" / "metrics.json").write_text("[]")
     with pytest.raises(DataError, match=r"metrics\.json"):

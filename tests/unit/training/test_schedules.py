@@ -62,6 +62,15 @@ def test_an_extended_run_goes_on_a_line_to_the_rate_of_the_longer_one() -> None:
     assert found[65] == pytest.approx((plain[60] + longer[65]) / 2)
 
 
+def test_a_run_that_is_shortened_to_less_than_its_warm_up_still_falls_to_its_end() -> None:
+    found = [
+        extended_factor(step, name="linear", warmup_steps=2000, steps=16_000, extensions=[(15_000, 20_000)])
+        for step in range(15_000, 16_000)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 1e-3
+
+
 def test_a_run_that_had_decayed_is_warmed_up_again() -> None:
     found = _extended(200, [(100, 100)])
     assert found[99] == pytest.approx(1 / 90)

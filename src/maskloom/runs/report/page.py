@@ -39,8 +39,8 @@ def report(
     progress, target = progress or SilentProgress(), Path(out)
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
-    if target.is_dir():
-        raise ConfigError(f"{target} is a folder; --out names the .html file to write")
+    if target.is_dir() or target.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{target}: --out names the page to write, an .html file")
     folders = [Path(run).resolve() for run in runs]
     names = distinct_names((folder.name, folder.parent.name) for folder in folders)
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
