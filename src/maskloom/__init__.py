@@ -55,19 +55,19 @@ def pretrain(
     tells on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for wrong input before any
     training, and maskloom.training.interruption.Interrupted, with all saved, when a signal asks to stop.
     """
-    from pathlib import Path
-
+    _check_paths({"corpus": corpus, "out": out, "init": init})
     from maskloom.config import PretrainRecipe
     from maskloom.runs.pretrain import pretrain as run
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.progress import heard
-    from maskloom.runs.training_flags import recipe_of_run
+    from maskloom.runs.training_flags import recipe_of_run, run_to_resume
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
-    resumes, check = (Path(out) if resume else None), (None if init else check_model)
+    shown, check = heard(progress), (None if init else check_model)
+    resumes = run_to_resume(out, resume, shown.say)
     chosen = recipe_of_run(PretrainRecipe, recipe, changes=[], flags=flags, resumes=resumes, check=check)
-    return run(chosen, corpus=corpus, out=out, init=init, resume=resume, verify=verify, progress=heard(progress))
+    return run(chosen, corpus=corpus, out=out, init=init, resume=resume, verify=verify, progress=shown)
 
 
 def finetune(
@@ -108,20 +108,41 @@ def finetune(
     any training, NumericalError when no seed ends in finite numbers, and
     maskloom.training.interruption.Interrupted, with all saved, when a signal asks to stop.
     """
-    from pathlib import Path
-
+    _check_paths({"model": model, "train": train, "dev": dev, "out": out, "labels": labels})
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.progress import heard
-    from maskloom.runs.training_flags import recipe_of_run
+    from maskloom.runs.training_flags import recipe_of_run, run_to_resume
     from maskloom.tasks.columns import ReadingOptions
 
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "restarts": restarts, "keep_restarts": keep_restarts or None}
-    resumes = Path(out) if resume else None
+    shown = heard(progress)
+    resumes = run_to_resume(out, resume, shown.say)
     chosen = recipe_of_run(FinetuneRecipe, recipe, changes=[], flags=flags, resumes=resumes)
     columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     names = None if labels is None else str(labels)
     reading = ReadingOptions(**columns, format=format, labels=names, on_bad_rows=on_bad_rows)
     files = {"model": model, "train": train, "dev": dev, "out": out}
-    return run(chosen, **files, reading=reading, metric=metric, resume=resume, verify=verify, progress=heard(progress))
+    return run(chosen, **files, reading=reading, metric=metric, resume=resume, verify=verify, progress=shown)
+
+
+_PATHS = {
+    "corpus": "the path of a corpus folder",
+    "model": "the path of a model folder or a run",
+    "train": "the path of a file of labelled examples",
+    "dev": "the path of a file of labelled examples",
+    "out": "the path of the folder to write",
+    "init": "the path of a model folder, or None,",
+    "labels": "the path of a file with one label name a line, or None,",
+}
+_OPTIONAL = ("init", "labels")
+
+
+def _check_paths(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument that is no path, and DataError for one that is not UTF-8."""
+    from maskloom.foreign_files import check_path
+
+    for name, path in given.items():
+        if path is not None or name not in _OPTIONAL:
+            check_path(name, path, _PATHS[name])

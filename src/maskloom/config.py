@@ -199,7 +199,9 @@ class PretrainTraining(TrainingSection):
         if self.minutes is not None and self.warmup_steps is not None:
             raise ValueError(f"warmup_steps = {self.warmup_steps}: with training.minutes give training.warmup_share")
         if self.minutes is not None and self.extensions:
-            raise ValueError("minutes and training.extensions: a run by the clock has no number of steps to extend")
+            raise ValueError(
+                f"minutes = {self.minutes:g}: this run was extended with --steps and goes by steps; leave --minutes out"
+            )
         starts = [extension.at for extension in self.extensions]
         if starts != sorted(set(starts)) or (starts and starts[-1] >= self.steps):
             raise ValueError(f"extensions at {starts}: each begins after the one before and ends before training.steps")

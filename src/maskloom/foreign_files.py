@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
 
 MAX_JSON_BYTES = 16 << 20
 """16 MiB: a configuration, an index or a manifest is thousands of times smaller."""
@@ -45,6 +45,37 @@ def check_regular(path: str | Path) -> None:
     problem = why_unreadable(path)
     if problem is not None:
         raise DataError(f"{path}: {problem}")
+
+
+def check_name(path: str | Path) -> None:
+    """Raise DataError for a path that is not UTF-8, which neither a file of ours nor a message could hold."""
+    whole = os.path.abspath(path)
+    if not is_utf8(whole):
+        raise DataError(f"{shown_name(whole)}: the name is not UTF-8; rename it")
+
+
+def is_utf8(text: str) -> bool:
+    """Tell whether UTF-8 can hold a text: bytes of a file name that are no characters come as halves of surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown_name(path: str) -> str:
+    """Return a path that UTF-8 can hold: bytes that are no characters as \\x and two digits."""
+    try:
+        return os.fsencode(path).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a half that stands for no byte
+        return path.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def check_path(name: str, path: Any, what: str) -> None:
+    """Raise ConfigError for an argument that is no path of `what`, and DataError for a name that is not UTF-8."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{name}: {what} is expected, as a str or Path; this is {type(path).__name__}")
+    check_name(Path(path))
 
 
 def check_model_name(path: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ RecipeT = TypeVar("RecipeT", bound=BaseModel)
 _MAX_RECIPE_BYTES = 1 << 20
 # Wrong keys that an error names one by one.
 _NUM_NAMED = 50
+# How the path of a value that may be of several types names one of them.
+_TYPES = ("literal[", "dict[", "list[", "constrained-")
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lr", "rate", "peak_lr"), ("learning_rate",)),
@@ -120,6 +123,7 @@ def load_recipe(
             _put(values, key, copy.deepcopy(value), f"recipe key {key!r:.200}")
     elif path is not None:
         values = read_toml(Path(path))
+        _check_kind(kind, values, Path(path))
     for override in overrides or []:
         _apply_override(values, override)
     source = str(path) if path and not isinstance(path, Mapping) else "recipe"
@@ -130,6 +134,16 @@ def load_recipe(
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
     return recipe
+
+
+def _check_kind(kind: type[BaseModel], values: dict[str, Any], path: Path) -> None:
+    """Raise ConfigError for a recipe that another command takes."""
+    own, said = kind.model_fields.get("kind"), values.get("kind")
+    if own is None or said == own.default or said not in ("pretrain", "finetune"):
+        return
+    name = path.stem if shipped_recipes().get(path.stem) == path else path
+    what = {"pretrain": "a pre-training", "finetune": "a fine-tuning"}[said]
+    raise ConfigError(f"{path}: {what} recipe; its command is: maskloom {said} --recipe {shlex.quote(str(name))}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -156,7 +170,7 @@ def validate_recipe(kind: type[RecipeT], values: dict[str, Any], *, source: str)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
+        problems = _told_once(error.errors(include_url=False))
         lines = [_explain(kind, problem, source) for problem in problems[:_NUM_NAMED]]
         more = [f"{source}: and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
         raise ConfigError("\n".join(lines + more)) from None
@@ -192,9 +206,27 @@ def _put(values: dict[str, Any], key: str, value: Any, what: str) -> None:
     target[last] = value
 
 
+def _path_of(problem: Any) -> list[str]:
+    """Return the path of a wrong value; of a value that may be of several types, pydantic puts the type into it."""
+    return [str(part) for part in problem["loc"] if not str(part).startswith(_TYPES)]
+
+
+def _told_once(problems: list[Any]) -> list[Any]:
+    """Return problems without what other types have against a value: the type that fits furthest is meant."""
+    told: dict[tuple[str, ...], list[Any]] = {}
+    for problem in problems:
+        place = [str(part) for part in problem["loc"]]
+        cut = next((number for number, part in enumerate(place) if part.startswith(_TYPES)), len(place))
+        told.setdefault(tuple(place[:cut]), []).append(problem)
+    kept = []
+    for place, found in told.items():
+        within = [problem for problem in found if len(_path_of(problem)) > len(place)]
+        kept += within or found[:1]
+    return kept
+
+
 def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
-    # Of a value that may be of two types, pydantic names the type too.
-    path = [str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "dict["))]
+    path = _path_of(problem)
     key = ".".join(path) or "recipe"
     if problem["type"] == "extra_forbidden":
         return f"{source}: unknown key {key!r:.200}; {_hint(kind, path)}"

@@ -20,8 +20,11 @@ from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.glue import check, check_submission, glue_run, submit, submit_glue
+from maskloom.runs.glue import check, submit
+from maskloom.runs.glue.check import check_submission
 from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
+from maskloom.runs.glue.run import glue_run
+from maskloom.runs.glue.submit import submit_glue
 from maskloom.runs.rerun import rerun
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer

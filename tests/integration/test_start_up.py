@@ -1,5 +1,6 @@
 """What each command imports: a command pays for what it does, and for nothing else."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_a_wrong_recipe_is_refused_before_torch_is_imported(tmp_path: Path) -> N
     assert [name for name, found in runs.items() if "torch" in found] == []
 
 
-def test_wrong_data_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+def test_wrong_data_is_refused_before_torch_is_imported(text: Path, corpus: Path, tmp_path: Path) -> None:
     good, bad, late = tmp_path / "good.csv", tmp_path / "bad.csv", tmp_path / "late.csv"
     good.write_text("text,label\na,x\nb,y\n", encoding="utf-8")
     bad.write_text("body,label\na,x\n", encoding="utf-8")
@@ -91,6 +92,11 @@ def test_wrong_data_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (model / "maskloom.json").write_text('{"kind": "single", "takes_pairs": false}', encoding="utf-8")
     output = tmp_path / "o.jsonl"
     (tmp_path / "folder.jsonl").mkdir()
+    glue = tmp_path / "glue"
+    (glue / "CoLA").mkdir(parents=True)
+    for name in ("train.tsv", "dev.tsv"):
+        (glue / "CoLA" / name).write_text("gj04\t1\t\tFine.\n", encoding="utf-8")
+    extend = ("vocab", "extend", "--add", 5, "--out", tmp_path / "v")
     train = ("finetune", "--model", model, "--out", tmp_path / "r", "--dev", good)
     runs = {
         "finetune": modules(*train, "--train", bad, code=3),
@@ -108,6 +114,20 @@ def test_wrong_data_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
         "tune": modules("tune", "--model", model, "--dev", bad, code=3),
         "embed": modules("embed", "--model", model, "--input", bad, "--output", output, code=3),
         "predict, no model": modules("predict", "--model", "absent", "--input", good, "--output", output, code=3),
+        "finetune, a run that is yet to begin": modules(*train, "--train", bad, "--resume", code=3),
+        "fill-mask, no model": modules("fill-mask", "--model", "absent", "a [MASK]", code=3),
+        "answer, no model": modules("answer", "--model", "absent", "--context", good, "--question", "q", code=3),
+        "answer, no ensemble": modules("answer", "--ensemble", "absent", "--context", good, "--question", "q", code=3),
+        "answer, no text": modules("answer", "--model", model, "--context", "absent", "--question", "q", code=3),
+        "features, no model": modules("features", "--model", "absent", "--input", good, "--out", "f", code=3),
+        "features, no input": modules("features", "--model", model, "--input", "absent", "--out", "f", code=3),
+        "glue run, no model": modules("glue", "run", "--data", glue, "--model", "absent", "--out", "g", code=3),
+        "glue run, no data": modules("glue", "run", "--data", tmp_path, "--model", model, "--out", "g", code=3),
+        "vocab extend, no model": modules(*extend, "--model", "absent", text, code=3),
+        "vocab extend, no text": modules(*extend, "--model", model, tmp_path / "absent.txt", code=3),
+        "pretrain, no corpus": modules("pretrain", "--corpus", "absent", "--out", "r", code=3),
+        "pretrain, no init": modules("pretrain", "--corpus", corpus, "--init", "absent", "--out", "r", code=3),
+        "a name that is not UTF-8": modules(*train, "--train", os.fsdecode(b"caf\xe9.csv"), code=3),
     }
     assert [name for name, found in runs.items() if "torch" in found] == []
 

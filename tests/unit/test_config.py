@@ -145,3 +145,12 @@ def test_class_weights_with_odd_label_names_survive_toml(tmp_path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_toml(recipe), encoding="utf-8")
     assert load_recipe(FinetuneRecipe, path) == recipe
+
+
+def test_the_clock_for_a_run_that_was_extended_is_refused_in_the_flags_of_the_command(tmp_path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("[training]\nsteps = 9\n[[training.extensions]]\nat = 4\nsteps = 6\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(PretrainRecipe, path, ["training.minutes=30.0"])
+    expected = "training.minutes = 30: this run was extended with --steps and goes by steps; leave --minutes out"
+    assert str(caught.value) == f"{path}: {expected}"

@@ -70,3 +70,33 @@ def test_recipes_are_found_by_name_and_files_come_first(tmp_path, monkeypatch):
         recipe_path("recipes/squad-v2.toml")
     with pytest.raises(ConfigError, match=r"shipped are conll2003, "):
         recipe_path("zzz")
+
+
+def test_a_recipe_of_another_command_names_that_command(tmp_path):
+    pretraining = tmp_path / "my run.toml"
+    pretraining.write_text("kind = 'pretrain'\n[data]\nnext_sentence = false\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"squad-v1\.toml: a fine-tuning recipe; its command is: (.*)") as caught:
+        load_recipe(PretrainRecipe, recipe_path("squad-v1"))
+    assert str(caught.value).endswith("is: maskloom finetune --recipe squad-v1")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(FinetuneRecipe, pretraining)
+    expected = f"{pretraining}: a pre-training recipe; its command is: maskloom pretrain --recipe '{pretraining}'"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "lines"),
+    [
+        ("class_weights.a=-1.0", ["class_weights.a = -1.0: Input should be greater than 0"]),
+        ("class_weights={a=-1.0, b=0.0, c=1.0}", ["class_weights.a = -1.0: ", "class_weights.b = 0.0: "]),
+        ("class_weights=balancd", ["class_weights = 'balancd': Input should be 'none' or 'balanced'"]),
+        ("card.language=English", ["card.language = 'English': String should match"]),
+        ("card.language=['en', 'English']", ["card.language.1 = 'English': String should match"]),
+        ("card.language=3", ["card.language = 3: "]),
+    ],
+)
+def test_a_value_that_may_be_of_several_types_is_one_problem(override, lines):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(FinetuneRecipe, None, [override])
+    said = str(caught.value).splitlines()
+    assert [line.removeprefix("recipe: ")[: len(start)] for line, start in zip(said, lines, strict=True)] == lines

@@ -93,6 +93,7 @@ def main() -> None:
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        _check_arguments()
         app()
     except (ConfigError, DataError) as error:
         _print_error(error)
@@ -111,6 +112,16 @@ def main() -> None:
             raise
         _print_error(error)
         sys.exit(code)
+
+
+def _check_arguments() -> None:
+    """Raise DataError for an argument that is not UTF-8: names and texts end up in files that are."""
+    from maskloom.errors import DataError
+    from maskloom.foreign_files import is_utf8, shown_name
+
+    for argument in sys.argv[1:]:
+        if not is_utf8(argument):
+            raise DataError(f"{shown_name(argument)}: the argument is not UTF-8; rename the file or type it anew")
 
 
 def _print_error(error: Exception) -> None:

@@ -34,11 +34,15 @@ def answer(
     as_json: AsJson = False,
 ) -> None:
     """Answer questions about a text."""
-    from maskloom.runs.answer import answer as run
+    from maskloom.runs.first_look import look_at_questions
+
+    models = chosen_models(model, ensemble)
+    look_at_questions(models, context, question)
+    from maskloom.runs.answer import answer as run  # heavy: a wrong text is refused before it
     from maskloom.runs.answer import answer_lines
 
     result = run(
-        chosen_models(model, ensemble),
+        models,
         context,
         question,
         top_k=top_k,

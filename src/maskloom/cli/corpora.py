@@ -16,6 +16,7 @@ from maskloom.cli.options import (
     Workers,
     print_json,
     progress_display,
+    say,
     show,
     stage_display,
 )
@@ -95,7 +96,12 @@ def vocab_extend(
     as_json: AsJson = False,
 ) -> None:
     """Add pieces of your text to a model's vocabulary; their embeddings start as means of the old pieces'."""
-    from maskloom.runs.vocabulary_extension import extend_vocabulary
+    from maskloom.data.documents import source_files
+    from maskloom.foreign_files import check_model_name
+
+    check_model_name(model)
+    source_files(texts)
+    from maskloom.runs.vocabulary_extension import extend_vocabulary  # heavy: wrong paths are refused before it
 
     report = extend_vocabulary(
         texts,
@@ -139,8 +145,9 @@ def corpus_build(
         typer.Option("--documents", help="What ends a document of a .txt file: a blank line, or the end of the file."),
     ] = "blank-line",
     language: Annotated[
-        str, typer.Option("--language", help="Language whose rules find sentences: en, de, fr … (ISO 639).")
-    ] = "en",
+        str | None,
+        typer.Option("--language", help="Language whose rules find sentences: en (the default), de, fr … (ISO 639)."),
+    ] = None,
     on_bad_text: BadText = "error",
     engine: Engine = "local",
     ray_address: RayAddress = None,
@@ -231,9 +238,7 @@ def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")]
     if as_json:
         print_json(findings)
     else:
-        for finding in findings:
-            typer.echo(f"{finding['level']}: {finding['code']}: {finding['message']}")
-        if not findings:
-            typer.echo("nothing found")
+        lines = [f"{finding['level']}: {finding['code']}: {finding['message']}" for finding in findings]
+        say(*(lines or ["nothing found"]))
     if any(finding["level"] == "error" for finding in findings):
         raise typer.Exit(1)

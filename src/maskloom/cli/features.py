@@ -52,7 +52,11 @@ def features(
     as_json: AsJson = False,
 ) -> None:
     """Write a model's activations, of any layer, for each word or token of a file."""
-    from maskloom.runs.features import features as run
+    from maskloom.foreign_files import check_model_name, check_regular
+
+    check_model_name(model)
+    check_regular(input_file)
+    from maskloom.runs.features import features as run  # heavy: wrong paths are refused before it
 
     result = run(
         model,

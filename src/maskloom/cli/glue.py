@@ -14,8 +14,10 @@ from maskloom.cli.options import (
     Recipe,
     Resume,
     chosen_recipe,
+    continues,
     print_json,
     progress_display,
+    say,
 )
 from maskloom.cli.search import Grid, Restarts
 from maskloom.cli.training_options import BatchSize, Epochs, LearningRate, Overrides, Seed, SequenceLength, space_beside
@@ -51,10 +53,16 @@ def run(
 
     flags = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
     flags |= {"seed": seed, "restarts": restarts}
-    if grid is None and not (resume and (out / "recipe.toml").exists()):
+    if grid is None and not continues(out, resume):
         grid = ["paper"]
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    from maskloom.runs.glue import glue_run  # heavy: a wrong recipe is refused before it
+    from maskloom.foreign_files import check_model_name
+    from maskloom.runs.glue.files import chosen_tasks
+
+    check_model_name(model)
+    names = None if tasks is None else tasks.split(",")
+    chosen_tasks(data, names)
+    from maskloom.runs.glue.run import glue_run  # heavy: a wrong recipe, model or folder is refused before it
     from maskloom.runs.glue.table import glue_rows, notes_of
     from maskloom.runs.search_table import print_table
 
@@ -63,7 +71,7 @@ def run(
         data=data,
         model=model,
         out=out,
-        tasks=None if tasks is None else tasks.split(","),
+        tasks=names,
         space=space_beside(grid, flags),
         resume=resume,
         progress=progress_display(),
@@ -72,8 +80,8 @@ def run(
         print_json(result)
     else:
         print_table(*glue_rows(result), title="GLUE, dev")
-        typer.echo("\n" + "\n".join(notes_of(result)))
-        typer.echo(f"written to {out} (glue.md, glue.json); next: maskloom glue submit --run {out} --data {data}")
+        say("", *notes_of(result))
+        say(f"written to {out} (glue.md, glue.json); next: maskloom glue submit --run {out} --data {data}")
     if result["failed"]:
         raise typer.Exit(1)
 
@@ -87,7 +95,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Predict the test files and write a checked zip for the leaderboard."""
-    from maskloom.runs.glue import submit_glue
+    from maskloom.runs.glue.submit import submit_glue
 
     result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=progress_display())
     if as_json:
@@ -95,11 +103,11 @@ def submit(
         return
     for name, file in result["files"].items():
         unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""
-        typer.echo(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
+        say(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
     for name, reason in result["absent"].items():
-        typer.echo(f"{name + '.tsv':<12}  left out: {reason}")
+        say(f"{name + '.tsv':<12}  left out: {reason}")
     state = "complete" if result["is_complete"] else "PARTIAL: the leaderboard does not take it"
-    typer.echo(f"{result['output']}: checked, {state}")
+    say(f"{result['output']}: checked, {state}")
 
 
 @glue_app.command("check")
@@ -109,12 +117,12 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a submission: names, headers, indices, line counts and labels."""
-    from maskloom.runs.glue import check_submission
+    from maskloom.runs.glue.check import check_submission
 
     problems = check_submission(submission, allow_partial=allow_partial)
     if as_json:
         print_json({"path": str(submission), "problems": problems})
     else:
-        typer.echo("\n".join(problems) if problems else f"{submission}: sound")
+        say(*(problems or [f"{submission}: sound"]))
     if problems:
         raise typer.Exit(3)

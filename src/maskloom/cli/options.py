@@ -65,11 +65,16 @@ def chosen_recipe(
     Raises FolderInUseError where one works.
     """
     from maskloom.runs.run_lock import refuse_if_in_use
-    from maskloom.runs.training_flags import recipe_of_run
+    from maskloom.runs.training_flags import recipe_of_run, run_to_resume
 
     refuse_if_in_use(out)  # before the heavy imports
-    resumes = out if resume else None
+    resumes = run_to_resume(out, resume, lambda line: say(line, err=True))
     return recipe_of_run(kind, path, changes=changes, flags=flags or {}, resumes=resumes, check=check)
+
+
+def continues(out: Path, resume: bool) -> bool:
+    """Tell whether there is a run to go on with; its folder knows how its files are read."""
+    return resume and (out / "recipe.toml").exists()
 
 
 @contextmanager
@@ -119,9 +124,11 @@ def look_first(model: Path, files: list[Path], task: str, reading: Any) -> None:
 def chosen_models(models: list[Path] | None, ensemble: Path | None) -> list[Path]:
     """Return the model folders asked for; raises ConfigError when there are none."""
     from maskloom.config import ConfigError
+    from maskloom.foreign_files import check_model_name
 
     chosen = [*(models or [])]
     if ensemble is not None:
+        check_model_name(ensemble)
         from maskloom.inference import restart_models  # heavy
 
         chosen += restart_models(ensemble)
@@ -167,11 +174,18 @@ def show(
     if as_json:
         print_json(result, err=to_stderr)
         return
-    from maskloom.runs.display import lines_of, printable
+    from maskloom.runs.display import lines_of
 
-    typer.echo("\n".join(map(printable, (lines or lines_of)(result))), err=to_stderr)
+    say(*(lines or lines_of)(result), err=to_stderr)
     if out is not None:
-        typer.echo(f"written to {out}")
+        say(f"written to {out}")
+
+
+def say(*lines: str, err: bool = False) -> None:
+    """Print lines for a person, control characters as escapes."""
+    from maskloom.runs.display import printable
+
+    typer.echo("\n".join(map(printable, lines)), err=err)
 
 
 def print_json(value: Any, *, err: bool = False) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from maskloom.cli.options import AsJson, print_json
+from maskloom.cli.options import AsJson, print_json, say
 
 recipes_app = typer.Typer(help="List the shipped recipes, and explain every key.")
 
@@ -30,7 +30,7 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
         return
     width = max(map(len, recipes))
     for name, about in recipes.items():
-        typer.echo(f"{name:<{width}}  {about}")
+        say(f"{name:<{width}}  {about}")
     typer.echo("\nuse one with --recipe NAME; maskloom recipes show NAME explains it, key by key")
 
 
@@ -52,4 +52,4 @@ def show_recipe(
     if as_json:
         print_json(content)
     else:
-        typer.echo("\n".join(explained_lines(content)))
+        say(*"\n".join(explained_lines(content)).split("\n"))

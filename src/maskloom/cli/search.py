@@ -19,10 +19,12 @@ from maskloom.cli.options import (
     Resume,
     TextColumn,
     chosen_recipe,
+    continues,
     look_first,
     print_json,
     progress_display,
     reading_options,
+    say,
 )
 from maskloom.cli.training_options import BatchSize, Epochs, LearningRate, Overrides, Seed, SequenceLength, space_beside
 
@@ -76,7 +78,7 @@ def search(
     flags |= {"max_length": max_length, "seed": seed, "restarts": restarts}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
-    look_first(model, [] if resume else [train, dev], chosen.task, reading)
+    look_first(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
     from maskloom.runs.search import search as run  # heavy: a wrong recipe is refused before it
 
     result = run(
@@ -104,5 +106,5 @@ def _show(result: dict[str, Any], out: Path) -> None:
     from maskloom.runs.search_table import print_table, search_rows
 
     print_table(*search_rows(result), title=f"{result['num_trials']} trials, by {result['metric']} on dev")
-    typer.echo(f"\nbest again:  {result['trials'][0]['command']}\nmodel:       {result['model']}")
-    typer.echo(f"written to {out} (search.json lists all commands; results.md, results.json)")
+    say("", f"best again:  {result['trials'][0]['command']}", f"model:       {result['model']}")
+    say(f"written to {out} (search.json lists all commands; results.md, results.json)")

@@ -20,9 +20,11 @@ from maskloom.cli.options import (
     TextColumn,
     Verify,
     chosen_recipe,
+    continues,
     look_first,
     progress_display,
     reading_options,
+    say,
     show,
     verification,
 )
@@ -70,8 +72,14 @@ def pretrain(
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     if epochs is not None:
         refuse_epochs(chosen, epochs, corpus)
+    from maskloom.data.corpus_manifest import read_manifest
+    from maskloom.foreign_files import check_model_name
+
+    read_manifest(corpus)
+    if init is not None:
+        check_model_name(init)
     from maskloom.runs.adaptation import pretraining_lines
-    from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe or path is refused before it
 
     with verification(verify, resume):
         result = run(
@@ -121,7 +129,7 @@ def finetune(
     flags |= {"max_length": max_length, "seed": seed, "restarts": restarts, "keep_restarts": keep_restarts or None}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
-    look_first(model, [] if resume else [train, dev], chosen.task, reading)
+    look_first(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
     from maskloom.runs.finetune import finetune as run  # heavy: a wrong recipe or file is refused before it
     from maskloom.runs.task_summaries import finetuning_lines
 
@@ -154,4 +162,4 @@ def quickstart(
     if as_json:
         show(result, True)
     else:
-        typer.echo("\n".join(summary_lines(result)))
+        say(*summary_lines(result))

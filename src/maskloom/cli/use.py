@@ -23,6 +23,7 @@ from maskloom.cli.options import (
     print_json,
     progress_display,
     reading_options,
+    say,
     show,
 )
 
@@ -103,8 +104,10 @@ def fill_mask(
     as_json: AsJson = False,
 ) -> None:
     """Guess the words behind [MASK]."""
-    from maskloom.runs.display import printable
-    from maskloom.runs.fill_mask import fill_mask as run
+    from maskloom.foreign_files import check_model_name
+
+    check_model_name(model)
+    from maskloom.runs.fill_mask import fill_mask as run  # heavy: an absent model is refused before it
 
     result = run(model, text, top_k=top_k)
     if as_json:
@@ -112,7 +115,7 @@ def fill_mask(
         return
     for mask in result["masks"]:
         shown = "  ".join(f"{candidate['token']} {candidate['probability']:.3f}" for candidate in mask)
-        typer.echo(printable(shown))
+        say(shown)
 
 
 def embed(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from maskloom.data.compressed_files import COMPRESSIONS, ByteStream, reading_errors
 from maskloom.data.text_blocks import raw_documents, unix_line_ends
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import check_regular
+from maskloom.foreign_files import check_name, check_regular, shown_name
 
 MAX_DOCUMENT_BYTES = 1 << 26
 """64 MiB of UTF-8: about ten times the longest novel."""
@@ -106,13 +106,13 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
     return found
 
 
-def check_name(path: Path) -> None:
-    """Raise DataError for a path that is not UTF-8, which neither a manifest nor a message could hold."""
-    whole = os.path.abspath(path)
-    try:
-        whole.encode("utf-8")
-    except UnicodeEncodeError:
-        raise DataError(f"{_shown(whole)}: the name is not UTF-8; rename it") from None
+def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
+    """Raise ConfigError for a document per file where no file has text whose documents a rule could end."""
+    if documents == "file" and not any(_kind(source.path) == ".txt" for source in files):
+        raise ConfigError(
+            f"--documents file: none of the {len(files)} files is a .txt; each row of a .jsonl or .parquet is a "
+            "document in any case, leave it out"
+        )
 
 
 def refuse_output_inside(paths: str | Path | Iterable[str | Path], out: Path) -> None:
@@ -163,7 +163,7 @@ def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceF
             _check_link(path, home)
         if path.is_dir() or not _is_known(path):
             if report is not None:
-                report.ignored_files.append(_shown(str(path)))
+                report.ignored_files.append(shown_name(str(path)))
             continue
         check_name(path)
         check_regular(path)
@@ -175,21 +175,16 @@ def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceF
 
 def _check_link(path: Path, home: Path) -> None:
     """Raise DataError for a link of a folder of text that leads nowhere, or to what the folder does not hold."""
-    place = _shown(str(path))
+    place = shown_name(str(path))
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError):
         raise DataError(f"{place}: a link that leads nowhere; remove it") from None
     if not target.is_relative_to(home):
         raise DataError(
-            f"{place}: a link to {_shown(str(target))}, outside of the folder; give that path itself as text, or put a "
-            "copy in its place"
+            f"{place}: a link to {shown_name(str(target))}, outside of the folder; give that path itself as text, or "
+            "put a copy in its place"
         )
-
-
-def _shown(path: str) -> str:
-    """Return a path that UTF-8 can hold: bytes that are no characters as \\x and two digits."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _decoded(content: bytes) -> Iterator[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
-from maskloom.foreign_files import read_bytes
+from maskloom.config import ConfigError
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
+from maskloom.runs.first_look import check_questions, read_context
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
@@ -20,7 +19,6 @@ from maskloom.tasks.task import Task
 
 # Logits of a window of 384 tokens take 3 KB.
 _WINDOWS_AT_ONCE = 8192
-_MAX_TEXT_BYTES = 64 << 20
 
 
 def answer(
@@ -45,12 +43,8 @@ def answer(
     progress = progress or SilentProgress()
     if top_k < 1:
         raise ConfigError(f"top_k {top_k}: at least 1 is expected")
-    if not questions:
-        raise ConfigError("no question: give at least one")
-    for number, question in enumerate(questions, start=1):
-        if not question.strip():
-            raise ConfigError(f"question {number} is empty")
-    text = _read_text(context)
+    check_questions(questions)
+    text = read_context(context)
     predictor = open_models([model] if isinstance(model, str | Path) else model, average=average, max_length=max_length)
     task = _task(predictor, null_threshold)
     encoded = task.encode(_examples(text, questions, Path(context)), predictor.tokenizer, predictor.max_length)
@@ -107,20 +101,3 @@ def _examples(text: str, questions: Sequence[str], path: Path) -> ReadExamples:
         for number, question in enumerate(questions, start=1)
     ]
     return ReadExamples(examples, ReadingReport(path))
-
-
-def _read_text(path: str | Path) -> str:
-    """Return a text file's content, its line ends as they stand; raises DataError when it is not UTF-8 or is blank."""
-    try:
-        if str(path) == "-":
-            content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1)
-        else:
-            content = read_bytes(path, limit=_MAX_TEXT_BYTES)
-        text = content.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
-    if len(content) > _MAX_TEXT_BYTES:
-        raise DataError(f"{path}: more than {_MAX_TEXT_BYTES:,} bytes, which is the most that is searched at once")
-    if not text.strip():
-        raise DataError(f"{path}: the file is empty; it should hold the text to look for answers in")
-    return text

@@ -36,7 +36,7 @@ def build_corpus_from_files(
     num_workers: int = 1,
     sentences: Literal["split", "lines"] = "split",
     documents: Literal["blank-line", "file"] = "blank-line",
-    language: str = "en",
+    language: str | None = None,
     on_bad_text: Literal["error", "skip"] = "error",
     engine: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
@@ -45,15 +45,16 @@ def build_corpus_from_files(
 ) -> dict[str, Any]:
     """Build a corpus folder with the tokenizer of folder `vocab`; return its folder, counts and what was left out.
 
-    `vocab` is a tokenizer's folder, or that of a model, a corpus or a run. `say` receives, before anything is written,
-    what the corpus will take, from samples of the text. `already_built` says that the finished corpus was there,
-    `num_kept_shards` how many shards an earlier build that was interrupted had finished. `build.json` in the folder
-    tells command, versions, hardware and where the texts lie, for `rerun`. Raises as `build_corpus`, `Tokenizer.load`
-    and `chosen_engine` do.
+    `vocab` is a tokenizer's folder, or that of a model, a corpus or a run. The rules of `language` find sentences; None
+    takes those of English. `say` receives, before anything is written, what the corpus will take, from samples of the
+    text. `already_built` says that the finished corpus was there, `num_kept_shards` how many shards an earlier build
+    that was interrupted had finished. `build.json` in the folder tells command, versions, hardware and where the texts
+    lie, for `rerun`. Raises ConfigError for a language or a rule of documents that would change nothing, and as
+    `build_corpus`, `Tokenizer.load` and `chosen_engine` do.
     """
     from maskloom.data.corpus_building import build_corpus
-    from maskloom.data.documents import check_name
     from maskloom.data.sentence_encoding import SentenceEncoder
+    from maskloom.foreign_files import check_name
     from maskloom.runs.ray_tasks import chosen_engine
     from maskloom.runs.run_folder import environment
     from maskloom.text.tokenizer import Tokenizer
@@ -63,7 +64,7 @@ def build_corpus_from_files(
         check_name(Path(path))
     paths = {"texts": [os.path.abspath(path) for path in texts], "vocab": os.path.abspath(vocab)}
     tokenizer = Tokenizer.load(_tokenizer_folder(Path(vocab)))
-    rules: Any = {"sentences": sentences, "language": language}
+    rules: Any = {"sentences": sentences, "language": _language(language, sentences)}
     manifest = build_corpus(
         texts,
         tokenizer=tokenizer,
@@ -74,7 +75,7 @@ def build_corpus_from_files(
         on_bad_text=on_bad_text,
         engine=chosen_engine(engine, ray_address),
         origin={"paths": paths, **environment(trains=False)},
-        before_reading=lambda files: _foresee(files, Path(out), SentenceEncoder(tokenizer, **rules), say),
+        before_reading=lambda files: _look_at(files, documents, Path(out), SentenceEncoder(tokenizer, **rules), say),
         progress=progress,
     )
     return {
@@ -85,6 +86,14 @@ def build_corpus_from_files(
         "num_shards": len(manifest["shards"]),
         "num_kept_shards": manifest["num_kept_shards"],
     }
+
+
+def _language(given: str | None, sentences: str) -> str:
+    from maskloom.errors import ConfigError
+
+    if sentences == "lines" and given is not None:
+        raise ConfigError(f"--language {given}: with --sentences lines no sentences are looked for; leave it out")
+    return "en" if given is None else given
 
 
 def _tokenizer_folder(folder: Path) -> Path:
@@ -105,10 +114,17 @@ def _tokenizer_folder(folder: Path) -> Path:
     )
 
 
-def _foresee(files: list[SourceFile], out: Path, encoder: SentenceEncoder, say: Callable[[str], None] | None) -> None:
-    """Say what the files hold and what the corpus will take, and when the disk has less room."""
-    from maskloom.data.corpus_estimate import estimated_corpus
+def _look_at(
+    files: list[SourceFile], documents: Any, out: Path, encoder: SentenceEncoder, say: Callable[[str], None] | None
+) -> None:
+    """Refuse a rule of documents that would change nothing; say what the files hold and what the corpus will take.
 
+    It warns when the disk has less room.
+    """
+    from maskloom.data.corpus_estimate import estimated_corpus
+    from maskloom.data.documents import check_rule
+
+    check_rule(files, documents)
     found = None if say is None else estimated_corpus(files, encoder)
     if found is None or say is None:
         return

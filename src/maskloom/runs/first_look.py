@@ -1,10 +1,14 @@
 """What is wrong with the model, the data or the output that a person names, as far as it shows without torch.
 
-Importing torch takes longer than reading the first rows of a file, so commands look here before they import it.
+Importing torch takes longer than reading a usual file, so commands look here before they import it: at the first
+`_ROWS` of a file, and at as many more as `_SECONDS` of a command permit. What lies beyond is found when the run reads
+all of it, still before any training.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,25 +16,28 @@ from typing import Any
 
 from maskloom.config import ConfigError, DataError
 from maskloom.files import is_stream
-from maskloom.foreign_files import check_model_name, check_regular, file_inside, read_json_object
+from maskloom.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport, pieces_of
 
 _ROWS = 1000
+_SECONDS = 1.0
 _SETTINGS_FILE = "maskloom.json"
+_MAX_TEXT_BYTES = 64 << 20
 
 
 def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading: ReadingOptions) -> None:
-    """Read the first rows of files of labelled examples; raises DataError or ConfigError as reading all of them does.
+    """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
     It raises DataError too for a model that is not there. The kind is that of the format, where one is given.
     """
     check_model_name(model)
     if reading.format is not None:
         kind = catalog_row(reading.format).kind
-    for path in files:
-        _read_first(partial(_iterate, kind), path, reading, needs_label=True)
+    until = time.monotonic() + _SECONDS
+    for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
+        _read_first(partial(_iterate, kind), path, reading, needs_label=True, until=until)
 
 
 def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:
@@ -50,6 +57,41 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
     iterate = partial(_iterate, kind)
     options = options_for(path, iterate, reading, known, kind=kind, needs_label=needs_label)
     _read_first(iterate, path, options, needs_label=needs_label)
+
+
+def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence[str]) -> None:
+    """Raise as answering does for a model or a text that is not there, and for a question that is empty."""
+    for model in models:
+        check_model_name(model)
+    check_questions(questions)
+    if str(context) != "-":
+        read_context(context)
+
+
+def check_questions(questions: Sequence[str]) -> None:
+    """Raise ConfigError for no question at all, and for an empty one."""
+    if not questions:
+        raise ConfigError("no question: give at least one")
+    for number, question in enumerate(questions, start=1):
+        if not question.strip():
+            raise ConfigError(f"question {number} is empty")
+
+
+def read_context(path: str | Path) -> str:
+    """Return a text file's content, its line ends as they stand; raises DataError when it is not UTF-8 or is blank."""
+    try:
+        if str(path) == "-":
+            content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1)
+        else:
+            content = read_bytes(path, limit=_MAX_TEXT_BYTES)
+        text = content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
+    if len(content) > _MAX_TEXT_BYTES:
+        raise DataError(f"{path}: more than {_MAX_TEXT_BYTES:,} bytes, which is the most that is searched at once")
+    if not text.strip():
+        raise DataError(f"{path}: the file is empty; it should hold the text to look for answers in")
+    return text
 
 
 def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
@@ -121,10 +163,19 @@ def _iterate(kind: str, path: Path, options: ReadingOptions, **how: Any) -> Iter
 
 
 def _read_first(
-    iterate: Callable[..., Iterator[Any]], path: Path, options: ReadingOptions, *, needs_label: bool
+    iterate: Callable[..., Iterator[Any]],
+    path: Path,
+    options: ReadingOptions,
+    *,
+    needs_label: bool,
+    until: float | None = None,
 ) -> None:
+    until = time.monotonic() + _SECONDS if until is None else until
     examples = iterate(path, options, needs_label=needs_label, report=ReadingReport(path))
     next(pieces_of(examples, _ROWS), None)
+    for _ in examples:
+        if time.monotonic() > until:
+            break
 
 
 def _settings(model: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import maskloom
 from maskloom.config import ConfigError, DataError, Section, load_recipe, recipe_toml
 from maskloom.files import remove_tree, write_json, write_text
-from maskloom.foreign_files import read_json_object
+from maskloom.foreign_files import check_name, read_json_object, shown_name
 from maskloom.launch import num_processes
 from maskloom.runs.run_lock import LOCK
 
@@ -52,8 +52,11 @@ def prepare_run_folder(
     `inputs` are fingerprints of what the run reads, `paths` where it found that. The caller holds the folder's lock, so
     what a killed process was writing is removed. Keys of the recipe in `may_change` may differ, and are written anew.
     Raises ConfigError when the folder holds a run and `resume` is off, or when other keys or inputs differ from those
-    that the folder was started with.
+    that the folder was started with. Raises DataError for a path that is not UTF-8.
     """
+    places = {name: path.resolve() for name, path in (paths or {}).items() if path is not None}
+    for place in (out, *places.values()):
+        check_name(place)
     if (out / RECIPE).exists():
         if not resume:
             raise ConfigError(f"{out} already holds a run; continue it with --resume or choose another --out")
@@ -64,15 +67,15 @@ def prepare_run_folder(
         return True
     if out.exists() and (not out.is_dir() or not all(_is_of_a_start(path.name) for path in out.iterdir())):
         raise ConfigError(f"{out} exists and is not a run folder; choose an empty or a new --out")
-    out.mkdir(parents=True, exist_ok=True)
     recipe_text = recipe_toml(recipe)
     content = {
         "id": hashlib.sha256(json.dumps([recipe_text, inputs], sort_keys=True).encode()).hexdigest(),
         "inputs": inputs,
-        "paths": {name: str(path.resolve()) for name, path in (paths or {}).items() if path is not None},
+        "paths": {name: str(place) for name, place in places.items()},
         "seeds": _seeds(recipe),
         **environment(),
     }
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / DESCRIPTION, content)
     write_text(out / RECIPE, recipe_text)
     return False
@@ -119,7 +122,7 @@ def environment(*, trains: bool = True) -> dict[str, Any]:
 
     libraries = ("tokenizers", "safetensors") if trains else ("tokenizers", "sentencex")
     content: dict[str, Any] = {
-        "command": ["maskloom", *sys.argv[1:]],
+        "command": ["maskloom", *map(shown_name, sys.argv[1:])],
         "working_directory": _working_directory(),
         "versions": {
             "maskloom": maskloom.__version__,
@@ -141,6 +144,7 @@ def environment(*, trains: bool = True) -> dict[str, Any]:
 
 def _working_directory() -> str | None:
     try:
+        check_name(os.curdir)
         return os.getcwd()
     except OSError:  # removed while the program runs
         return None

@@ -6,6 +6,7 @@ import statistics
 import sys
 from typing import Any
 
+from maskloom.runs.display import printable
 from maskloom.runs.search_space import short_key, value_text
 
 
@@ -60,8 +61,8 @@ def one_line(text: str) -> str:
 
 
 def markdown_of(headers: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table; bars within cells are escaped."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in [headers, *rows]]
+    """Return a Markdown table; bars and control characters within cells are escaped."""
+    cells = [[printable(cell).replace("|", "\\|") for cell in row] for row in [headers, *rows]]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(headers), *lines[1:]])
 
@@ -69,15 +70,18 @@ def markdown_of(headers: list[str], rows: list[list[str]]) -> str:
 def print_table(headers: list[str], rows: list[list[str]], title: str) -> None:
     """Print a table: drawn by rich on a terminal, else as Markdown."""
     if not sys.stdout.isatty():
-        print(f"{title}\n\n{markdown_of(headers, rows)}")
+        print(f"{printable(title)}\n\n{markdown_of(headers, rows)}")
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left")
+    def shown(cell: str) -> str:
+        return escape(printable(cell))
+
+    table = Table(title=shown(title), title_justify="left")
     for header in headers:
-        table.add_column(escape(header), overflow="fold")
+        table.add_column(shown(header), overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(shown, row))
     Console().print(table)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.launch import is_first_process
 from maskloom.recipe_files import recipe_path
 from maskloom.runs.run_folder import RECIPE
 
@@ -52,9 +53,26 @@ def recipe_of_run(
         given = resumes / RECIPE
     elif isinstance(given, str | Path):
         given = recipe_path(given)
+    elif given is not None and not isinstance(given, Mapping):
+        raise ConfigError(
+            "recipe: a TOML file, the name of a shipped recipe or values by key are expected; this is "
+            f"{type(given).__name__}"
+        )
     recipe = load_recipe(kind, given, [*changes, *flag_changes(flags)], check=check)
     check_flags(recipe, flags)
     return recipe
+
+
+def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None]) -> Path | None:
+    """Return the folder of a run that goes on, None for a new one; of one that was to go on it says that it is new.
+
+    A job that a scheduler queues again resumes from its first start on, so this is no error.
+    """
+    if not resume or (Path(out) / RECIPE).exists():
+        return Path(out) if resume else None
+    if is_first_process():
+        say(f"no run in {out} yet: a new one begins")
+    return None
 
 
 def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) -> None:

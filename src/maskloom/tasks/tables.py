@@ -9,9 +9,9 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from maskloom.config import DataError
 from maskloom.foreign_files import check_regular
@@ -19,6 +19,7 @@ from maskloom.foreign_files import check_regular
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
 
+_BLOCK = 1 << 20
 _WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
@@ -76,12 +77,10 @@ def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
     check_regular(path)
     try:
         with _open(path) as file:
-            for number, raw in enumerate(iter(partial(file.readline, MAX_ROW_BYTES + 1), b""), start=1):
-                if len(raw) > MAX_ROW_BYTES:
-                    raise DataError(_too_large(path, number))
-                if number == 1:
-                    raw = _without_mark(raw, path)
-                yield number, _decoded(raw.rstrip(b"\n").removesuffix(b"\r"), path, number)
+            for block in _blocks_of_lines(file):
+                for line in _lines_of(block, path, number):
+                    number += 1
+                    yield number, line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: after line {number}: the gzip stream is broken: {error}") from None
     except OSError as error:
@@ -90,9 +89,42 @@ def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: the file is empty")
 
 
-def _open(path: Path) -> BinaryIO:
+def _blocks_of_lines(file: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
+    """Yield a file in blocks that end where a line ends, without that line end; a line beyond the limit is cut."""
+    parts, size = list[bytes](), 0
+    while size <= MAX_ROW_BYTES and (block := file.read1(_BLOCK)):
+        head, end, tail = block.rpartition(b"\n")
+        if end:
+            yield b"".join([*parts, head])
+            parts, size = [], 0
+        parts.append(tail)
+        size += len(tail)
+    if size:
+        yield b"".join(parts)
+
+
+def _lines_of(block: bytes, path: Path, number: int) -> Iterator[str]:
+    """Yield the lines of a block, the first of which comes after line `number`."""
+    if number == 0:
+        block = _without_mark(block, path)
+    try:
+        text = "\0" if len(block) > MAX_ROW_BYTES else block.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" not in text:
+        lines = text.split("\n")
+        yield from lines if "\r" not in text else (line.removesuffix("\r") for line in lines)
+        return
+    for raw in block.split(b"\n"):  # one of them has something wrong; those before it are read
+        number += 1
+        if len(raw) > MAX_ROW_BYTES:
+            raise DataError(_too_large(path, number))
+        yield _decoded(raw.removesuffix(b"\r"), path, number)
+
+
+def _open(path: Path) -> BufferedReader | gzip.GzipFile:
     if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rb")  # pyright: ignore[reportReturnType]
+        return gzip.open(path, "rb")
     return path.open("rb")
 
 

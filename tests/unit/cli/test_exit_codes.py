@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 
 import pytest
@@ -43,6 +44,21 @@ def test_a_run_that_was_asked_to_stop_says_how_to_go_on(monkeypatch, capsys, nam
     assert _ended(monkeypatch, stop, "pretrain", "--out", "my run") == code
     expected = f"stopped by {name}; all is saved, continue with: maskloom pretrain --out 'my run' --resume\n"
     assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("finetune", "--model", "m", "--train", "t.csv", "--dev", "caf\udce9.csv", "--out", "r"),
+        ("pretrain", "--corpus", "c", "--out=caf\udce9.csv"),
+        ("predict", "--model", "m", "--input", "caf\udce9.csv\x1b[2J", "--output", "o.csv"),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_one_line(monkeypatch, capsys, arguments) -> None:
+    assert _ended(monkeypatch, AssertionError("nothing is begun"), *arguments) == 3
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"error: [^ ]*caf\\xe9\.csv[^ ]*: the argument is not UTF-8; rename the file or .*\n", said)
+    assert "\x1b" not in said
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typer.testing import CliRunner
 
 from maskloom.cli import app
 from maskloom.cli.training_options import SIZES, complete_key, complete_size, space_beside
-from maskloom.config import ConfigError, FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
 from maskloom.recipe_files import recipe_keys
-from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes
+from maskloom.runs.glue.table import notes_of
+from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, run_to_resume
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,45 @@ def test_sizes_and_keys_are_completed():
     assert complete_key(pretrain, "data.mask") == ["data.masking_rate=", "data.mask_share="]
     assert complete_key(finetune, "tagging.context=") == ["tagging.context=sentence", "tagging.context=document"]
     assert complete_key(finetune, "data.mask") == []
+
+
+def test_resuming_a_run_that_is_not_there_says_that_a_new_one_begins(tmp_path, monkeypatch):
+    said = []
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text("")
+    assert run_to_resume(tmp_path / "run", True, said.append) == tmp_path / "run"
+    assert run_to_resume(tmp_path / "run", False, said.append) is None
+    assert said == []
+    assert run_to_resume(tmp_path / "rnu", True, said.append) is None
+    assert said == [f"no run in {tmp_path / 'rnu'} yet: a new one begins"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert run_to_resume(tmp_path / "rnu", True, said.append) is None
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pretrain", "--corpus", "absent"],
+        ["finetune", "--model", "absent", "--train", "t.csv", "--dev", "d.csv"],
+        ["search", "--model", "absent", "--train", "t.csv", "--dev", "d.csv"],
+        ["glue", "run", "--data", "absent", "--model", "absent"],
+    ],
+)
+def test_every_command_that_resumes_says_so(command, tmp_path):
+    result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "rnu"), "--resume"])
+    assert isinstance(result.exception, DataError)
+    assert result.stderr == f"no run in {tmp_path / 'rnu'} yet: a new one begins\n"
+    assert CliRunner().invoke(app, [*command, "--out", str(tmp_path / "rnu")]).stderr == ""
+
+
+def test_control_characters_in_findings_and_notes_are_shown_and_not_sent(monkeypatch):
+    finding = {"level": "warning", "code": "repeats", "message": "'a\x1b[2Jb' stands 9 times"}
+    monkeypatch.setattr("maskloom.runs.corpus.lint", lambda folder: [finding])
+    said = CliRunner().invoke(app, ["corpus", "lint", "corpus"]).stdout
+    assert said == "warning: repeats: 'a\\x1b[2Jb' stands 9 times\n"
+    none = {"value": None, "missing": []}
+    wnli = {"status": "majority", "label": "\x1b[2J", "columns": {}}
+    result = {"tasks": {"wnli": wnli}, "absent": {}, "paper_average": none, "leaderboard_score": none}
+    assert r"every answer is \x1b[2J," in notes_of(result)[1]

@@ -474,3 +474,16 @@ def test_a_name_that_no_manifest_could_hold_is_refused_at_the_start(text: Path, 
     for out in (tmp_path / os.fsdecode(b"caf\xe9"), tmp_path / os.fsdecode(b"caf\xe9") / "corpus"):
         with pytest.raises(DataError, match=r"caf\\xe9.*: the name is not UTF-8"):
             build_corpus_from_files(text, vocab=tmp_path / "vocab", out=out)
+
+
+def test_options_that_would_change_nothing_are_refused(text: Path, tmp_path: Path) -> None:
+    TOKENIZER.save(tmp_path / "vocab")
+    rows = tmp_path / "rows.jsonl.gz"
+    rows.write_bytes(gzip.compress(b'{"text": "the river ran ."}\n'))
+    build = functools.partial(build_corpus_from_files, vocab=tmp_path / "vocab", out=tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"--documents file: none of the 1 files is a \.txt; .*leave it out"):
+        build(rows, documents="file")
+    with pytest.raises(ConfigError, match="--language de: with --sentences lines no sentences are looked for"):
+        build(rows, sentences="lines", language="de")
+    assert not (tmp_path / "out").exists()
+    assert build([rows, text], documents="file")["num_documents"] == 2

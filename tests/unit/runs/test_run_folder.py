@@ -1,8 +1,9 @@
 import json
+import os
 
 import pytest
 
-from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder, run_id
 from maskloom.runs.run_lock import run_lock
 
@@ -103,3 +104,24 @@ def test_a_damaged_description_is_named(tmp_path, content: str | None) -> None:
     (out / "run.json").unlink() if content is None else (out / "run.json").write_text(content)
     with pytest.raises(ConfigError, match=r"it needs recipe\.toml and a whole run\.json"):
         prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=True)
+
+
+def test_names_that_are_not_utf8_are_refused_before_anything_is_written(tmp_path, monkeypatch) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    odd.mkdir()
+    (tmp_path / "link").symlink_to(odd)
+    out = tmp_path / "run"
+    for folder, paths in ((odd / "run", {}), (out, {"train": odd}), (out, {"train": tmp_path / "link"})):
+        with pytest.raises(DataError, match=r"caf\\xe9.*: the name is not UTF-8; rename it"):
+            prepare_run_folder(folder, PretrainRecipe(), inputs={}, paths=paths, resume=False)
+    monkeypatch.chdir(odd)
+    with pytest.raises(DataError, match=r"caf\\xe9.*: the name is not UTF-8; rename it"):
+        prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=False)
+    assert not out.exists()
+    assert list(odd.iterdir()) == []
+
+
+def test_arguments_of_a_script_may_be_anything(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "caf\udce9"])
+    prepare_run_folder(tmp_path / "run", PretrainRecipe(), inputs={}, resume=False)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["command"] == ["maskloom", r"caf\xe9"]

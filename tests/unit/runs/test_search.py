@@ -309,6 +309,19 @@ def test_the_table_says_what_was_best_on_dev_and_how_runs_spread(run, capsys):
     assert markdown_of(["a|b"], [["c"]]) == "| a\\|b |\n|---|\n| c |"
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_control_characters_in_a_table_are_shown_and_not_sent(capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    print_table(["head\x1b[2J"], [["cell\x1b]0;x\x07\nnext"]], "Title\x9b1m")
+    said = capsys.readouterr().out
+    assert r"head\x1b[2J" in said
+    assert r"cell\x1b]0;x\x07\nnext" in said
+    assert r"Title\x9b1m" in said
+    assert not set(said) & {"\x07", "\x9b"}
+    assert "\x1b]0" not in said
+    assert "\x1b[2J" not in said
+
+
 def test_optuna_goes_on_as_if_it_had_not_been_interrupted(run, inputs):
     pytest.importorskip("optuna")
     options = {"method": "optuna", "num_trials": 5, "space": {"training.learning_rate": ValueRange(1e-5, 1e-4)}}

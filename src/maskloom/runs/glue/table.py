@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
+from maskloom.runs.display import printable
 from maskloom.runs.glue.files import TASKS
 from maskloom.runs.search_space import settings_text
 from maskloom.runs.search_table import degenerate_text, markdown_of, one_line, restarts_text
@@ -65,7 +66,7 @@ def notes_of(result: dict[str, Any]) -> list[str]:
             notes.append(
                 f"{name}: {outcome['num_failed']} of {outcome['num_trials']} trials failed; see its results.md"
             )
-    return notes
+    return list(map(printable, notes))
 
 
 def glue_report(result: dict[str, Any]) -> str:

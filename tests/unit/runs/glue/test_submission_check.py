@@ -5,7 +5,7 @@ import zipfile
 import pytest
 
 from maskloom.config import DataError
-from maskloom.runs.glue import check_submission
+from maskloom.runs.glue.check import check_submission
 from maskloom.runs.glue.files import SUBMISSION
 
 LINES = {

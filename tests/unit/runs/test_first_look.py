@@ -1,0 +1,60 @@
+"""How far commands look at a file before they import torch."""
+
+from pathlib import Path
+
+import pytest
+
+from maskloom.config import ConfigError, DataError
+from maskloom.runs import first_look
+from maskloom.runs.first_look import look_at_input, look_at_questions, look_at_training_data
+from maskloom.tasks.columns import ReadingOptions
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "model" / "maskloom.json").write_text('{"kind": "single", "takes_pairs": false}', encoding="utf-8")
+    return tmp_path / "model"
+
+
+def rows(path: Path, num_good: int, last: str = "") -> Path:
+    path.write_text("text,label\n" + "a,x\n" * num_good + last, encoding="utf-8")
+    return path
+
+
+def test_a_file_is_looked_at_as_far_as_time_permits(model: Path, tmp_path: Path, monkeypatch) -> None:
+    late, early = rows(tmp_path / "late.csv", 20_000, "a\n"), rows(tmp_path / "early.csv", 900, "a\n")
+    reading = ReadingOptions()
+    monkeypatch.setattr(first_look, "_SECONDS", 600.0)
+    with pytest.raises(DataError, match=r"late\.csv: line 20002: wrong number of fields"):
+        look_at_training_data(model, [late], "single", reading)
+    with pytest.raises(DataError, match=r"late\.csv: line 20002"):
+        look_at_input([model], late, reading, needs_label=True)
+    monkeypatch.setattr(first_look, "_SECONDS", 0.0)
+    look_at_training_data(model, [late], "single", reading)
+    look_at_input([model], late, reading, needs_label=True)
+    with pytest.raises(DataError, match=r"early\.csv: line 902"):
+        look_at_training_data(model, [early], "single", reading)
+
+
+def test_small_files_come_first(model: Path, tmp_path: Path) -> None:
+    large, small = rows(tmp_path / "train.csv", 5, "a\n"), rows(tmp_path / "dev.csv", 2, "a\n")
+    with pytest.raises(DataError, match=r"dev\.csv: line 4"):
+        look_at_training_data(model, [large, small], "single", ReadingOptions())
+
+
+def test_questions_and_their_text_are_looked_at(model: Path, tmp_path: Path) -> None:
+    text, blank = tmp_path / "text.txt", tmp_path / "blank.txt"
+    text.write_text("some text", encoding="utf-8")
+    blank.write_text(" \n", encoding="utf-8")
+    look_at_questions([model], text, ["q"])
+    look_at_questions([model], Path("-"), ["q"])
+    for path, message in ((blank, "the file is empty"), (tmp_path / "absent", "cannot be read")):
+        with pytest.raises(DataError, match=message):
+            look_at_questions([model], path, ["q"])
+    with pytest.raises(DataError, match="there is no such folder"):
+        look_at_questions([model, tmp_path / "absent"], text, ["q"])
+    for questions, message in (([], "no question"), (["q", " "], "question 2 is empty")):
+        with pytest.raises(ConfigError, match=message):
+            look_at_questions([model], text, questions)
