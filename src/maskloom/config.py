@@ -235,7 +235,7 @@ class CardSection(Section):
     base_model: Annotated[
         str | None,
         Field(pattern=r"^[\w.-]+(/[\w.-]+)?$"),
-        about("Published name of the model that training starts from; by default its folder's name."),
+        about("Published name of the model that training starts from; absent, what its files tell."),
     ] = None
 
 

@@ -1,6 +1,16 @@
-"""What tests of killed, stopped and broken runs share."""
+"""What tests of killed, stopped and broken runs share, and what those of an installed wheel do."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +28,44 @@ def budget(tmp_path_factory):
     from tools.soak.rows import Budget
 
     return Budget(0, tmp_path_factory.mktemp("trials"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    """Build the source archive from this checkout and return the wheel that is built from that."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("distribution")
+    for target, source in (("sdist", ROOT), ("wheel", None)):
+        if source is None:
+            with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+                archive.extractall(folder / "source", filter="data")
+            source = next((folder / "source").iterdir())
+        command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+        done = subprocess.run(command, cwd=source, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory) -> Path:
+    """Return a virtual environment with the wheel; all but maskloom it finds in the environment of the tests.
+
+    The paths of that one come last, so that a maskloom which is installed there from the checkout stays unseen.
+    """
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(folder, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
+    options = ["--no-index", "--no-deps", "--no-cache-dir", str(wheel)]
+    done = subprocess.run([*pip, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    site = next(folder.glob("lib/python*/site-packages"))
+    others = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (site / "tests.pth").write_text("".join(f"{path}\n" for path in others), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def environment_of_wheel(installed) -> dict[str, str]:
+    """Return environment variables in which `python` and `maskloom` are those of the wheel and no checkout is seen."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**others, "PATH": f"{installed / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}

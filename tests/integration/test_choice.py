@@ -8,13 +8,15 @@ import pytest
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
-from maskloom.config import ConfigError, FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.config import DataError, FinetuneRecipe, load_recipe, validate_recipe
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
+from maskloom.runs.report import report
+from maskloom.runs.rerun import rerun
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -172,8 +174,15 @@ def test_questions_with_three_four_or_five_choices(model_folder, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [len(row["probabilities"]) for row in rows] == [3, 4, 5] * 15
     assert rows[0]["id"] == "Mercury_0"
-    with pytest.raises(ConfigError, match=r"rows differ in their columns .* write \.jsonl"):
-        predict(tmp_path / "run", data["dev"], tmp_path / "out.csv")
+    predict(tmp_path / "run", data["dev"], tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        flat = list(csv.DictReader(file))
+    for row, other in zip(flat, rows, strict=True):
+        for name in ("id", "choice", "choice_text"):
+            assert row[name] == str(other[name])
+        for number in map(str, range(5)):
+            assert row[f"choice{number}"] == other.get(f"choice{number}", "")
+            assert row[f"probability_{number}"] == str(other["probabilities"].get(number, ""))
 
 
 def test_dev_may_have_other_numbers_of_choices_than_train(run, tmp_path):
@@ -185,3 +194,45 @@ def test_dev_may_have_other_numbers_of_choices_than_train(run, tmp_path):
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert evaluate(folder, path)["num_examples"] == 4
+
+
+def write_race(folder, num_articles, seed):
+    """RACE's own form: a file an article, those of high schools and of middle schools in folders of their own."""
+    draw = random.Random(seed)
+    for number in range(num_articles):
+        level = ("high", "middle")[number % 2]
+        (folder / level).mkdir(parents=True, exist_ok=True)
+        right = [draw.randrange(4) for _ in range(3)]
+        options = [[draw.choice(GOOD if place == label else BAD) for place in range(4)] for label in right]
+        article = {
+            "article": " ".join(draw.sample(OTHERS, 3)),
+            "questions": ["so", "very _", "and"],
+            "options": options,
+            "answers": ["ABCD"[label] for label in right],
+            "id": f"{level}{number}.txt",
+        }
+        (folder / level / f"{number}.txt").write_text(json.dumps(article))
+    return folder
+
+
+def test_race_is_trained_and_predicted_from_its_folders(model_folder, tmp_path, monkeypatch):
+    data = {part: write_race(tmp_path / "RACE" / part, number, number) for part, number in (("train", 30), ("dev", 12))}
+    values = {"task": "choice", "data": {"max_length": 24}, "training": TRAINING}
+    recipe = validate_recipe(FinetuneRecipe, values, source="test")
+    result = finetune(recipe, model=model_folder, out=tmp_path / "run", **data)
+    assert result["data"]["train"]["num_kept"] == 90
+    assert result["best"]["scores"]["accuracy"] > 0.6
+    assert evaluate(tmp_path / "run", data["dev"])["accuracy"] == result["best"]["scores"]["accuracy"]
+    arguments = ["--model", tmp_path / "run", "--input", data["dev"], "--output", tmp_path / "out.jsonl"]
+    monkeypatch.setattr(sys, "argv", ["maskloom", "predict", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code in (0, None)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows[:4]] == ["high0.txt-1", "high0.txt-2", "high0.txt-3", "high10.txt-1"]
+    report([tmp_path / "run"], tmp_path / "report.html")
+    assert "36 of 36" in (tmp_path / "report.html").read_text()
+    assert rerun(tmp_path / "run", out=tmp_path / "again")["identical"]
+    (data["train"] / "high" / "0.txt").write_text((data["train"] / "high" / "2.txt").read_text())
+    with pytest.raises(DataError, match=r"the train of .* has changed"):
+        rerun(tmp_path / "run", out=tmp_path / "more")

@@ -10,7 +10,9 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import ConfigError, DataError
+from maskloom.files import write_json
 from maskloom.inference.model_folder import read_settings
+from maskloom.runs.convert import convert
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export, export_lines
 from maskloom.training.checkpoints import step_folders
@@ -123,3 +125,46 @@ def test_fine_tuning_ended_early_predicts_and_is_scored(server, data, finetuned,
 def test_what_is_no_single_run_is_refused(data, tmp_path):
     with pytest.raises(ConfigError, match="not the folder of a run"):
         export(data / "corpus", tmp_path / "out")
+
+
+def test_a_search_gives_its_best_model_or_names_the_trials_that_hold_weights(data, finetuned, tmp_path):
+    _, run = finetuned
+    search = tmp_path / "search"
+    shutil.copytree(run, search / "trials" / "trial-002")
+    shutil.copytree(run, search / "trials" / "trial-001", ignore=shutil.ignore_patterns("checkpoints", "best"))
+    shutil.copy(run / "recipe.toml", search)
+    write_json(search / "run.json", {"inputs": {"space": {}, "method": "grid"}})
+    trial = search / "trials" / "trial-002"
+    command = f"maskloom export {trial} --out {tmp_path / 'out'}"
+    with pytest.raises(ConfigError, match=rf"with weights \(trials/trial-002\): {command}$"):
+        export(search, tmp_path / "out")
+    assert export(trial, tmp_path / "out")["stage"] == "seed-1"
+    shutil.copytree(data / "first" / "model", search / "model")
+    assert export(search, tmp_path / "best", best=True)["step"] is None
+    for path in (search / "model").iterdir():
+        assert (tmp_path / "best" / path.name).read_bytes() == path.read_bytes()
+    with pytest.raises(ConfigError, match=r"with weights \(trials/trial-002\)"):
+        export(search, tmp_path / "none", step=5)
+    shutil.rmtree(trial)
+    with pytest.raises(ConfigError, match="only the best model is kept; leave out --step"):
+        export(search, tmp_path / "none", stage="seed-0")
+    shutil.rmtree(search / "model")
+    with pytest.raises(ConfigError, match="none of them has a checkpoint or a model yet"):
+        export(search, tmp_path / "none")
+
+
+def test_convert_says_what_it_was_given_instead(data, pretrained, tmp_path):
+    _, run = pretrained
+    (tmp_path / "empty").mkdir()
+    for place, message in (
+        (tmp_path / "empty", "no weights; the folder is empty; expected model.safetensors, .* `maskloom convert` also"),
+        (data / "corpus", "no weights; this is a corpus; expected"),
+        (data / "vocab", "no weights; this is a vocabulary; expected"),
+        (data / "first", f"no weights; this is a run; its model lies in {data / 'first' / 'model'}; expected"),
+        (run, f"no weights; this is a run; maskloom export {run} --out DIR makes a model folder of a checkpoint;"),
+        (data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that holds it with config.json"),
+        (data / "first" / "model" / "model.safetensors", "not read by itself; name the folder that holds it with"),
+        (data, "no weights; it holds corpus, dev.jsonl, first,"),
+    ):
+        with pytest.raises(DataError, match=f"{place}: {message}"):
+            convert(place, tmp_path / "out")

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -141,6 +142,36 @@ def test_the_published_form_has_every_token_and_six_decimals(model_folder, tmp_p
         for layer in feature["layers"]:
             np.testing.assert_allclose(layer["values"], states[layer["index"], place], atol=2e-6)
             assert all(round(value, 6) == value for value in layer["values"])
+
+
+def test_links_pipes_and_folders_in_place_of_features(model_folder, data, tmp_path):
+    def write(out, model=model_folder):
+        features(model, data["dev"], tmp_path / out, layers="last", jsonl=True)
+
+    (tmp_path / "link").symlink_to("real")
+    write("link")
+    assert (tmp_path / "link").is_symlink()
+    assert len(FeatureFile.open(tmp_path / "real")) == 30
+    tokens, published = (tmp_path / "real" / name for name in ("tokens.jsonl", "features.jsonl"))
+    expected = tokens.read_bytes(), published.read_bytes()
+    published.rename(tmp_path / "kept.jsonl").write_text("old")
+    published.symlink_to(tmp_path / "kept.jsonl")
+    tokens.unlink()
+    os.mkfifo(tokens)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(tokens.read_bytes()))
+    reader.start()
+    write("real")
+    reader.join(timeout=60)
+    assert (read[0], (tmp_path / "kept.jsonl").read_bytes()) == expected
+    assert tokens.is_fifo()
+    assert published.is_symlink()
+    published.unlink()
+    published.mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for out, message in (("real", "the output is a file, this is a folder"), ("pipe", "no folder of features")):
+        with pytest.raises(ConfigError, match=message):
+            write(out, model=tmp_path / "absent")
 
 
 def test_training_on_features_equals_training_with_the_encoder_in_the_loop(

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 
@@ -20,6 +21,7 @@ from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
+from maskloom.runs.export import export
 from maskloom.runs.glue import check, submit
 from maskloom.runs.glue.check import check_submission
 from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
@@ -215,6 +217,39 @@ def test_a_submission_answers_every_row(whole, data, tmp_path, small_submission)
     first = (tmp_path / "s.zip").read_bytes()
     submit_glue(out, data=data, out=tmp_path / "s.zip")
     assert (tmp_path / "s.zip").read_bytes() == first
+
+
+def test_a_submission_is_put_where_predictions_are(whole, data, tmp_path, small_submission):
+    out, _ = whole
+    (tmp_path / "link.zip").symlink_to("target.zip")
+    submit_glue(out, data=data, out=tmp_path / "link.zip")
+    assert (tmp_path / "link.zip").is_symlink()
+    assert check_submission(tmp_path / "target.zip") == []
+    os.mkfifo(tmp_path / "pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    submit_glue(out, data=data, out=tmp_path / "pipe")
+    reader.join(timeout=60)
+    assert read == [(tmp_path / "target.zip").read_bytes()]
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "folder.zip").mkdir()
+    for place, message in (("folder.zip", "the output is a file, this is a folder"), ("no/s.zip", "does not exist")):
+        with pytest.raises(ConfigError, match=message):
+            submit_glue(tmp_path / "absent", data=data, out=tmp_path / place)
+
+
+def test_export_names_the_tasks_that_hold_models(whole, tmp_path):
+    out, _ = whole
+    with pytest.raises(ConfigError, match="holds several runs; export one of those with weights") as refused:
+        export(out, tmp_path / "model")
+    names, _, command = str(refused.value).partition("with weights (")[2].partition("): ")
+    assert names.split(", ") == ["CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B"]
+    assert command == f"maskloom export {out / 'CoLA'} --out {tmp_path / 'model'}"
+    done = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert done.exit_code == 0, done.output
+    weights = [folder / "model.safetensors" for folder in (out / "CoLA" / "model", tmp_path / "model")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def test_rows_that_cannot_be_read_are_answered_and_counted(whole, data, tmp_path, small_submission):

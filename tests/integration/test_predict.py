@@ -7,36 +7,16 @@ import threading
 
 import numpy as np
 import pytest
+from tests.integration.tiny_models import WORDS, model_folder
 
-from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import ConfigError, DataError
-from maskloom.files import write_json
 from maskloom.inference import Predictor
-from maskloom.models.assembled import build_model
-from maskloom.models.bert import BertConfig
 from maskloom.runs import predict as predict_run
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.fill_mask import fill_mask
 from maskloom.runs.predict import predict
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary import Vocabulary
-
-WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
-
-
-def model_folder(folder, heads=("classifier",), num_labels=3, settings=None, **extra):
-    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
-    config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=24, initializer_range=0.5,
-    )  # fmt: skip
-    save_model(build_model(config, heads, num_labels, seed=3), folder, extra_config=extra)
-    Tokenizer(vocabulary, max_length=24).save(folder)
-    if settings:
-        write_json(folder / "maskloom.json", settings)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +182,35 @@ def test_cells_that_a_spreadsheet_would_run(tmp_path):
     assert any(row["label"] in ("=1+1", "-") for row in rows[False])
     with pytest.raises(ConfigError, match=r"--csv-safe is for \.csv"):
         predict(folder, tmp_path / "in.jsonl", tmp_path / "out.jsonl", csv_safe=True)
+
+
+def test_a_csv_holds_questions_with_differing_columns(tmp_path):
+    folder = model_folder(tmp_path / "m", heads=("choice",), num_labels=None)
+    articles = [
+        {"article": "alpha", "questions": ["_ beta"], "options": [["eta", "=zeta"]]},
+        {"id": "a", "article": "beta", "questions": ["eta", "zeta"], "options": [["eta", "beta", "zeta"], ["eta"] * 4]},
+        {"article": "gamma", "questions": ["beta"], "options": [["eta", "theta"]]},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
+    predict(folder, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    predict(folder, tmp_path / "in.jsonl", tmp_path / "out.csv", csv_safe=True)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    choices, probabilities = ([f"{name}{number}" for number in range(4)] for name in ("choice", "probability_"))
+    assert header == ["index", "line", "id", "context", "stem", *choices, "choice", "choice_text", *probabilities]
+    expected = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, other in zip(rows, expected, strict=True):
+        other |= {f"probability_{number}": value for number, value in other.pop("probabilities").items()}
+        cells = [str(other.get(name, "")) for name in header]
+        assert row == [f"'{cell}" if cell.startswith("=") else cell for cell in cells]
+
+
+@pytest.mark.parametrize(("head", "settings"), [("span", None), ("tagger", {"kind": "tagging"})])
+def test_lists_are_refused_for_a_csv_before_anything_is_read(tmp_path, head, settings):
+    tags = {"id2label": {"0": "O", "1": "B-X"}, "label2id": {"O": 0, "B-X": 1}} if head == "tagger" else {}
+    folder = model_folder(tmp_path / "m", heads=(head,), num_labels=2 if tags else None, settings=settings, **tags)
+    with pytest.raises(ConfigError, match=r"out\.csv: .* predictions have several values a row"):
+        predict(folder, tmp_path / "absent.txt", tmp_path / "out.csv")
 
 
 def test_labels_with_commas_and_quotes_stay_apart(tmp_path):

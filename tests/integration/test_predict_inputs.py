@@ -4,21 +4,16 @@ import json
 
 import numpy as np
 import pytest
+from tests.integration.tiny_models import model_folder
 
-from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import DataError
-from maskloom.files import write_json
 from maskloom.inference import Predictor
-from maskloom.models.assembled import build_model
-from maskloom.models.bert import BertConfig
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import written_lines
 from maskloom.tasks import examples as task_examples
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary import Vocabulary
 
 TAGS = {"0": "O", "1": "B-X", "2": "I-X"}
 TAG_CONFIG = {"id2label": TAGS, "label2id": {name: int(number) for number, name in TAGS.items()}}
@@ -31,19 +26,6 @@ MODELS = {
     "span": {"heads": ("span",), "num_labels": None},
     "tagging": {"heads": ("tagger",), **TAG_CONFIG},
 }
-
-
-def model_folder(folder, heads=("classifier",), num_labels=3, settings=None, **extra):
-    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "alpha", "beta", "gamma", "zeta", "eta"])
-    config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=24, initializer_range=0.5,
-    )  # fmt: skip
-    save_model(build_model(config, heads, num_labels, seed=3), folder, extra_config=extra)
-    Tokenizer(vocabulary, max_length=24).save(folder)
-    if settings:
-        write_json(folder / "maskloom.json", settings)
-    return folder
 
 
 @pytest.fixture(scope="module")

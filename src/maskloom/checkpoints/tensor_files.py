@@ -28,6 +28,14 @@ _UNSAFE = (
     *("*.npy", "*.distcp", ".metadata", "*.pdparams"),
 )
 
+# What a folder without weights is that holds one of these, the first that is there.
+_OTHERS = {
+    "model/config.json": "this is a run; its model lies in {folder}/model",
+    "recipe.toml": "this is a run; maskloom export {folder} --out DIR makes a model folder of a checkpoint",
+    "features.bin": "this is a folder of features",
+    "manifest.json": "this is a corpus",
+}
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -56,9 +64,24 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
     if arrays:
         raise DataError(f"{folder}: several .npz files ({', '.join(path.name for path in arrays)}); keep one")
     refuse_unconverted(folder)
-    for path in sorted(folder.iterdir()):
+    raise DataError(
+        f"{folder}: no weights; {_held_instead(folder)}; expected {WEIGHTS}, {INDEX} or one .npz file beside "
+        "config.json and vocab.txt; `maskloom convert` also takes a TensorFlow checkpoint and pytorch_model.bin"
+    )
+
+
+def _held_instead(folder: Path) -> str:
+    """Return what a folder is or holds that has no weights to read; raises DataError for files that can run code."""
+    known = next((what for name, what in _OTHERS.items() if (folder / name).exists()), None)
+    has_config = any((folder / name).exists() for name in ("config.json", "bert_config.json"))
+    if known is not None and not has_config:
+        return known.format(folder=folder)
+    held = sorted(folder.iterdir())
+    for path in held:
         refuse_unsafe(path)
-    raise DataError(f"{folder}: no weights; expected {WEIGHTS}, {INDEX} or one .npz file")
+    if (folder / "vocab.txt").exists() and not has_config:
+        return "this is a vocabulary"
+    return f"it holds {', '.join(path.name for path in held[:8])}" if held else "the folder is empty"
 
 
 def refuse_unconverted(folder: Path) -> None:

@@ -18,6 +18,7 @@ from maskloom.cli.options import (
     print_json,
     progress_display,
     say,
+    show,
 )
 from maskloom.cli.search import Grid, Restarts
 from maskloom.cli.training_options import BatchSize, Epochs, LearningRate, Overrides, Seed, SequenceLength, space_beside
@@ -95,19 +96,10 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Predict the test files and write a checked zip for the leaderboard."""
-    from maskloom.runs.glue.submit import submit_glue
+    from maskloom.runs.glue.submit import submission_lines, submit_glue
 
     result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=progress_display())
-    if as_json:
-        print_json(result)
-        return
-    for name, file in result["files"].items():
-        unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""
-        say(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
-    for name, reason in result["absent"].items():
-        say(f"{name + '.tsv':<12}  left out: {reason}")
-    state = "complete" if result["is_complete"] else "PARTIAL: the leaderboard does not take it"
-    say(f"{result['output']}: checked, {state}")
+    show(result, as_json, lines=submission_lines, beside=out)
 
 
 @glue_app.command("check")

@@ -33,7 +33,7 @@ def convert(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a pre-training or fine-tuning run, under way or ended.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, under way or ended, or of a finished search.")],
     out: Out,
     step: Annotated[int | None, typer.Option("--step", min=0, help="A step; by default the newest checkpoint.")] = None,
     stage: Annotated[

@@ -15,7 +15,7 @@ from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.runs.model_card import Card, model_name
+from maskloom.runs.model_card import Card, hub_name, model_name
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
@@ -61,9 +61,9 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     labels = {key: config[key] for key in _OF_LABELS if key in config and not _LABELLED.isdisjoint(model.heads)}
     card = Card(
         "Converted BERT",
-        f"Made by `maskloom convert` from {found.weights} ({found.kind}).",
+        f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
         pipeline_tag="fill-mask" if "mlm" in model.heads else None,
-        base_model=model_name(found.folder),
+        base_model=hub_name(found.folder),
     )
     write_model_folder(out, model, tokenizer, card, extra_config=labels)
     return {**_account(found, model, report, tokenizer), "case": reason, "model": str(out)}
@@ -87,7 +87,11 @@ def _found(source: Path) -> _Source:
         return _Source(folder, index.name, "TensorFlow 1 checkpoint", open_bundle(index))
     if index.suffix == ".bin":
         return _Source(folder, index.name, "torch.save", open_pickled(index))
-    raise DataError(f"{index}: name the folder that it is in; of files a checkpoint's .index and a .bin are taken")
+    what = "a vocabulary, not weights" if index.name == "vocab.txt" else "not read by itself"
+    raise DataError(
+        f"{index}: {what}; name the folder that holds it with config.json, vocab.txt and weights; of single files a "
+        "checkpoint's .index and a .bin are taken"
+    )
 
 
 def _weights_in(folder: Path) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskloom.checkpoints.huggingface import read_config
+from maskloom.checkpoints.huggingface import CONFIG, read_config
 from maskloom.checkpoints.sentence_transformers import PoolingMode, write_modules
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe
 from maskloom.files import copy_files, replacing_folder
@@ -24,6 +25,7 @@ from maskloom.runs.model_card import finetuning_card, pretraining_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretrain import heads_of
 from maskloom.runs.pretraining_plan import model_config
+from maskloom.runs.rerun_folders import is_search
 from maskloom.runs.run_folder import RECIPE, TASK, described, run_id
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
@@ -32,6 +34,9 @@ from maskloom.training.checkpoints import REST, check_checkpoint, check_shapes, 
 from maskloom.training.events import read_events
 
 _WORDS = "embeddings.word.weight"
+_SHOWN = 12
+# Where the runs of a search, and the searches of a GLUE run with theirs, lie in its folder.
+_RUNS_WITHIN = ("trials/*", "*", "*/trials/*")
 
 
 @dataclass(frozen=True)
@@ -50,17 +55,17 @@ def export(
 
     By default it is the newest whole checkpoint; `step` names another that is there, `stage` a phase of pre-training
     ("phase-1") or a seed of fine-tuning ("seed-0"), and `best` takes the evaluation that did best: of fine-tuning on
-    dev, of pre-training with `training.keep_best`. A finished run without such a checkpoint gives its model. The run
-    may go on meanwhile and may go on later. Raises ConfigError for what is no single run and for a checkpoint that is
-    not there, naming those that are; DataError for damaged ones, and where vocabulary or base model are gone.
+    dev, of pre-training with `training.keep_best`. A finished run without such a checkpoint gives its model, a finished
+    search that of its best trial. The run may go on meanwhile and may go on later. Raises ConfigError for other folders
+    of several runs, naming those that hold weights, and for a checkpoint that is not there, naming those that are;
+    DataError for damaged ones, and where vocabulary or base model are gone.
     """
     run, out = Path(run), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; choose another --out")
     content = described(run)
-    if "space" in content["inputs"] or "tasks" in content["inputs"]:
-        held = sorted(str(path.parent) for path in run.glob(f"*/*/{RECIPE}"))
-        raise ConfigError(f"{run} holds several runs; export one of them: {', '.join(held[:8]) or 'none has begun'}")
+    if "space" in content["inputs"]:
+        return _export_of_several(run, out, content, is_any=step is None and stage is None)
     is_pretraining = "corpus" in content["inputs"]
     recipe = load_recipe(PretrainRecipe if is_pretraining else FinetuneRecipe, run / RECIPE)
     found = _stages(run, is_pretraining)
@@ -88,6 +93,26 @@ def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: boo
     config, longest = read_config(folder), load_tokenizer(folder).max_length
     longest = min(longest, config["max_position_embeddings"], read_settings(folder).get("max_length", longest))
     write_modules(folder, hidden_size=config["hidden_size"], max_length=longest, pooling=pooling, normalize=normalize)
+
+
+def _export_of_several(run: Path, out: Path, content: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
+    """Copy the best model of a search where none other is asked for; raises ConfigError for all else, and GLUE runs."""
+    is_finished = is_search(content) and (run / "model" / CONFIG).exists()
+    if is_any and is_finished:
+        return _copied(run, out, {}, None)
+    runs = sorted(path.parent for pattern in _RUNS_WITHIN for path in run.glob(f"{pattern}/{RECIPE}"))
+    held = [path for path in runs if _has_weights(path)]
+    if not held and is_finished:
+        raise ConfigError(f"{run}: of its trials only the best model is kept; leave out --step and --stage")
+    if not held:
+        raise ConfigError(f"{run} holds several runs, and none of them has a checkpoint or a model yet")
+    names = ", ".join(str(path.relative_to(run)) for path in held[:_SHOWN]) + (" …" if len(held) > _SHOWN else "")
+    command = shlex.join(["maskloom", "export", str(held[0]), "--out", str(out)])
+    raise ConfigError(f"{run} holds several runs; export one of those with weights ({names}): {command}")
+
+
+def _has_weights(run: Path) -> bool:
+    return (run / "model" / CONFIG).exists() or any(step_folders(folder) for folder in _stages(run, False).values())
 
 
 def _stages(run: Path, is_pretraining: bool) -> dict[str, Path]:
@@ -118,7 +143,7 @@ def _chosen(run: Path, found: dict[str, Path], step: int | None, stage: str | No
 
 def _copied(run: Path, out: Path, found: dict[str, Path], asked: Any) -> dict[str, Any]:
     """Copy the model of a finished run; raises ConfigError where there is none, or a checkpoint is asked for."""
-    if asked is None and (run / "model" / "config.json").exists():
+    if asked is None and (run / "model" / CONFIG).exists():
         with replacing_folder(out) as folder:
             copy_files(run / "model", folder)
         return _result("finished", None, {}, out, [])

@@ -15,13 +15,14 @@ from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import ConfigError, DataError
 from maskloom.data.bucketing import sorted_batches
 from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
-from maskloom.files import replacing
+from maskloom.files import output_file
 from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.feature_tagging import frozen_vectors
 from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.fingerprints import fingerprint, model_files
+from maskloom.runs.first_look import check_place
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_lock import alone_in_folder
 from maskloom.tasks.columns import ReadingOptions
@@ -146,10 +147,12 @@ def features(
     of a text, special tokens included; a line may be a pair with ` ||| ` between, and what does not fit is cut and
     counted. By default .txt files without columns give tokens, others words. `tokens.jsonl` says for each unit what its
     rows stand for; `jsonl` adds `features.jsonl`, in the form of the published extract_features program, with numbers
-    rounded to six decimals. A call that was stopped goes on where it was. Raises ConfigError for layers that there are
-    not, DataError for a wrong file or folder.
+    rounded to six decimals. A call that was stopped goes on where it was; of a link at `out` the
+    folder is written that it leads to. Raises ConfigError for layers that there are not and for an `out` that holds
+    anything else, DataError for a wrong file or folder.
     """
-    progress, path, folder = progress or SilentProgress(), Path(input), Path(out)
+    progress, path = progress or SilentProgress(), Path(input)
+    folder = _folder_to_write(Path(out), path, (TOKENS, PUBLISHED) if jsonl else (TOKENS,))
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)
     encoder, _report = load_model(source_folder, heads=())
@@ -159,8 +162,6 @@ def features(
     combination = LayerCombination.of(layers, encoder.config.num_hidden_layers)
     source = _encode(path, tokenizer, units, reading or ReadingOptions(), max_length or limit)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if folder.exists() and not (folder / MANIFEST).exists():
-        raise ConfigError(f"{folder} exists and is no folder of features; choose a new --out")
     file = write_features(
         folder,
         encoder,
@@ -170,11 +171,11 @@ def features(
         precision=precision,
         progress=progress,
     )
-    with replacing(folder / TOKENS, "w") as names:
+    with output_file(folder / TOKENS, "w") as names:
         names.writelines(json.dumps(name, ensure_ascii=False) + "\n" for name in source.names)
     if jsonl:
         indices = _published_indices(combination, encoder.config.num_hidden_layers)
-        with replacing(folder / PUBLISHED, "w") as published:
+        with output_file(folder / PUBLISHED, "w") as published:
             published.writelines(_published_lines(file, source.names, indices))
     return {
         "output": str(folder),
@@ -186,6 +187,17 @@ def features(
         "num_truncated_examples": source.num_truncated,
         "max_length": max_length or limit,
     }
+
+
+def _folder_to_write(out: Path, source: Path, names: tuple[str, ...]) -> Path:
+    """Return the folder that `out` is or leads to; raises ConfigError for one where these files cannot be written."""
+    folder = out.resolve() if out.is_symlink() else out
+    if folder.exists():
+        if not (folder / MANIFEST).exists():
+            raise ConfigError(f"{out} exists and is no folder of features; choose a new --out")
+        for name in names:
+            check_place(source, folder / name)
+    return folder
 
 
 def _encode(path: Path, tokenizer: Tokenizer, units: Units | None, options: ReadingOptions, max_length: int) -> _Source:

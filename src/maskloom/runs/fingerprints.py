@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from maskloom.config import DataError
 from maskloom.foreign_files import check_regular
+from maskloom.tasks.choice.published import race_files
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -15,10 +17,16 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(*paths: Path) -> str:
-    """Return the SHA-256 over the contents of files; names do not count, so a moved file is the same."""
+    """Return the SHA-256 over the contents of files; names do not count, so a moved file is the same.
+
+    A folder of examples counts by its files in order. Raises DataError for what cannot be read.
+    """
     digest = hashlib.sha256()
-    for path in paths:
+    for path in (file for given in paths for file in (race_files(given) if given.is_dir() else [given])):
         check_regular(path)
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     return digest.hexdigest()

@@ -47,9 +47,10 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
     """
     for model in models:
         check_model_name(model)
-    check_regular(path)
     known = _settings(models[0])
     kind = known.get("kind")
+    if kind not in (None, "choice") or not path.is_dir():  # RACE is a folder
+        check_regular(path)
     if kind == "single" and known.get("takes_pairs"):
         kind = "pair"
     if not isinstance(kind, str) or not isinstance(known.get("reading", {}), dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
 from maskloom.files import write_text
+from maskloom.foreign_files import file_inside, read_json_object, why_unreadable
 
 # What the hub calls a kind of task; scores are texts of a pair there, too.
 PIPELINE_TAGS = {
@@ -23,10 +25,28 @@ PIPELINE_TAGS = {
     "choice": "multiple-choice",
 }
 
+# The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
+HUB_METRICS = {
+    **dict.fromkeys(("accuracy", "mlm_accuracy", "nsp_accuracy"), "accuracy"),
+    **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
+    **{name: name for name in ("precision", "recall", "exact_match")},
+    "matthews": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "mlm_perplexity": "perplexity",
+}
+# OWNER/NAME, unless it reads like a folder of this machine; or one of the first models, which have no owner.
+_OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
+_HUB_NAME = re.compile(
+    rf"{_OWNER}/(?!checkpoint-)[A-Za-z0-9][\w.-]{{0,95}}|bert-(?:base|large)-[\w-]{{1,80}}", re.ASCII
+)
+_BASE_IN_CARD = re.compile(r"""^base_model:\s*-?\s*["']?([\w./-]+)["']?\s*$""", re.MULTILINE)
+_MOST_OF_CARD = 1 << 16
+
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says: `metrics` were measured on `dataset`, and `base_model` is where training started.
+    """What a card says: `metrics` were measured on `dataset`, and `base_model` is what a hub calls the model before.
 
     `pipeline_tag` is the hub's name for the task. The licence and the languages are those that a person gave in the
     recipe: nothing else knows them.
@@ -65,11 +85,16 @@ class Card:
             "base_model": given.base_model or self.base_model,
             "pipeline_tag": self.pipeline_tag,
         }
-        finite = {name: value for name, value in _numbers(self.metrics).items() if math.isfinite(value)}
-        if finite:
+        numbers = _numbers(self.metrics)
+        scores = {name: numbers[name] for name in HUB_METRICS if math.isfinite(numbers.get(name, math.nan))}
+        if scores:
+            facts["metrics"] = list(dict.fromkeys(HUB_METRICS[name] for name in scores))
             task = {"type": self.pipeline_tag}
             dataset = {"name": self.dataset, "type": "custom"}
-            metrics = [{"type": name, "name": name, "value": value} for name, value in finite.items()]
+            metrics = [
+                {"type": HUB_METRICS[name], "name": name.replace("_", " "), "value": value}
+                for name, value in scores.items()
+            ]
             result = {"task": task, "dataset": dataset, "metrics": metrics}
             facts["model-index"] = [{"name": self.title, "results": [result]}]
         return {key: value for key, value in facts.items() if value is not None}
@@ -83,7 +108,7 @@ def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: P
         "Pre-trained BERT",
         f"{what} with {heads}. {more}".rstrip(),
         pipeline_tag="fill-mask",
-        base_model=None if init is None else model_name(init),
+        base_model=None if init is None else hub_name(init),
         recipe=recipe,
         metrics=metrics,
         dataset="the part of the corpus that was held out",
@@ -92,11 +117,12 @@ def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: P
 
 def finetuning_card(recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, Any], base: Path, dev: str) -> Card:
     """Return the card of a fine-tuned model; `what` says which weights of the run these are."""
+    start = "It started from random weights, in the sizes of" if recipe.from_scratch else "It was fine-tuned from"
     return Card(
         "Fine-tuned BERT",
-        f"A model for a {recipe.task} task, {what}.",
+        f"A model for a {recipe.task} task, {what}. {start} {model_name(base)}.",
         pipeline_tag=PIPELINE_TAGS[recipe.task],
-        base_model=model_name(base),
+        base_model=None if recipe.from_scratch else hub_name(base),
         recipe=recipe,
         metrics=scores,
         dataset=Path(dev).name,
@@ -106,9 +132,37 @@ def finetuning_card(recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, A
 def model_name(folder: Path) -> str:
     """Return what a model folder is called: the run's name for a run's model, OWNER/NAME for one of a hub's cache."""
     folder = folder.resolve()
-    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
-        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    cached = _name_in_cache(folder)
+    if cached is not None:
+        return cached
     return folder.parent.name if folder.name in ("model", "best-model") else folder.name
+
+
+def hub_name(folder: Path) -> str | None:
+    """Return what a hub calls a model folder, or the model that it was made of; None where no file of it says.
+
+    A folder of the hub's cache tells by its path, another by the `_name_or_path` of its config.json or the base_model
+    of its own card. A local path is no name: a hub would link to whatever has that name there.
+    """
+    cached = _name_in_cache(folder.resolve())
+    if cached is not None:
+        return cached
+    config, card = file_inside(folder, "config.json"), folder / "README.md"
+    named = "" if config is None else str(read_json_object(config).get("_name_or_path"))
+    if not _HUB_NAME.fullmatch(named) and why_unreadable(card) is None:
+        with card.open("rb") as file:
+            header = file.read(_MOST_OF_CARD).decode("utf-8", "replace").partition("\n---")[0]
+        found = _BASE_IN_CARD.search(header) if header.startswith("---\n") else None
+        named = found[1] if found else ""
+    return named if _HUB_NAME.fullmatch(named) else None
+
+
+def _name_in_cache(folder: Path) -> str | None:
+    """Return OWNER/NAME of a folder models--OWNER--NAME/snapshots/REVISION."""
+    repository = folder.parent.parent.name
+    if folder.parent.name != "snapshots" or not repository.startswith("models--"):
+        return None
+    return repository.removeprefix("models--").replace("--", "/")
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

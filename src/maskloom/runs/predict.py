@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,8 @@ from maskloom.training.memory import release_free_memory
 
 _WINDOW = 4096
 _STEP = 64
+# Kinds whose rows hold lists: of tags, of candidates.
+_NESTED = ("span", "tagging")
 # How a cell begins that spreadsheets compute or open as something else.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -55,11 +58,16 @@ def predict(
     suffix = output_suffix(target, tuple({".jsonl": 0, ".csv": 0, **forms}))
     if csv_safe and suffix != ".csv":
         raise ConfigError(f"{target}: --csv-safe is for .csv files")
+    if suffix == ".csv" and task.kind in _NESTED:
+        raise ConfigError(
+            f"{target}: {task.kind} predictions have several values a row, which a .csv cannot hold; write .jsonl"
+        )
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
-    progress.begin("predicting", reading_of_input.count())
+    columns = _Columns()
+    progress.begin("predicting", reading_of_input.count(columns.see))
     before, between, after = task.frames.get(suffix, ("", "", ""))
     with output_file(target, "w") as file:
-        write = _csv_writer(file, csv_safe) if suffix == ".csv" else _json_writer(file)
+        write = _csv_writer(file, csv_safe, columns) if suffix == ".csv" else _json_writer(file)
         file.write(before)
         for index, (example, prediction) in enumerate(_predictions(predictor, reading_of_input)):
             if suffix in forms:
@@ -105,8 +113,37 @@ def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
     return lambda row: print(json.dumps(row, ensure_ascii=False), file=file)
 
 
-def _csv_writer(file: IO[str], is_safe: bool) -> Callable[[dict[str, Any]], None]:
-    """Return a writer with one column a label for probabilities.
+@dataclass
+class _Columns:
+    """The columns that the texts of all rows take, in order, and the most choices of a question.
+
+    Some rows may have an id or a stem and others none, and questions differ in their numbers of choices.
+    """
+
+    texts: dict[str, None] = field(default_factory=dict)
+    num_choices: int = 0
+
+    def see(self, example: Any) -> None:
+        """Take in an example; a new column stands after the one that it follows in its row."""
+        row = example.as_row()
+        if not row.keys() <= self.texts.keys():
+            former = iter(self.texts)
+            joined: dict[str, None] = {}
+            for name in row:
+                while name in self.texts and name not in joined:
+                    joined[next(former)] = None
+                joined[name] = None
+            self.texts = joined | dict.fromkeys(former)
+        self.num_choices = max(self.num_choices, len(getattr(example, "choices", ())))
+
+    def whole(self, row: Iterable[str]) -> list[str]:
+        """Return the columns of the file, given those of one row."""
+        numbered = [f"probability_{number}" for number in range(self.num_choices)]
+        return list(dict.fromkeys(["index", "line", *self.texts, *row, *numbered]))
+
+
+def _csv_writer(file: IO[str], is_safe: bool, columns: _Columns) -> Callable[[dict[str, Any]], None]:
+    """Return a writer with one column a label for probabilities; what a row does not have is left empty.
 
     Several labels are joined by commas as CSV joins fields: one that holds a comma or a quote stands in double quotes.
     Where it `is_safe`, texts that begin as a formula does get an apostrophe in front (OWASP, CSV injection).
@@ -119,15 +156,10 @@ def _csv_writer(file: IO[str], is_safe: bool) -> Callable[[dict[str, Any]], None
             flat["labels"] = _record(flat["labels"])
         for name, probability in row.get("probabilities", {}).items():
             flat[f"probability_{name}"] = repr(probability)
-        nested = [key for key, value in flat.items() if isinstance(value, list | dict)]
-        if nested:
-            raise ConfigError(f"{nested[0]} has several values a row, which a .csv cannot hold; write .jsonl")
         if not header:
-            header.extend(flat)
+            header.extend(columns.whole(flat))
             print(_record(map(cell, header)), file=file)
-        if list(flat) != header:
-            raise ConfigError("rows differ in their columns (choices, say), which a .csv cannot hold; write .jsonl")
-        print(_record(map(cell, flat.values())), file=file)
+        print(_record(cell(flat.get(name)) for name in header), file=file)
 
     def cell(value: Any) -> Any:
         return f"'{value}" if is_safe and isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,17 @@ class FileReading:
             self.path, self.options, self.settings, needs_label=self.needs_label, report=self.report
         )
 
-    def count(self) -> int:
+    def count(self, see: Callable[[Any], object] = lambda _: None) -> int:
         """Return the number of examples, having read the file once: wrong rows come to light before any work.
 
-        Raises DataError for a row that breaks a rule, and where rows were dropped and none is left.
+        `see` is called with each example. Raises DataError for a row that breaks a rule, and where rows were dropped
+        and none is left.
         """
         first = replace(self, report=ReadingReport(self.path))
-        number = sum(1 for _ in first.examples())
+        for example in first.examples():
+            see(example)
         first.report.check_any()
-        return number
+        return first.report.num_kept
 
     def pieces(self, num_examples: int) -> Iterator[list[Any]]:
         """Yield the examples in lists as `pieces_of` does, of as many as the kind holds at once.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import shutil
 import time
@@ -14,9 +13,10 @@ from typing import Any, Literal, Protocol
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
-from maskloom.foreign_files import check_regular, read_json_object
+from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.finetune import finetune
+from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder
 from maskloom.runs.run_lock import alone_in_folder
@@ -342,20 +342,5 @@ def _stored_plan(out: Path) -> dict[str, Any] | None:
 
 def _fingerprints(setup: _Search) -> dict[str, str]:
     """Return SHA-256 sums of what is read, so that a search never goes on with other data."""
-    source = resolve_model_folder(setup.model)
-    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz", "vocab.txt", "tokenizer.json")
-    files = {"model": [path for pattern in patterns for path in sorted(source.glob(pattern))]}
-    files |= {"train": [setup.train], "dev": [setup.dev]}
-    return {name: _sum(paths) for name, paths in files.items()}
-
-
-def _sum(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        check_regular(path)
-        try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    return digest.hexdigest()
+    model = fingerprint(*model_files(resolve_model_folder(setup.model)))
+    return {"model": model, "train": fingerprint(setup.train), "dev": fingerprint(setup.dev)}

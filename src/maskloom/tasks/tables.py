@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
-from maskloom.foreign_files import check_regular
+from maskloom.foreign_files import check_regular, read_bytes
 
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
@@ -69,6 +69,17 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
     else:
         for number, line in lines:
             yield Row([line], number)
+
+
+def read_json_row(path: Path, number: int) -> Row:
+    """Return the row of a file that is one JSON object, on one line or several; `number` stands for its line.
+
+    Raises DataError for a file that cannot be read, is empty, is not UTF-8, or holds more than `MAX_ROW_BYTES`.
+    """
+    raw = _without_mark(read_bytes(path, limit=MAX_ROW_BYTES), path)
+    if not raw:
+        raise DataError(f"{path}: the file is empty")
+    return _json_row(_decoded(raw, path, 1), number)
 
 
 def _text_lines(path: Path) -> Iterator[tuple[int, str]]:

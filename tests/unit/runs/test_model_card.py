@@ -1,12 +1,13 @@
 """Model cards, as the hub's own reader sees them."""
 
+import json
 import math
 
 import pytest
 from huggingface_hub import ModelCard
 
 from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
-from maskloom.runs.model_card import Card, finetuning_card, model_name, pretraining_card
+from maskloom.runs.model_card import HUB_METRICS, Card, finetuning_card, hub_name, model_name, pretraining_card
 
 SCORES = {"accuracy": 0.75, "loss": math.nan}
 
@@ -14,6 +15,15 @@ SCORES = {"accuracy": 0.75, "loss": math.nan}
 def written(card, folder):
     card.write(folder)
     return ModelCard.load(folder / "README.md")
+
+
+def base_folder(folder, *, config=None, card=None):
+    folder.mkdir(parents=True)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    if card is not None:
+        (folder / "README.md").write_text(card)
+    return folder
 
 
 def test_a_fine_tuned_model_tells_task_base_and_scores(tmp_path):
@@ -25,29 +35,92 @@ def test_a_fine_tuned_model_tells_task_base_and_scores(tmp_path):
     found = written(card, tmp_path)
     assert found.data.license == "apache-2.0"
     assert found.data.language == ["en", "de"]
-    assert found.data.base_model == "my: base"
+    assert found.data.base_model is None
     assert found.data.pipeline_tag == "token-classification"
     assert found.data.library_name == "transformers"
+    assert found.data.metrics == ["accuracy"]
     (result,) = found.data.eval_results
     assert (result.task_type, result.metric_type, result.metric_value) == ("token-classification", "accuracy", 0.75)
     assert result.dataset_name == 'dev "1".txt'
-    assert "seed 3, epoch 2.0: the best on dev by accuracy." in found.text
+    assert "seed 3, epoch 2.0: the best on dev by accuracy. It was fine-tuned from my: base." in found.text
 
 
 def test_nothing_is_claimed_that_nobody_said(tmp_path):
     found = written(pretraining_card(PretrainRecipe(), {}, None), tmp_path)
     assert found.data.pipeline_tag == "fill-mask"
-    for key in ("license", "language", "base_model", "eval_results"):
+    for key in ("license", "language", "base_model", "metrics", "eval_results"):
         assert getattr(found.data, key) is None
     assert found.text.count("```toml") == 1
 
 
-def test_a_continued_model_names_what_it_continues(tmp_path):
-    found = written(pretraining_card(PretrainRecipe(), {"mlm_loss": 2.5}, tmp_path / "run" / "model"), tmp_path)
-    assert found.data.base_model == "run"
-    assert found.data.eval_results[0].metric_value == 2.5
-    cached = tmp_path / "models--google--bert-base" / "snapshots" / "0123"
-    assert model_name(cached) == "google/bert-base"
+def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):
+    metrics = {
+        "loss": 3.2, "mlm_loss": 2.5, "mlm_accuracy": 0.5, "mlm_perplexity": 12.2, "nsp_loss": 0.7, "nsp_accuracy": 0.6,
+        "unigram_entropy": 4.0, "num_predictions": 900.0, "nsp_majority_share": 0.51,
+    }  # fmt: skip
+    found = written(pretraining_card(PretrainRecipe(), metrics, None), tmp_path)
+    assert found.data.metrics == ["accuracy", "perplexity"]
+    results = [(result.metric_type, result.metric_name, result.metric_value) for result in found.data.eval_results]
+    assert results == [
+        ("accuracy", "mlm accuracy", 0.5),
+        ("accuracy", "nsp accuracy", 0.6),
+        ("perplexity", "mlm perplexity", 12.2),
+    ]
+    assert "| unigram_entropy | 4 |" in found.text  # a person may see it
+
+
+def test_the_names_of_scores_are_those_that_transformers_writes():
+    from transformers.modelcard import METRIC_TAGS
+
+    others = {"exact_match", "perplexity"}  # metrics of the hub that no Trainer computes
+    assert set(HUB_METRICS.values()) - others <= set(METRIC_TAGS)
+
+
+def test_a_model_in_a_local_folder_is_named_in_the_text_alone(tmp_path):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    found = written(pretraining_card(PretrainRecipe(), {}, tmp_path / "run" / "model"), tmp_path)
+    assert found.data.base_model is None
+    assert "continued from run, with" in found.text
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "expected"),
+    [
+        ({"_name_or_path": "google/bert_uncased_L-2_H-128_A-2"}, None, "google/bert_uncased_L-2_H-128_A-2"),
+        ({"_name_or_path": "bert-base-uncased"}, None, "bert-base-uncased"),
+        ({"_name_or_path": "my-bert"}, None, None),
+        ({"_name_or_path": "./runs/bert"}, None, None),
+        ({"_name_or_path": "/home/me/bert"}, None, None),
+        ({"_name_or_path": "models/bert"}, None, None),
+        ({"_name_or_path": "bert-ft/checkpoint-500"}, None, None),
+        ({"_name_or_path": ["a/b"]}, None, None),
+        ({}, "---\nbase_model: nreimers/MiniLM-L6-H384-uncased\n---\n\n# A\n", "nreimers/MiniLM-L6-H384-uncased"),
+        ({}, '---\nbase_model:\n- "google-bert/bert-base-uncased"\ntags: []\n---\n', "google-bert/bert-base-uncased"),
+        ({}, "---\nbase_model: run-7\n---\n", None),
+        ({}, "# No header\n\nbase_model: a/b\n", None),
+        ({"_name_or_path": "/tmp/x"}, "---\nbase_model: a/b\n---\n", "a/b"),
+        (None, None, None),
+    ],
+)
+def test_the_base_model_is_one_that_a_hub_knows(tmp_path, config, card, expected):
+    base = base_folder(tmp_path / "base", config=config, card=card)
+    assert hub_name(base) == expected
+    made = finetuning_card(FinetuneRecipe(), what="w", scores={}, base=base, dev="dev.csv")
+    (tmp_path / "next").mkdir()
+    assert written(made, tmp_path / "next").data.base_model == expected
+    assert hub_name(tmp_path / "next") == expected  # and so on to what is made of that
+    drawn = load_recipe(FinetuneRecipe, None, ["from_scratch=true"])
+    found = written(finetuning_card(drawn, what="w", scores={}, base=base, dev="dev.csv"), tmp_path)
+    assert found.data.base_model is None
+    assert "It started from random weights, in the sizes of base." in found.text
+
+
+def test_a_cache_of_a_hub_and_a_person_know_best(tmp_path):
+    cached = base_folder(tmp_path / "models--google--bert-base" / "snapshots" / "0123", config={"_name_or_path": "a/b"})
+    assert model_name(cached) == hub_name(cached) == "google/bert-base"
+    recipe = load_recipe(FinetuneRecipe, None, ["card.base_model=me/mine"])
+    card = finetuning_card(recipe, what="w", scores={}, base=cached, dev="dev.csv")
+    assert written(card, tmp_path).data.base_model == "me/mine"
     assert written(Card("Title", "Summary"), tmp_path).data.pipeline_tag is None
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
-from maskloom.files import write_bytes
+from maskloom.files import is_stream, output_file
 from maskloom.inference import Prediction, Predictor
+from maskloom.runs.first_look import check_place
 from maskloom.runs.glue.check import HEADER, problems_of
 from maskloom.runs.glue.files import (
     SUBMISSION,
@@ -45,14 +46,13 @@ def submit_glue(
 
     A row that cannot be read (QQP's short rows, an empty text) gets the commonest answer of its file and is counted.
     Files that are absent, or whose task has no model, are an error before anything is predicted, unless
-    `allow_partial`: then they are left out and named. The zip takes its name only after its check. Raises DataError
-    with all the problems that the check finds.
+    `allow_partial`: then they are left out and named. The zip takes its name only after its check; a pipe is written
+    into. Raises DataError with all the problems that the check finds, ConfigError for another suffix and a folder.
     """
     run, data, out, progress = Path(run), Path(data), Path(out), progress or SilentProgress()
-    if out.suffix.lower() != ".zip":
+    if out.suffix.lower() != ".zip" and not is_stream(out):
         raise ConfigError(f"{out}: a submission is a .zip file")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out}: the folder {out.parent} does not exist")
+    check_place(data, out)
     sources, absent = _sources(run, data)
     if absent and not allow_partial:
         listed = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
@@ -72,7 +72,8 @@ def submit_glue(
         problems = problems_of(archive, allow_partial=allow_partial)
     if problems:
         raise DataError(f"{out} is not written; the check found:\n" + "\n".join(problems))
-    write_bytes(out, held.getvalue())
+    with output_file(out) as written:
+        written.write(held.getvalue())
     return {"output": str(out), "files": account, "absent": absent, "is_complete": not absent}
 
 
@@ -169,3 +170,14 @@ def _check_labels(file: SubmissionFile, predictor: Predictor, folder: Path) -> N
     if predictor.task is None or set(names) != set(file.labels):
         labels = ", ".join(file.labels) or "none (a score)"
         raise DataError(f"{folder}: its labels are {', '.join(names) or 'none'}; {file.name} takes {labels}")
+
+
+def submission_lines(result: dict[str, Any]) -> list[str]:
+    """Return for a person what was answered, what is left out, and whether the zip is whole."""
+    lines = []
+    for name, file in result["files"].items():
+        unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""
+        lines.append(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
+    lines += [f"{name + '.tsv':<12}  left out: {reason}" for name, reason in result["absent"].items()]
+    state = "complete" if result["is_complete"] else "PARTIAL: the leaderboard does not take it"
+    return [*lines, f"{result['output']}: checked, {state}"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from maskloom.config import DataError
 from maskloom.inference import Predictor
 from maskloom.metrics.answers import answer_scores
 from maskloom.metrics.entities import entities_of
@@ -98,11 +99,13 @@ def _why_none(run: RunRecord, dev: Path) -> str:
         return "the run is not finished"
     if not (run.model_folder / "config.json").is_file():
         return "the run kept no model"
-    if not dev.is_file():
+    if not dev.name or not dev.exists():
         return f"{dev} is no longer there"
-    if fingerprint(dev) != run.description["inputs"].get("dev"):
-        return f"{dev} has changed since the run read it"
-    return ""
+    try:
+        is_same = fingerprint(dev) == run.description["inputs"].get("dev")
+    except DataError as error:
+        return str(error)
+    return "" if is_same else f"{dev} has changed since the run read it"
 
 
 def _sorted_out(

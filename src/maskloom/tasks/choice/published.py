@@ -2,24 +2,29 @@
 
 ARC (Clark et al. 2018) and CommonsenseQA (Talmor et al. 2019) have `question` with `stem` and labelled `choices`, and
 `answerKey`; ARC's also come with `choices` as lists of texts and labels. COPA (Roemmele et al. 2011, SuperGLUE's JSONL)
-has `premise`, `choice1`, `choice2` and asks for the cause or the effect. RACE (Lai et al. 2017) has an `article` with
-lists of `questions`, `options` and `answers`, one object a line here.
+has `premise`, `choice1`, `choice2` and asks for the cause or the effect. RACE (Lai et al. 2017) is a folder of files,
+each an object with an `article` and lists of `questions`, `options` and `answers`; a .jsonl has one such object a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from maskloom.errors import DataError
+from maskloom.foreign_files import file_inside
 from maskloom.tasks.choice.columns import ChoiceColumns
 from maskloom.tasks.examples import BadRowError
-from maskloom.tasks.tables import Row
+from maskloom.tasks.tables import Row, read_json_row
 
 PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", None, choices_are_list=True)
 """Where the keys of `plain_rows` stand."""
 
 # What joins a premise to its cause or its effect.
 _JOINTS = {"cause": "because", "effect": "so"}
+# RACE keeps what comes from high schools and from middle schools apart.
+_LEVELS = ("high", "middle")
 Form = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 
@@ -35,6 +40,37 @@ def published_form(fields: dict[str, Any]) -> Form | None:
     if {"article", "questions", "options"} <= set(fields):
         return _race
     return None
+
+
+def is_race_folder(path: Path) -> bool:
+    """Tell whether a folder has the parts of one of RACE's: articles of high schools, of middle schools, or both."""
+    return any((path / level).is_dir() for level in _LEVELS)
+
+
+def race_files(folder: Path) -> list[Path]:
+    """Return the articles of train, dev or test of RACE, or of one of its levels: the .txt files, sorted by name.
+
+    Raises DataError where there are none, for what is no regular file, and for links that lead out of the folder.
+    """
+    levels = [folder / level for level in _LEVELS if (folder / level).is_dir()] or [folder]
+    for level in levels:
+        if not level.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{level}: is a link to {level.resolve()}, outside of the folder; put a copy in its place")
+    found = [path for level in levels for path in sorted(level.glob("*.txt")) if file_inside(level, path.name)]
+    if not found:
+        raise DataError(
+            f"{folder}: no .txt file in it, nor in high/ or middle/ in it; of RACE name one of train/, dev/ and test/"
+        )
+    return found
+
+
+def race_rows(files: Sequence[Path]) -> Iterator[Row]:
+    """Yield a row for each question of the articles in files; the line of a row is the number of its file, from 1.
+
+    Raises DataError that names a file which is too large, or is not UTF-8.
+    """
+    for number, path in enumerate(files, start=1):
+        yield from plain_rows(read_json_row(path, number), _race)
 
 
 def plain_rows(row: Row, form: Form) -> Iterator[Row]:

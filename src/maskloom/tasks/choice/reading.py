@@ -11,7 +11,14 @@ from maskloom.config import DataError
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns
 from maskloom.tasks.choice.examples import ChoiceExample
-from maskloom.tasks.choice.published import PLAIN_COLUMNS, plain_rows, published_form
+from maskloom.tasks.choice.published import (
+    PLAIN_COLUMNS,
+    is_race_folder,
+    plain_rows,
+    published_form,
+    race_files,
+    race_rows,
+)
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import LONE_SURROGATE, BadRowError, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
@@ -41,19 +48,22 @@ def iterate_choices(
     A table has a header whose names say what stands where (SWAG: `sent1` is the context, `sent2` the stem, `ending0`
     to `ending3` the choices), or is CODAH's: no header, category, prompt, choices, label. JSONL has the same names as
     keys, or one key that holds a list of choices, of which rows may have different numbers; or it is that of ARC,
-    CommonsenseQA, COPA or RACE as these are distributed. A label is a number from 0 or a letter from A. Raises
-    DataError, with file and line, for columns that are not there and for a row that breaks a rule: a label outside the
-    choices, an empty text, an id that stands twice; with `options.on_bad_rows` "skip" such rows are dropped and
-    counted. Raises ConfigError for a format of another kind of task.
+    CommonsenseQA, COPA or RACE as these are distributed. RACE may also be its folder of articles; the `line` of an
+    example is then the number of its file. A label is a number from 0 or a letter from A. Raises DataError, with file
+    and line, for columns that are not there and for a row that breaks a rule: a label outside the choices, an empty
+    text, an id that stands twice; with `options.on_bad_rows` "skip" such rows are dropped and counted. Raises
+    ConfigError for a format of another kind of task.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
-    if options.format is not None:
-        catalog_row(options.format, kinds=("choice",))
-    layout = layout_of(path)
-    if layout == "text":
-        raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
-    columns, rows = _find_columns(path, read_rows(path, layout), layout, options, needs_label=needs_label)
+    articles = _articles(path, options)
+    if articles is not None:
+        columns, rows = PLAIN_COLUMNS, race_rows(articles)
+    else:
+        layout = layout_of(path)
+        if layout == "text":
+            raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
+        columns, rows = _find_columns(path, read_rows(path, layout), layout, options, needs_label=needs_label)
     parser = _Parser(columns, needs_label=needs_label)
     for row in rows:
         report.num_rows += 1
@@ -64,11 +74,19 @@ def iterate_choices(
             example = parser.example(row)
         except BadRowError as problem:
             if options.on_bad_rows == "error":
-                raise DataError(f"{path}: line {row.line}: {problem}") from None
+                place = f"{path}: line {row.line}" if articles is None else articles[row.line - 1]
+                raise DataError(f"{place}: {problem}") from None
             report.drop(problem.reason, row.line)
             continue
         report.num_kept += 1
         yield example
+
+
+def _articles(path: Path, options: ReadingOptions) -> list[Path] | None:
+    """Return the files of a folder that is read as RACE, because its levels show it or a person says so, else None."""
+    row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
+    is_race = is_race_folder(path) if row is None else row.name == "race"
+    return race_files(path) if is_race and path.is_dir() and options.text_column is None else None
 
 
 def _find_columns(

@@ -1,10 +1,12 @@
 """ARC, CommonsenseQA, COPA and RACE are read in the form in which they are distributed."""
 
 import json
+import os
 
 import pytest
 
 from maskloom.config import DataError
+from maskloom.tasks import tables
 from maskloom.tasks.choice.reading import read_choices
 from maskloom.tasks.columns import ReadingOptions
 
@@ -40,6 +42,7 @@ RACE = json.dumps(
         "id": "high19088.txt",
     }
 )
+RACE_7 = RACE.replace("high19088", "middle7")
 
 
 def read(tmp_path, *lines, **options):
@@ -77,6 +80,81 @@ def test_race_has_an_example_for_each_question(tmp_path):
     assert first.pairs()[2] == ("He saw three birds. He lives in Rome.", "How many did he see? three")
     assert second.pairs()[0] == ("He saw three birds. He lives in Rome.", "He lives in Rome .")
     assert [(one.label, one.identifier) for one in (first, second)] == [(2, "high19088.txt-1"), (0, "high19088.txt-2")]
+
+
+def race_folder(folder, **articles):
+    """Write articles of RACE by name, such as high_1, and return their folder."""
+    for name, content in articles.items():
+        level, number = name.split("_")
+        (folder / level).mkdir(parents=True, exist_ok=True)
+        (folder / level / f"{number}.txt").write_text(content)
+    return folder
+
+
+def test_race_is_a_folder_of_articles(tmp_path):
+    folder = race_folder(tmp_path / "train", high_1=RACE, middle_7=json.dumps(json.loads(RACE_7), indent=1))
+    (folder / "high" / "notes.md").write_text("no article")
+    for place, name, expected in (
+        (folder, "race", ["high19088.txt-1", "high19088.txt-2", "middle7.txt-1", "middle7.txt-2"]),
+        (folder, None, ["high19088.txt-1", "high19088.txt-2", "middle7.txt-1", "middle7.txt-2"]),
+        (folder / "middle", "RACE", ["middle7.txt-1", "middle7.txt-2"]),
+    ):
+        found = read_choices(place, ReadingOptions(format=name))
+        assert [one.identifier for one in found.examples] == expected
+        assert found.report.num_kept == found.report.num_rows == len(expected)
+    assert [one.line for one in read_choices(folder).examples] == [1, 1, 2, 2]
+    with pytest.raises(DataError, match=r"train/middle: is a folder; a file is expected"):
+        read_choices(folder / "middle")
+    with pytest.raises(DataError, match=r"no \.txt file in it, nor in high/ or middle/ in it; of RACE name"):
+        read_choices(tmp_path, ReadingOptions(format="race"))
+
+
+@pytest.mark.parametrize(
+    ("article", "message"),
+    [
+        ("", "the file is empty"),
+        ("{", "not valid JSON"),
+        ("[1]", "a JSON object is expected, this is a list"),
+        ("[" * 100_000, "JSON nested too deeply"),
+        (RACE_7 + RACE_7, "not valid JSON: Extra data"),
+        (RACE_7.replace('"C"', "NaN"), "NaN is not a JSON number"),
+        (RACE_7.replace('"C"', '"E"'), "label is none of the choices: 'E'"),
+        (RACE_7.replace("article", "text"), "text is not a string: context is NoneType"),
+        (RACE_7.replace("Oslo", "\\ud800"), "text holds half of a surrogate pair"),
+        (RACE_7.replace("birds", "bi\0rds"), "holds a NUL character"),
+        (RACE, "an id stands twice: 'high19088.txt-1'"),
+    ],
+)
+def test_wrong_articles_of_race_are_named_by_their_file(tmp_path, article, message):
+    folder = race_folder(tmp_path / "train", high_1=RACE, middle_7=article)
+    with pytest.raises(DataError, match=rf"middle/7\.txt: .*{message}"):
+        read_choices(folder)
+
+
+def test_hostile_files_in_a_folder_of_race_are_refused(tmp_path, monkeypatch):
+    folder, secret = race_folder(tmp_path / "train", high_1=RACE), tmp_path / "secret.txt"
+    secret.write_text(RACE)
+    place = folder / "high" / "2.txt"
+    place.symlink_to(secret)
+    with pytest.raises(DataError, match=r"high/2\.txt: is a link to .*secret\.txt, outside of the folder"):
+        read_choices(folder)
+    place.unlink()
+    os.mkfifo(place)
+    with pytest.raises(DataError, match=r"high/2\.txt: is a pipe; a regular file is expected"):
+        read_choices(folder)
+    place.unlink()
+    race_folder(tmp_path / "elsewhere", middle_1=RACE)
+    (folder / "middle").symlink_to(tmp_path / "elsewhere" / "middle")
+    with pytest.raises(DataError, match=r"train/middle: is a link to .*elsewhere/middle, outside of the folder"):
+        read_choices(folder)
+    (folder / "middle").unlink()
+    place.write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"high/2\.txt: line 1: byte 1 of the line is 0xff, which is not UTF-8"):
+        read_choices(folder)
+    place.write_text(RACE)
+    monkeypatch.setattr(tables, "MAX_ROW_BYTES", 100)
+    with pytest.raises(DataError, match=r"high/1\.txt: larger than 100 bytes"):
+        read_choices(folder)
 
 
 @pytest.mark.parametrize("row", [ARC, COMMONSENSEQA, COPA, RACE])
