@@ -55,7 +55,10 @@ def check_name(path: str | Path) -> None:
 
 
 def is_utf8(text: str) -> bool:
-    """Tell whether UTF-8 can hold a text: bytes of a file name that are no characters come as halves of surrogates."""
+    """Tell whether UTF-8 can hold a text, which half of a surrogate pair is no part of.
+
+    JSON can spell such a half, and bytes of a file name that are no characters come as one.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from maskloom.errors import DataError
-
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: JSON can spell it, but it is not valid Unicode and cannot be written as UTF-8."""
-
 
 # Rows of 4,096 short texts stay whole; a megabyte of text takes some hundred megabytes while it is cut into tokens.
 CHARACTERS_AT_ONCE = 4 << 20

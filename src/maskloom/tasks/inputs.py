@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from maskloom.config import DataError
-from maskloom.tasks.examples import LONE_SURROGATE, Example
+from maskloom.foreign_files import is_utf8
+from maskloom.tasks.examples import Example
 
 
 def checked_inputs(inputs: Any) -> list[Any]:
@@ -22,7 +23,7 @@ def checked_text(text: Any, number: int, *, may_be_blank: bool = True) -> str:
     """Return a text as it is; raises DataError, with the place of the input, for what is no text."""
     if not isinstance(text, str):
         raise DataError(f"input {number}: a string is expected, this is {type(text).__name__}")
-    if LONE_SURROGATE.search(text):
+    if not is_utf8(text):
         raise DataError(f"input {number}: holds half of a surrogate pair, which is not valid Unicode")
     if not (may_be_blank or text.strip()):
         raise DataError(f"input {number}: an empty text where one with words is expected")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from maskloom.config import ConfigError, DataError
-from maskloom.foreign_files import read_bytes
+from maskloom.foreign_files import is_utf8, read_bytes
 from maskloom.tasks.catalog.row import Kind
-from maskloom.tasks.examples import LONE_SURROGATE, Example, ReadExamples
+from maskloom.tasks.examples import Example, ReadExamples
 
 _MOST_LABEL_BYTES = 16 << 20
 
@@ -43,7 +43,7 @@ def check_distinct(names: tuple[str, ...], source: str) -> None:
     for number, name in enumerate(names):
         if first.setdefault(name, number) != number:
             raise DataError(f"{source}: ids {first[name]} and {number} have the same name {name!r:.80}; rename one")
-        if LONE_SURROGATE.search(name):
+        if not is_utf8(name):
             raise DataError(f"{source}: id {number}: the name {name!r:.80} is not valid Unicode")
 
 

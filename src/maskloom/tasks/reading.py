@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
+from maskloom.foreign_files import is_utf8
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.catalog.row import CatalogRow, Kind
 from maskloom.tasks.columns import (
@@ -21,7 +22,7 @@ from maskloom.tasks.columns import (
     columns_of_header,
     wants_numbers,
 )
-from maskloom.tasks.examples import LONE_SURROGATE, BadRowError, Example, ReadExamples, ReadingReport
+from maskloom.tasks.examples import BadRowError, Example, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
 # float() also takes "1_000", "infinity" and the digits of other scripts.
@@ -197,7 +198,7 @@ def _text(record: Row, key: str | int) -> str:
         raise BadRowError("text is not a string", f"{key!r:.80} is {type(value).__name__}")
     if not value.strip():
         raise BadRowError("empty text")
-    if LONE_SURROGATE.search(value):
+    if not is_utf8(value):
         raise BadRowError("text holds half of a surrogate pair", f"{key!r:.80} is not valid Unicode")
     return value
 
@@ -232,7 +233,7 @@ def _name(value: Any) -> str:
     name = str(value).strip()
     if not name:
         raise BadRowError("missing label")
-    if LONE_SURROGATE.search(name):
+    if not is_utf8(name):
         raise BadRowError("label holds half of a surrogate pair", f"{name!r} is not valid Unicode")
     return name
 

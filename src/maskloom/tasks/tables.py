@@ -8,10 +8,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from maskloom.config import DataError
 from maskloom.foreign_files import check_regular, read_bytes
@@ -24,8 +23,7 @@ _WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, co
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The fields of one record and the file line where it starts (from 1).
 
     `fields` is a list for delimited files and a dict for JSONL; `problem` says why the row cannot be used, if so.

@@ -3,6 +3,7 @@ import gzip
 import pytest
 
 from maskloom.config import DataError
+from maskloom.tasks import tables
 from maskloom.tasks.tables import MAX_ROW_BYTES, layout_of, read_rows
 
 
@@ -35,6 +36,30 @@ def test_mark_and_carriage_returns_go(tmp_path, layout):
 
 def test_line_separators_inside_text_do_not_split_lines(tmp_path):
     assert rows_of(tmp_path, "a\u2028b\x0bc\x85\n", "text") == [(1, ["a\u2028b\x0bc\x85"])]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_lines_are_the_same_wherever_a_block_ends(tmp_path, monkeypatch, block, is_packed):
+    monkeypatch.setattr(tables, "_BLOCK", block)
+    content = "one\n\n\r\ntwo\r\r\n\u00e9\u2028\U0001f600\n\nend"
+    expected = [line.removesuffix("\r") for line in content.split("\n")]
+    for text, lines in ((content, expected), (content + "\n", expected), ("\n", [""]), ("\ufeffx\n", ["x"])):
+        data = text.encode()
+        name = "data.txt.gz" if is_packed else "data.txt"
+        found = rows_of(tmp_path, gzip.compress(data) if is_packed else data, "text", name)
+        assert found == [(number, [line]) for number, line in enumerate(lines, start=1)]
+
+
+def test_rows_before_a_bad_one_are_read(tmp_path):
+    path = tmp_path / "data.tsv"
+    long = b"x" * (MAX_ROW_BYTES + 1)
+    for bad, message in ((b"caf\xe9", "byte 4"), (b"a\0", "holds a NUL"), (long, "a row of more than")):
+        path.write_bytes(b"a\nb\r\n" + bad + b"\nc\n")
+        rows = read_rows(path, "tsv")
+        assert [next(rows).fields, next(rows).fields] == [["a"], ["b"]]
+        with pytest.raises(DataError, match=f"line 3: .*{message}"):
+            next(rows)
 
 
 def test_last_line_without_end(tmp_path):

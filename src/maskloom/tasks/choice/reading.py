@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
+from maskloom.foreign_files import is_utf8
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns
 from maskloom.tasks.choice.examples import ChoiceExample
@@ -20,7 +21,7 @@ from maskloom.tasks.choice.published import (
     race_rows,
 )
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import LONE_SURROGATE, BadRowError, ReadExamples, ReadingReport
+from maskloom.tasks.examples import BadRowError, ReadExamples, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
 _MOST_LETTERS = 26
@@ -174,7 +175,7 @@ class _Parser:
         name = str(value).strip()
         if value is None or not name:
             return None
-        if LONE_SURROGATE.search(name):
+        if not is_utf8(name):
             raise BadRowError("the id holds half of a surrogate pair", f"{name!r:.80} is not valid Unicode")
         if name in self._lines:
             raise BadRowError("an id stands twice", f"{name!r:.80}, first at line {self._lines[name]}")
@@ -195,7 +196,7 @@ def _text(value: Any, what: str, *, may_be_empty: bool = False) -> str:
         raise BadRowError("text is not a string", f"{what} is {type(value).__name__}")
     if not value.strip() and not may_be_empty:
         raise BadRowError("empty text" if what == "context" else "empty choice", f"{what} is {value!r:.80}")
-    if LONE_SURROGATE.search(value):
+    if not is_utf8(value):
         raise BadRowError("text holds half of a surrogate pair", f"{what} is not valid Unicode")
     return value.strip()
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
+from maskloom.foreign_files import is_utf8
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import LONE_SURROGATE, BadRowError, ReadExamples, ReadingReport
+from maskloom.tasks.examples import BadRowError, ReadExamples, ReadingReport
 from maskloom.tasks.span.questions import Answer, Question
 from maskloom.tasks.span.rows import BLANK_LINE, row_records
 from maskloom.tasks.span.squad_json import Record, squad_records
@@ -87,7 +88,7 @@ def _question(record: Record, *, needs_label: bool) -> Question:
 def _identifier(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise BadRowError("the id is not a name", repr(value))
-    if LONE_SURROGATE.search(str(value)):
+    if not is_utf8(str(value)):
         raise BadRowError("the id holds half of a surrogate pair", f"{value!r:.80} is not valid Unicode")
     return str(value)
 
@@ -99,7 +100,7 @@ def _text(value: Any, name: str) -> str:
         raise BadRowError(f"the {name} is not a string", f"it is {type(value).__name__}")
     if not value.strip():
         raise BadRowError(f"empty {name}")
-    if LONE_SURROGATE.search(value):
+    if not is_utf8(value):
         raise BadRowError(f"the {name} holds half of a surrogate pair", "it is not valid Unicode")
     return value
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.config import ConfigError, DataError
+from maskloom.foreign_files import is_utf8
 from maskloom.metrics.entities import is_tag
 from maskloom.tasks.columns import ReadingOptions, is_column_number
-from maskloom.tasks.examples import LONE_SURROGATE, ReadingReport
+from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.tables import Row, read_rows
 from maskloom.tasks.tagging.layout import DOCUMENT_START, SNIFFED_LINES, SPACES, layout_of_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, SchemeFinder, TagForm, breach_of, convert_tags
@@ -446,5 +447,5 @@ def _strings(values: Any, line: int, what: str) -> tuple[str, ...]:
 
 
 def _check_unicode(text: str, line: int) -> None:
-    if LONE_SURROGATE.search(text):
+    if not is_utf8(text):
         raise _BadSentenceError("text holds half of a surrogate pair", line, "it is not valid Unicode")
