@@ -139,9 +139,6 @@ def test_commands_that_use_a_model_import_no_compiler_and_no_metrics(minilm_fold
     runs = {
         "embed": modules("embed", "--model", minilm_folder, "--input", sentences, "--output", output),
         "info": modules("info", minilm_folder),
-        "predict": modules("predict", "--model", "absent", "--input", sentences, "--output", "o.jsonl", code=3),
-        "evaluate": modules("evaluate", "--model", "absent", "--data", sentences, code=3),
-        "answer": modules("answer", "--model", "absent", "--context", sentences, "--question", "q", code=3),
         "features": modules("features", "--model", minilm_folder, "--input", sentences, "--out", tmp_path / "f"),
     }
     unwanted = OF_TORCH | FOR_METRICS | NEVER

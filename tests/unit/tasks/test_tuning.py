@@ -2,7 +2,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
@@ -133,6 +133,7 @@ def test_thresholds_are_those_of_the_score_that_decides():
     assert scores["f1_macro"]["f1_macro"] > scores["f1_micro"]["f1_macro"]
 
 
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(

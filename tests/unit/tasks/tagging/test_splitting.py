@@ -94,10 +94,10 @@ def test_characters_of_scripts_without_blanks_stay_apart():
 
 def test_runs_without_a_blank_take_no_longer_than_their_length():
     started = time.process_time()
-    for chunk in ("!" * 300_000, "a.b-" * 100_000, "'s" * 100_000, "(" * 255, "'s" * 127, "a!" * 127):
+    for chunk in ("!" * 60_000, "a.b-" * 20_000, "'s" * 20_000, "(" * 255, "'s" * 127, "a!" * 127):
         spans = learnt(TREEBANK).spans(chunk)
         assert "".join(chunk[start:end] for start, end in spans) == chunk
-    assert time.process_time() - started < 30
+    assert time.process_time() - started < 15
 
 
 @pytest.mark.parametrize(
