@@ -63,8 +63,11 @@ def test_pretraining_and_finetuning_are_calls(corpus, tmp_path, capfd):
         max_length=16,
         text_column="words",
         label_column="kind",
+        resume=True,
     )
-    assert "task: single; 6 steps of 8 examples: 2 epochs of 24 examples" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert said.startswith(f"no run in {tmp_path / 'classifier'} yet: a new one begins\n")
+    assert "task: single; 6 steps of 8 examples: 2 epochs of 24 examples" in said
     assert json.loads((tmp_path / "classifier" / "metrics.json").read_text()) == result
     assert {answer["label"] for answer in maskloom.load(tmp_path / "classifier").predict(["a new copy"])} <= {"a", "b"}
 

@@ -110,8 +110,8 @@ def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
     """Raise ConfigError for a document per file where no file has text whose documents a rule could end."""
     if documents == "file" and not any(_kind(source.path) == ".txt" for source in files):
         raise ConfigError(
-            f"--documents file: none of the {len(files)} files is a .txt; each row of a .jsonl or .parquet is a "
-            "document in any case, leave it out"
+            "--documents file: there is no .txt file in the text, and each row of a .jsonl or .parquet is a document "
+            "in any case; leave it out"
         )
 
 
