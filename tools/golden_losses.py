@@ -88,7 +88,11 @@ def names() -> list[str]:
 def compute(name: str, folder: Path) -> dict[str, Any]:
     """Train the run of that name in an empty folder; return its loss of every step and the checksum of its weights."""
     kind, _, which = name.partition("/")
-    (_pretrain if kind == "pretrain" else _finetune)(which, folder)
+    if kind == "pretrain":
+        _pretrain(which, folder)
+    else:
+        recipe, files = finetuning(which, folder)
+        finetune(recipe, **files, out=folder / "run")
     events = map(json.loads, (folder / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines())
     losses = [event["loss"] for event in events if event["event"] == "step"]
     return {"losses": losses, "weights": _checksum(folder / "run" / "model" / "model.safetensors")}
@@ -114,7 +118,8 @@ def _pretrain(name: str, folder: Path) -> None:
     pretrain(recipe, corpus=folder / "corpus", out=folder / "run")
 
 
-def _finetune(name: str, folder: Path) -> None:
+def finetuning(name: str, folder: Path) -> tuple[FinetuneRecipe, dict[str, Path]]:
+    """Return the recipe of a golden run of fine-tuning, and the files for it, written into an empty folder."""
     config = BertConfig(vocab_size=len(_VOCABULARY), **_CONFIG)
     save_model(build_model(config, (), seed=0), folder / "bert")
     Tokenizer(_VOCABULARY, max_length=64).save(folder / "bert")
@@ -129,7 +134,7 @@ def _finetune(name: str, folder: Path) -> None:
         suffix, content = _DATA[task](random.Random(size), size)
         paths.append(folder / f"{part}{suffix}")
         paths[-1].write_text(content, encoding="utf-8")
-    finetune(recipe, model=folder / "bert", train=paths[0], dev=paths[1], out=folder / "run")
+    return recipe, {"model": folder / "bert", "train": paths[0], "dev": paths[1]}
 
 
 def _sentence(draw: random.Random, low: int = 3, high: int = 9) -> str:

@@ -80,6 +80,7 @@ def finetune(
     recipe: str | Path | Mapping[str, Any] | None = None,
     epochs: float | None = None,
     steps: int | None = None,
+    minutes: float | None = None,
     batch_size: int | None = None,
     learning_rate: float | None = None,
     max_length: int | None = None,
@@ -103,9 +104,10 @@ def finetune(
     CSV, TSV or JSONL, CoNLL columns, SQuAD's JSON, a data set as distributed (`format`); columns are found by their
     names or given. `recipe` is a TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as
     `{"training.warmup_share": 0.2}`; the other settings are the command's flags and win over it. `restarts` trains from
-    several seeds, `metric` names the score that decides. `resume` goes on with the run in `out`. With `progress` the
-    run tells on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for wrong input before
-    any training, NumericalError when no seed ends in finite numbers, and
+    several seeds, `metric` names the score that decides. `minutes` bounds the run by the clock in place of `epochs` or
+    `steps`. `resume` goes on with the run in `out`; with other `epochs` or `steps` it extends or shortens it. With
+    `progress` the run tells on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for
+    wrong input before any training, NumericalError when no seed ends in finite numbers, and
     maskloom.training.interruption.Interrupted, with all saved, when a signal asks to stop.
     """
     _check_paths({"model": model, "train": train, "dev": dev, "out": out, "labels": labels})
@@ -116,7 +118,8 @@ def finetune(
     from maskloom.tasks.columns import ReadingOptions
 
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed, "restarts": restarts, "keep_restarts": keep_restarts or None}
+    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
+    flags |= {"restarts": restarts, "keep_restarts": keep_restarts or None}
     shown = heard(progress)
     resumes = run_to_resume(out, resume, shown.say)
     chosen = recipe_of_run(FinetuneRecipe, recipe, changes=[], flags=flags, resumes=resumes)

@@ -16,11 +16,12 @@ from maskloom.recipe_files import validate_recipe as validate_recipe
 Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-# More than any run can count to; beyond some 300 digits a whole number is no floating-point number any more.
-_MOST = 10**12
-Count = Annotated[int, Field(ge=1, le=_MOST)]
+MOST_STEPS = 10**12
+"""More than any run can count to, so it is also the number of steps of a run that the clock ends."""
+
+Count = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]  # the largest of the published recipes (LAMB) is 2**16
-CountOrNone = Annotated[int, Field(ge=0, le=_MOST)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 Length = Annotated[int, Field(le=1_000_000)]
 
 
@@ -91,6 +92,13 @@ class FinetuningData(Section):
     ] = 128
 
 
+class Extension(Section):
+    """A run that was given another number of steps when it had come to one of them."""
+
+    at: Annotated[Count, about("Step from which the new number of steps counts.")]
+    steps: Annotated[Count, about("Steps that the run was planned for until then.")]
+
+
 class TrainingSection(Section):
     """Optimisation (paper 3.4, 3.5).
 
@@ -100,6 +108,9 @@ class TrainingSection(Section):
     back to the last checkpoint and on with the batches after the bad one, at most `max_skips` times in all.
     Where torchrun starts several processes, `parallel` says whether each holds the whole model ("ddp") or a share of it
     ("fsdp"), and a process that lets the others wait for `rank_timeout` seconds ends the run.
+    With `minutes` the learning rate follows the share of the time that is used, and steps and epochs do not count.
+    `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe tells the whole schedule; they
+    are those of the last phase.
     """
 
     steps: Annotated[Count, about("Optimiser steps.")] = 10_000
@@ -159,53 +170,42 @@ class TrainingSection(Section):
         Field(ge=3.0, le=86_400.0),
         about("Seconds after which a process that lets the others wait ends the run."),
     ] = 30.0
-
-    def resolved_warmup_steps(self) -> int:
-        """Return the number of warm-up steps: `warmup_steps`, or `warmup_share` of all steps, rounded down."""
-        return int(self.warmup_share * self.steps) if self.warmup_steps is None else self.warmup_steps
-
-    def refuse_contradictions(self, phase: Phase | None = None, place: str = "training") -> None:
-        """Raise ValueError for a count that exceeds the one it is a part of, in this section or in a phase of it."""
-        own = set() if phase is None else phase.model_fields_set
-        both = self if phase is None else self.model_copy(update=phase.model_dump(exclude_none=True))
-        for part, whole in (("warmup_steps", "steps"), ("micro_batch_size", "batch_size")):
-            count, limit = getattr(both, part), getattr(both, whole)
-            if None not in (count, limit) and count > limit:
-                keys = [f"{place if name in own else 'training'}.{name}" for name in (part, whole)]
-                raise ValueError(f"{keys[0]} = {count}: it may not exceed {keys[1]} = {limit}")
-
-
-class Extension(Section):
-    """A run that was given another number of steps when it had come to one of them."""
-
-    at: Annotated[Count, about("Step from which the new number of steps counts.")]
-    steps: Annotated[Count, about("Steps that the run was planned for until then.")]
-
-
-class PretrainTraining(TrainingSection):
-    """Pre-training may be bound by the clock, and may be extended.
-
-    With `minutes` the learning rate follows the share of the time that is used, and steps do not count. `extensions`
-    are written by `maskloom pretrain --resume --steps N`, so that the recipe tells the whole schedule.
-    """
-
     minutes: Annotated[
-        Positive | None, about("Minutes of training instead of steps; warm-up and decay follow the clock.")
+        Positive | None,
+        about("Minutes of training instead of steps or epochs, shared by phases or seeds; the rate follows the clock."),
     ] = None
     extensions: list[Extension] = Field(default_factory=list)
 
-    @model_validator(mode="after")
-    def _extensions_fit(self) -> Self:
-        if self.minutes is not None and self.warmup_steps is not None:
-            raise ValueError(f"warmup_steps = {self.warmup_steps}: with training.minutes give training.warmup_share")
-        if self.minutes is not None and self.extensions:
-            raise ValueError(
-                f"minutes = {self.minutes:g}: this run was extended with --steps and goes by steps; leave --minutes out"
-            )
+    def resolved_warmup_steps(self) -> int:
+        """Return the warm-up steps: `warmup_steps`, or `warmup_share` of all that were first planned, rounded down."""
+        planned = self.extensions[0].steps if self.extensions else self.steps
+        return int(self.warmup_share * planned) if self.warmup_steps is None else self.warmup_steps
+
+    def refuse_contradictions(self, phase: Phase | None = None, place: str = "training") -> None:
+        """Raise ValueError for counts that do not go together, in this section or in a phase of it."""
+        own = set() if phase is None else phase.model_fields_set
+        both = self if phase is None else self.model_copy(update=phase.model_dump(exclude_none=True))
+
+        def key(name: str) -> str:
+            return f"{place if name in own else 'training'}.{name}"
+
+        for part, whole in (("warmup_steps", "steps"), ("micro_batch_size", "batch_size")):
+            count, limit = getattr(both, part), getattr(both, whole)
+            if None not in (count, limit) and count > limit:
+                raise ValueError(f"{key(part)} = {count}: it may not exceed {key(whole)} = {limit}")
+        if self.minutes is not None and both.warmup_steps is not None:
+            given = f"{key('warmup_steps')} = {both.warmup_steps}"
+            raise ValueError(f"{given}: with training.minutes give training.warmup_share")
         starts = [extension.at for extension in self.extensions]
-        if starts != sorted(set(starts)) or (starts and starts[-1] >= self.steps):
-            raise ValueError(f"extensions at {starts}: each begins after the one before and ends before training.steps")
-        return self
+        if self.minutes is not None and starts:
+            raise ValueError(
+                f"training.minutes = {self.minutes:g}: this run was extended with --steps and goes by steps; leave "
+                "--minutes out"
+            )
+        if starts != sorted(set(starts)) or (starts and starts[-1] >= (both.steps or MOST_STEPS)):
+            raise ValueError(
+                f"training.extensions at {starts}: each begins after the one before and ends before {key('steps')}"
+            )
 
 
 class Phase(Section):
@@ -246,16 +246,16 @@ class PretrainRecipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of weights, sampling, masks and dropout.")] = 0
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
-    training: PretrainTraining = PretrainTraining()
+    training: TrainingSection = TrainingSection()
     card: CardSection | None = None
     phases: list[Phase] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.phases and (self.training.minutes is not None or self.training.extensions):
-            raise ValueError("training.minutes and training.extensions are for runs without [[phases]]")
         for number, phase in enumerate(self.phases):
-            self.training.refuse_contradictions(phase, f"phases.{number}")
+            is_last = number == len(self.phases) - 1
+            training = self.training if is_last else self.training.model_copy(update={"extensions": []})
+            training.refuse_contradictions(phase, f"phases.{number}")
         if not self.phases:
             self.training.refuse_contradictions()
         if self.training.keep_best and self.data.held_out_share == 0.0:
@@ -280,13 +280,17 @@ class FinetuneTraining(TrainingSection):
     def with_steps(self, num_examples: int) -> TrainingSection:
         """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one.
 
-        Raises ConfigError when `warmup_steps` are more than that.
+        Raises ConfigError when `warmup_steps` are more than that, or an extension begins later.
         """
         steps = self.steps or max(1, int(num_examples / self.batch_size * self.epochs))
+        if self.minutes is not None:
+            steps = MOST_STEPS
         own = FinetuneTraining.model_fields.keys() - TrainingSection.model_fields.keys()
         counted = TrainingSection(steps=steps, **self.model_dump(exclude={"steps", *own}))
         if (warmup := counted.resolved_warmup_steps()) > steps:
             raise ConfigError(f"training.warmup_steps = {warmup}: {num_examples} examples give {steps} steps")
+        if self.extensions and (at := self.extensions[-1].at) >= steps:
+            raise ConfigError(f"training.extensions at {at}: {num_examples} examples give {steps} steps")
         return counted
 
 

@@ -325,7 +325,7 @@ def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path
     assert "verifying: identical to the bit" in said
     code, said = command(*start, "--resume", "--verify")
     assert code == 0
-    assert "no checkpoint to verify; `maskloom rerun` repeats a whole run" in said
+    assert "--verify is for runs under way, `maskloom rerun` repeats a whole run" in said
     monkeypatch.chdir(alone)  # where the file of labels is not to be found by its name
     code, said = command("rerun", tmp_path / "run", "--out", tmp_path / "again")
     assert code == 0, said

@@ -14,6 +14,7 @@ from maskloom.config import ConfigError, PretrainRecipe, load_recipe
 from maskloom.recipe_files import recipe_toml
 from maskloom.runs import extension
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.progress import SilentProgress
 from maskloom.runs.rerun import rerun
 from maskloom.training.events import read_events
 
@@ -32,6 +33,20 @@ def run(*arguments, code: int = 0) -> str:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert ended.returncode == code, ended.stderr
     return ended.stderr
+
+
+class Stop(SilentProgress):
+    """Breaks off a phase at one step, as a crash would."""
+
+    def __init__(self, phase: str, step: int) -> None:
+        self._phase, self._step, self._is_here = phase, step, False
+
+    def begin(self, what, total, done=0):
+        self._is_here = what.startswith(self._phase)
+
+    def advance(self, done, **figures):
+        if self._is_here and done == self._step:
+            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +93,8 @@ def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, tmp_p
     longer = recipe("training.steps=16")
     pretrain(longer, corpus=corpus, out=tmp_path / "whole", resume=True)
 
-    class Stop:
-        def begin(self, what, total, done=0): ...
-        def say(self, message): ...
-        def end(self): ...
-        def advance(self, done, **figures):
-            if done == 13:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop())
+        pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop("phase-1", 13))
     pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
@@ -112,10 +119,10 @@ def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypat
     planned = [setting for setting in SETTINGS if "warmup" not in setting] + ["training.warmup_share=0.9"]
     stored = load_recipe(PretrainRecipe, None, [*planned, "training.steps=20"])
     (tmp_path / "recipe.toml").write_text(recipe_toml(stored), encoding="utf-8")
-    monkeypatch.setattr(extension, "_newest_step", lambda out: 4)
+    monkeypatch.setattr(extension, "_last_step", lambda *_: 4)
     shortened = load_recipe(PretrainRecipe, None, [*planned, "training.steps=9"])
     with pytest.raises(ConfigError, match="--steps 9: the run warms up for 18 steps"):
-        extension.extended_recipe(shortened, tmp_path)
+        extension.extended_recipe(shortened, tmp_path, lambda chosen: chosen.training, {"phase-1": tmp_path})
 
 
 def test_epochs_are_refused_with_the_steps_that_make_them(corpus, tmp_path):
@@ -142,3 +149,64 @@ def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(corpus, tmp
         rerun(tmp_path / "run", out=tmp_path / "again")
     said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 9, code=3)
     assert "--steps: training.minutes = 0.02 decides" in said
+
+
+def in_phases(last: int) -> str:
+    return f"phases=[{{max_length=16, steps=6, learning_rate=2e-3}}, {{max_length=24, steps={last}}}]"
+
+
+def test_the_last_phase_of_a_run_is_extended_and_a_kill_changes_no_bit(corpus, tmp_path):
+    for out in ("whole", "cut"):
+        pretrain(recipe(in_phases(5)), corpus=corpus, out=tmp_path / out)
+    found = rates(tmp_path / "cut")
+    command = ("pretrain", "--corpus", corpus, "--resume", "--out")
+    said = run(*command, tmp_path / "whole", "--steps", 16)
+    assert "extended: planned for 5 steps, 10 from step 5 on" in said
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(recipe(in_phases(10)), corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop("phase-2", 9))
+    pretrain(recipe(in_phases(10)), corpus=corpus, out=tmp_path / "cut", resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    now = rates(tmp_path / "cut")
+    assert now[:11] == found
+    assert now[11:] == pytest.approx([0.0, 4 / 7 / 3, 3 / 7 * 2 / 3, 2 / 7, 1 / 7])
+    stored = load_recipe(PretrainRecipe, tmp_path / "cut" / "recipe.toml")
+    assert [phase.steps for phase in stored.phases] == [6, 10]
+    assert [(extension.at, extension.steps) for extension in stored.training.extensions] == [(5, 5)]
+    assert rerun(tmp_path / "cut", out=tmp_path / "again")["identical"]
+    said = run(*command, tmp_path / "cut", "--steps", 6, code=3)
+    assert "--steps 6: the phases before the last one have 6 steps" in said
+    said = run(*command, tmp_path / "cut", "--steps", 14, code=3)
+    assert f"8 steps of the last phase: {tmp_path / 'cut'} has made 10 steps already" in said
+    said = run(*command, tmp_path / "cut", "--set", "phases.0.steps=9", code=3)
+    assert "a resumed run keeps its recipe: phases.0.steps was 6, is 9" in said
+
+
+def test_a_last_phase_that_has_not_begun_just_takes_its_new_number_of_steps(corpus, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(recipe(in_phases(5)), corpus=corpus, out=tmp_path / "run", progress=Stop("phase-1", 5))
+    pretrain(recipe(in_phases(7)), corpus=corpus, out=tmp_path / "run", resume=True)
+    pretrain(recipe(in_phases(7)), corpus=corpus, out=tmp_path / "other")
+    assert weights(tmp_path / "run") == weights(tmp_path / "other")
+
+
+def test_phases_share_the_minutes_and_a_resume_goes_on_with_what_is_left(corpus, tmp_path):
+    by_clock = [setting for setting in SETTINGS if "warmup_steps" not in setting and "save_every" not in setting]
+    changes = [in_phases(6), "training.minutes=0.04", "training.save_every=2"]
+    timed = load_recipe(PretrainRecipe, None, [*by_clock, *changes])
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(timed, corpus=corpus, out=out, progress=Stop("phase-2", 4))
+    first = [event for event in read_events(out / "events.jsonl") if event.get("stage") == "phase-1"]
+    said = run("pretrain", "--corpus", corpus, "--out", out, "--resume")
+    assert "phase-2, length 24" in said
+    steps = [event for event in read_events(out / "events.jsonl") if event["event"] == "step"]
+    assert [event for event in steps if event["stage"] == "phase-1"] == [e for e in first if e["event"] == "step"]
+    for phase in ("phase-1", "phase-2"):
+        own = [fraction for event in steps if event["stage"] == phase for fraction in event["fractions_of_time"]]
+        assert own == sorted(own)
+        assert own[0] < 0.2 < own[-1]
+    assert weights(out)
+    said = run("pretrain", "--corpus", corpus, "--out", out, "--resume", "--steps", 40, code=3)
+    assert "--steps: training.minutes = 0.04 decides; give one of the two" in said
+    said = run("pretrain", "--corpus", corpus, "--out", out, "--resume", "--set", "phases.1.steps=9", code=3)
+    assert "a resumed run keeps its recipe: phases.1.steps was 6, is 9" in said

@@ -124,6 +124,29 @@ def test_counts_of_phases_are_held_against_the_phase_alone() -> None:
         load_recipe(PretrainRecipe, None, [phases, "training.steps=40", "training.warmup_steps=31"])
 
 
+
+def test_extensions_end_before_the_last_step_of_the_last_phase_or_of_the_counted_ones() -> None:
+    phases = "phases=[{max_length=64, steps=30}, {max_length=64, steps=20000}]"
+    planned = "training.extensions=[{at=12000, steps=12000}]"
+    assert load_recipe(PretrainRecipe, None, [phases, planned]).training.extensions[0].at == 12_000
+    with pytest.raises(ConfigError, match=r"training\.extensions at \[30\]: .* ends before phases\.0\.steps"):
+        load_recipe(PretrainRecipe, None, ["phases=[{max_length=64, steps=30}]", planned.replace("12000", "30")])
+    recipe = load_recipe(FinetuneRecipe, None, ["training.extensions=[{at=9, steps=9}]", "training.batch_size=4"])
+    assert recipe.training.with_steps(16).steps == 12
+    with pytest.raises(ConfigError, match=r"training\.extensions at 9: 12 examples give 9 steps"):
+        recipe.training.with_steps(12)
+
+
+def test_the_clock_takes_warm_up_as_a_share_and_no_extension() -> None:
+    for kind, key in ((PretrainRecipe, "training"), (FinetuneRecipe, "training"), (PretrainRecipe, "phases.0")):
+        changes = ["phases=[{max_length=64, steps=30}]"] if key == "phases.0" else []
+        said = rf"{key}\.warmup_steps = 3: with training\.minutes give training\.warmup_share"
+        with pytest.raises(ConfigError, match=said):
+            load_recipe(kind, None, [*changes, "training.minutes=2.0", f"{key}.warmup_steps=3"])
+    with pytest.raises(ConfigError, match=r"training\.minutes = 2: this run was extended with --steps"):
+        load_recipe(FinetuneRecipe, None, ["training.minutes=2.0", "training.extensions=[{at=9, steps=9}]"])
+
+
 @pytest.mark.parametrize("layers", [*LAYER_CHOICES, "0,1", "-1, -2", "12"])
 def test_every_choice_of_layers_is_a_recipes(layers: str) -> None:
     chosen = load_recipe(FinetuneRecipe, None, ["task=tagging", f'features.layers="{layers}"'])

@@ -115,7 +115,7 @@ def _problems_of_stop(running: Running, code: int, expected: int, folder: Path, 
     if says_how and "--resume" not in said:
         problems.append("it does not say how to go on")
     for path in (folder / RUN).rglob("step-*"):
-        if path.name[5:].isdigit() and "checkpoints.removed" not in path.parts and (problem := verify_checkpoint(path)):
+        if path.name[5:].isdigit() and (problem := verify_checkpoint(path)):
             problems.append(problem)
     end = time.monotonic() + 5.0
     while _group(running.pid) and time.monotonic() < end:

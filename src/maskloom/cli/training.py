@@ -39,7 +39,6 @@ from maskloom.cli.training_options import (
     SequenceLength,
     Size,
     Steps,
-    StepsOfPretraining,
 )
 
 
@@ -47,7 +46,7 @@ def pretrain(
     corpus: Annotated[Path, typer.Option("--corpus", help="A corpus folder.")],
     out: Out,
     size: Size = None,
-    steps: StepsOfPretraining = None,
+    steps: Steps = None,
     minutes: Minutes = None,
     batch_size: BatchSize = None,
     learning_rate: LearningRate = None,
@@ -102,6 +101,7 @@ def finetune(
     format_name: Format = None,
     epochs: Epochs = None,
     steps: Steps = None,
+    minutes: Minutes = None,
     batch_size: BatchSize = None,
     learning_rate: LearningRate = None,
     max_length: SequenceLength = None,
@@ -126,7 +126,8 @@ def finetune(
     from maskloom.config import FinetuneRecipe
 
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed, "restarts": restarts, "keep_restarts": keep_restarts or None}
+    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
+    flags |= {"restarts": restarts, "keep_restarts": keep_restarts or None}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
     look_first(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)

@@ -37,14 +37,13 @@ Overrides = Annotated[
         "--set", help="Override a recipe key, such as training.steps=1000. Repeatable.", autocompletion=complete_key
     ),
 ]
-Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Optimiser steps.")]
-StepsOfPretraining = Annotated[
+Steps = Annotated[
     int | None,
     typer.Option("--steps", min=1, help="Optimiser steps; with --resume another number extends or shortens the run."),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option("--minutes", help="Train for so many minutes instead of steps; the schedule follows the clock."),
+    typer.Option("--minutes", help="Train for so many minutes, not steps or epochs; the schedule follows the clock."),
 ]
 Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")]
 EpochsOfPretraining = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 Points = list[tuple[float, float]]
@@ -11,21 +12,18 @@ _MAX_POINTS = 200
 
 def in_one_count(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Count the steps of later phases of a pre-training on from those of the phases before."""
-    offset, last, stage, counted = 0, 0, None, []
-    for event in events:
-        if "stage" not in event:
-            continue
-        if event["stage"] != stage:
-            offset, last, stage = offset + last, 0, event["stage"]
-        last = max(last, event.get("step", 0))
-        counted.append({**event, "step": offset + event.get("step", 0)})
-    return counted
+    staged = [event for event in events if "stage" in event]
+    lasts: dict[str, int] = {}
+    for event in staged:
+        lasts[event["stage"]] = max(lasts.get(event["stage"], 0), event.get("step", 0))
+    offsets = dict(zip(lasts, accumulate(lasts.values(), initial=0), strict=False))
+    return [{**event, "step": offsets[event["stage"]] + event.get("step", 0)} for event in staged]
 
 
 def phase_marks(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
     """Mark where each phase after the first begins, in events of one count."""
-    ends = [event["step"] for event in events if event["event"] == "finished"]
-    return [(f"phase {number} from here", step) for number, step in enumerate(ends[:-1], start=2)]
+    ends = {event["stage"]: event["step"] for event in events if event["event"] == "finished"}
+    return [(f"phase {number} from here", step) for number, step in enumerate([*ends.values()][:-1], start=2)]
 
 
 def steps(events: Iterable[dict[str, Any]], *path: str) -> Points:

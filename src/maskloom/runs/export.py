@@ -26,7 +26,7 @@ from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretrain import heads_of
 from maskloom.runs.pretraining_plan import model_config
 from maskloom.runs.rerun_folders import is_search
-from maskloom.runs.run_folder import RECIPE, TASK, described, run_id
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, run_id
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
@@ -55,10 +55,10 @@ def export(
 
     By default it is the newest whole checkpoint; `step` names another that is there, `stage` a phase of pre-training
     ("phase-1") or a seed of fine-tuning ("seed-0"), and `best` takes the evaluation that did best: of fine-tuning on
-    dev, of pre-training with `training.keep_best`. A finished run without such a checkpoint gives its model, a finished
-    search that of its best trial. The run may go on meanwhile and may go on later. Raises ConfigError for other folders
-    of several runs, naming those that hold weights, and for a checkpoint that is not there, naming those that are;
-    DataError for damaged ones, and where vocabulary or base model are gone.
+    dev, of pre-training with `training.keep_best`. A finished fine-tuning gives its model, as a finished run without
+    checkpoints does, a finished search that of its best trial. The run may go on meanwhile and may go on later. Raises
+    ConfigError for other folders of several runs, naming those that hold weights, and for a checkpoint that is not
+    there, naming those that are; DataError for damaged ones, and where vocabulary or base model are gone.
     """
     run, out = Path(run), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -74,7 +74,8 @@ def export(
     if best:
         stage, step = _kept(run, found, stage)
     chosen, refused = _chosen(run, found, step, stage)
-    if chosen is None:
+    is_finished = not is_pretraining and step is None and stage is None and (run / METRICS).exists()
+    if chosen is None or is_finished:
         return _copied(run, out, found, step or stage)
     scores = _scores(run, chosen.stage).get(chosen.step, {})
     if isinstance(recipe, PretrainRecipe):

@@ -1,91 +1,99 @@
-"""Giving a run of pre-training another number of steps: its recipe then tells the whole schedule."""
+"""Giving a run another number of steps: its recipe then tells the whole schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from maskloom.config import ConfigError, DataError, Extension, PretrainRecipe, PretrainTraining, load_recipe
-from maskloom.runs.run_folder import RECIPE, run_id
+from maskloom.config import ConfigError, DataError, Extension, FinetuneRecipe, PretrainRecipe, TrainingSection
+from maskloom.foreign_files import read_json_object
+from maskloom.recipe_files import load_recipe
+from maskloom.runs.run_folder import METRICS, RECIPE, check_same_recipe, run_id
 from maskloom.training.checkpoints import check_checkpoint, step_folders
-from maskloom.training.schedules import extended_factor
 
-CHANGES = ("training.steps", "training.extensions")
-"""The keys of a recipe that an extension changes."""
+BEST_STEP = "best.json"
+"""The step of the best weights that a seed of fine-tuning keeps, beside its checkpoints."""
+
+RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 
 
-def extended_recipe(recipe: PretrainRecipe, out: Path) -> PretrainRecipe:
+def changes_of(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
+    """Return patterns of the keys that an extension changes, of phases the last one's; [] for a run by the clock."""
+    if recipe.training.minutes is not None:
+        return []
+    last = len(recipe.phases) - 1 if isinstance(recipe, PretrainRecipe) else -1
+    return ["training.steps", "training.epochs", "training.extensions*", f"phases.{last}.steps"]
+
+
+def extended_recipe(
+    recipe: RecipeT, out: Path, plan: Callable[[RecipeT], TrainingSection], checkpoints: Mapping[str, Path]
+) -> RecipeT:
     """Return a recipe as the run in `out` goes on with it: with the extensions that it has, and a new one if need be.
 
-    A recipe that asks for another number of steps than the run's own extends or shortens it from its newest whole
-    checkpoint on. Raises ConfigError when there is none, or when the run is beyond the new number of steps.
+    `plan` counts a recipe's steps; `checkpoints` are the folders of the last phase, or of all seeds, by stage. A recipe
+    that asks for another number of steps than the run's own extends or shortens it from the last step that one of these
+    has made. Raises ConfigError when the run is beyond the new number of steps, or the recipes differ in other keys.
     """
     if not (out / RECIPE).exists():
         return recipe
-    stored, training = load_recipe(PretrainRecipe, out / RECIPE), recipe.training
-    extensions, planned = stored.training.extensions, stored.training.steps
-    if training.steps != planned and not recipe.phases and training.minutes is None:
-        done = _newest_step(out)
-        if done == 0:
-            raise ConfigError(
-                f"{out}: it has no whole checkpoint, so that there is nothing to extend; begin a run with --steps "
-                f"{training.steps} in another --out"
-            )
-        if training.steps <= done:
-            raise ConfigError(
-                f"--steps {training.steps}: {out} has made {done} steps already; `maskloom export` makes a model of "
-                "any checkpoint"
-            )
-        first = extensions[0].steps if extensions else planned
-        warmup = training.model_copy(update={"steps": first}).resolved_warmup_steps()
-        if training.steps <= warmup:
-            raise ConfigError(
-                f"--steps {training.steps}: the run warms up for {warmup} steps, so it would end at a high learning "
-                "rate; `maskloom export` makes a model of any checkpoint"
-            )
-        for number, extension in enumerate(extensions):
-            if extension.at >= done:  # no step was made on it
-                extensions, planned = extensions[:number], extension.steps
-                break
-        extensions = [*extensions, Extension(at=done, steps=planned)]
-    return recipe.model_copy(update={"training": training.model_copy(update={"extensions": extensions})})
+    check_same_recipe(out, recipe, changes_of(recipe))
+    stored = load_recipe(type(recipe), out / RECIPE)
+    before, steps = plan(stored), plan(recipe).steps
+    extensions = before.extensions
+    if steps != before.steps:
+        done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())
+        if done or (out / METRICS).exists():
+            _refuse(_asked(recipe, steps), steps, done, before.resolved_warmup_steps(), out)
+        # what was planned when that step was made; on later plans no step was made
+        planned = next((later.steps for later in extensions if later.at >= done), before.steps)
+        extensions = [earlier for earlier in extensions if earlier.at < done]
+        extensions += [Extension(at=done, steps=planned)] if done else []
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"extensions": extensions})})
 
 
-def extension_line(training: PretrainTraining) -> str:
-    """Return what the last extension of a run makes of its learning rate."""
+def _refuse(asked: str, steps: int, done: int, warmup: int, out: Path) -> None:
+    """Raise ConfigError for a number of steps that a run cannot go on to."""
+    other = "`maskloom export` makes a model of any checkpoint"
+    if done == 0:
+        raise ConfigError(f"{asked}: the checkpoints of {out} are gone; begin another run, in another --out")
+    if steps <= done:
+        raise ConfigError(f"{asked}: {out} has made {done} steps already; {other}")
+    if steps <= warmup:
+        raise ConfigError(
+            f"{asked}: the run warms up for {warmup} steps, so it would end at a high learning rate; {other}"
+        )
+
+
+def extension_lines(training: TrainingSection) -> list[str]:
+    """Return what the last extension of a run makes of its learning rate; [] for a run that has none."""
+    if not training.extensions:
+        return []
     last = training.extensions[-1]
-    warmup = min(_first_warmup(training), training.steps - last.at)
-    return (
+    warmup = min(training.resolved_warmup_steps(), training.steps - last.at)
+    return [
         f"extended: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; within {warmup:,} "
         f"steps the learning rate goes on a line to that of a run of {training.steps:,} steps"
-    )
+    ]
 
 
-def factor_of(training: PretrainTraining) -> Callable[[int], float] | None:
-    """Return the factor on the peak learning rate of a run that was extended; None for one that was not."""
-    if not training.extensions:
-        return None
-    return partial(
-        extended_factor,
-        name=training.schedule,
-        warmup_steps=_first_warmup(training),
-        steps=training.steps,
-        extensions=[(extension.at, extension.steps) for extension in training.extensions],
-    )
+def _asked(recipe: PretrainRecipe | FinetuneRecipe, steps: int) -> str:
+    """Return the number of steps that a recipe asks for in the words of the flag for it."""
+    if isinstance(recipe, FinetuneRecipe) and recipe.training.steps is None:
+        return f"--epochs {recipe.training.epochs:g}, which are {steps} steps"
+    if isinstance(recipe, PretrainRecipe) and recipe.phases:
+        return f"{steps} steps of the last phase"
+    return f"--steps {steps}"
 
 
-def _first_warmup(training: PretrainTraining) -> int:
-    """Return the warm-up steps of the first plan, which extensions keep."""
-    return training.model_copy(update={"steps": training.extensions[0].steps}).resolved_warmup_steps()
-
-
-def _newest_step(out: Path) -> int:
-    own = run_id(out, "phase-1")
-    for folder in step_folders(out / "checkpoints" / "phase-1"):
+def _last_step(out: Path, stage: str, folder: Path) -> int:
+    """Return the last step that a stage is known to have made: of a whole checkpoint, or of its best weights."""
+    kept = folder.with_name(BEST_STEP)
+    best = read_json_object(kept)["step"] if kept.exists() else 0
+    for path in step_folders(folder):
         try:
-            check_checkpoint(folder, run=own)
+            check_checkpoint(path, run=run_id(out, stage))
         except DataError:
             continue
-        return int(folder.name.removeprefix("step-").partition(".")[0])
-    return 0
+        return max(best, int(path.name.removeprefix("step-").partition(".")[0]))
+    return best

@@ -16,6 +16,7 @@ from maskloom.files import write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
 from maskloom.launch import claim, is_restarted
+from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
@@ -23,6 +24,7 @@ from maskloom.runs.finetune_restarts import (
     epoch_steps,
     initial_model,
     plan_rows,
+    reopen_restarts,
     run_restart,
     summarise_restarts,
 )
@@ -30,7 +32,7 @@ from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import finetuning_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_folder import TASK, described, prepare_run_folder
+from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folder, seeds_of
 from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
@@ -121,24 +123,24 @@ def _finetune(
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
     sums = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
+    recipe = _extended(recipe, len(prepared.train), out) if resume else recipe
     settings = _settings(recipe, len(prepared.train))
     plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
-    continues = ranks.is_first and prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
-    if ranks.is_first:
-        claim(out)
-        write_json(out / TASK, _model_settings(recipe, prepared, reading))
-    if ranks.any_(continues and (out / "metrics.json").exists()):
+    ranks.barrier()  # all have read the recipe before the first one writes it
+    continues = ranks.is_first and _begin(out, recipe, prepared, reading, inputs, paths, resume)
+    if ranks.any_(continues and (out / METRICS).exists()):
         if ranks.is_first:
             _remove_best_weights(out)
         progress.say(f"{out} is complete; nothing is left to do{VERIFY_FINISHED if verify else ''}")
-        return read_json_object(out / "metrics.json")
+        return read_json_object(out / METRICS)
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
-    for line in [about, *finetuning_lines(recipe, settings, prepared.train), *prepared.account["notes"]]:
+    about_task = finetuning_lines(recipe, settings, prepared.train)
+    for line in [about, *about_task, *extension_lines(settings), *prepared.account["notes"]]:
         progress.say(line)
     own = {"group_by_length": recipe.training.group_by_length, "patience": recipe.training.patience}
     plan = replace(plan, **own, folder=out, verify=verify)
@@ -154,9 +156,38 @@ def _finetune(
         _write_models(out, recipe, prepared, results, result, source, tokenizer)
     if recipe.tune_on_dev:
         result["tuned"] = {"fitted_on": str(dev), **tune_folder(out / "model", prepared.dev)}
-    write_json(out / "metrics.json", result)
+    write_json(out / METRICS, result)
     _remove_best_weights(out)
     return result
+
+
+def _extended(recipe: FinetuneRecipe, num_units: int, out: Path) -> FinetuneRecipe:
+    folders = {f"seed-{seed}": out / "restarts" / f"seed-{seed}" / "checkpoints" for seed in seeds_of(recipe)}
+    return extended_recipe(recipe, out, lambda chosen: _settings(chosen, num_units), folders)
+
+
+def _begin(
+    out: Path,
+    recipe: FinetuneRecipe,
+    prepared: _Prepared,
+    reading: ReadingOptions,
+    inputs: dict[str, Any],
+    paths: dict[str, Path],
+    resume: bool,
+) -> bool:
+    """Make the run's folder, or check that it holds this run, and return whether it goes on."""
+    continues = prepare_run_folder(
+        out,
+        recipe,
+        inputs=inputs,
+        paths=paths,
+        resume=resume,
+        may_change=changes_of(recipe),
+        before_change=lambda: reopen_restarts(out, recipe),
+    )
+    claim(out)
+    write_json(out / TASK, _model_settings(recipe, prepared, reading))
+    return continues
 
 
 def _remove_best_weights(out: Path) -> None:
@@ -173,7 +204,7 @@ def _run_restarts(
     One seed that fails does not take the others with it; raises NumericalError when none is left.
     """
     results, failures = [], {}
-    for seed in range(recipe.seed, recipe.seed + recipe.restarts):
+    for seed in seeds_of(recipe):
         try:
             results.append(run_restart(plan, seed, out / "restarts" / f"seed-{seed}", log, progress, ranks))
         except NumericalError as error:
@@ -295,10 +326,13 @@ def _account(
 def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
     """Count the steps; evaluate after each epoch and save when evaluating unless the recipe says otherwise.
 
-    An epoch is a pass over all units: examples, or windows of questions, sentences and documents.
+    An epoch is a pass over all units: examples, or windows of questions, sentences and documents. By the clock every
+    seed has its share of the time, and the budget tells when to evaluate and save.
     """
     batch_size = min(recipe.training.batch_size, num_units)
     settings = recipe.training.model_copy(update={"batch_size": batch_size}).with_steps(num_units)
+    if settings.minutes is not None:
+        return settings.model_copy(update={"minutes": settings.minutes / recipe.restarts})
     every = settings.evaluate_every or min(epoch_steps(num_units, batch_size), settings.steps)
     return settings.model_copy(update={"evaluate_every": every, "save_every": settings.save_every or every})
 
@@ -351,7 +385,6 @@ def _write_models(
         card = finetuning_card(recipe, what=what, scores=restart["best"]["scores"], base=source, dev=dev)
         wanted = {out / "model": seed == result["best_seed"], folder / "model": recipe.keep_restarts}
         for final in (path for path, is_wanted in wanted.items() if is_wanted):
-            if not final.exists():
-                write_model_folder(final, folder / "best", tokenizer, card, settings=settings)
+            write_model_folder(final, folder / "best", tokenizer, card, settings=settings)
         if recipe.keep_restarts and recipe.tune_on_dev:
             tune_folder(folder / "model", prepared.dev)

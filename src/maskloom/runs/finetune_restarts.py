@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import TrainingSection
+from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
 from maskloom.data.rank_rows import rows_of_rank
-from maskloom.files import write_json
+from maskloom.files import copy_files, replacing_folder, write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.progress import Progress
-from maskloom.runs.run_folder import run_id
+from maskloom.runs.run_folder import METRICS, run_id
 from maskloom.runs.start_summary import step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.evaluation import evaluate_task
 from maskloom.tasks.task import Task
+from maskloom.training.checkpoints import drop_old_checkpoints
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.session import TrainingSession
 
 _RESULT = "result.json"
-_REMOVED = "checkpoints.removed"
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,10 @@ def run_restart(
     """Fine-tune from one seed and return its scores; the weights that scored best on dev lie in `folder/best`.
 
     A restart whose result is already in `folder` is not run again; one that was interrupted goes on from its newest
-    checkpoint, to the same weights as if it had not been. Of several ranks the first returns the scores.
+    checkpoint, to the same weights as if it had not been. The last checkpoint of one that has ended stays, so
+    that it can be extended. Of several ranks the first returns the scores.
     """
     if ranks.any_(ranks.is_first and (folder / _RESULT).exists()):
-        if ranks.is_first:
-            _remove_checkpoints(folder)
         return read_json_object(folder / _RESULT)
     settings = plan.settings
     model = initial_model(plan, seed)
@@ -90,28 +88,45 @@ def run_restart(
         verify_resuming(session)
     start = session.resume()
     log.forget_after(session.name, start)
-    progress.begin(f"fine-tuning, seed {seed}", settings.steps, start)
+    steps = settings.steps if settings.minutes is None else 0  # unknown
+    progress.begin(f"fine-tuning, seed {seed}", steps, start)
     started = time.perf_counter()
     session.run()
     progress.end()
-    if state.step < settings.steps:
-        text = f"seed {seed} ends at step {state.step} of {settings.steps}: no better {plan.task.primary} on dev"
+    if ranks.is_first and state.step < settings.steps and watch.is_enough():
+        text = f"seed {seed} ends at step {state.step}: no better {plan.task.primary} on dev"
         progress.say(f"{text} in {plan.patience} evaluations (training.patience)")
     result = {"seed": seed, "steps": state.step, **watch.memory}
     if not ranks.is_first:
         return result
     log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
     write_json(folder / _RESULT, result)
-    _remove_checkpoints(folder)
+    drop_old_checkpoints(folder / "checkpoints", state.step, 1, ())
     return result
 
 
-def _remove_checkpoints(folder: Path) -> None:
-    """Remove what a finished restart needs no more; a stop on the way leaves nothing that is named as a checkpoint."""
-    with suppress(OSError):
-        (folder / "checkpoints").rename(folder / _REMOVED)
-    for name in (_REMOVED, "checkpoints"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
+    """Let the seeds that have ended go on, with the best weights of a finished run out of its model folders.
+
+    A kill on the way harms nothing. Raises ConfigError where patience ended all seeds, as more steps change nothing.
+    """
+    found = {path.parent: read_json_object(path) for path in out.glob(f"restarts/seed-*/{_RESULT}")}
+    planned = recipe.training.extensions[-1].steps if recipe.training.extensions else 0
+    if len(found) == recipe.restarts and all(result["steps"] < planned for result in found.values()):
+        raise ConfigError(
+            f"{out}: dev got no better in {recipe.training.patience} evaluations (training.patience), which more steps "
+            "do not change; begin another run with more patience, in another --out"
+        )
+    best_seed = read_json_object(out / METRICS)["best_seed"] if (out / METRICS).exists() else None
+    for folder, result in found.items():
+        model = out / "model" if result["seed"] == best_seed else folder / "model"
+        if result["seed"] == best_seed and not model.exists():
+            raise ConfigError(f"{model} is gone, the best weights so far; begin another run, in another --out")
+        if model.exists() and not (folder / "best").exists():
+            with replacing_folder(folder / "best") as kept:
+                copy_files(model, kept)
+    for folder in found:
+        (folder / _RESULT).unlink()
 
 
 def plan_rows(settings: TrainingSection, ranks: Ranks) -> slice:
@@ -191,6 +206,7 @@ class _DevWatch:
         }
         best = self.memory.get("best")
         if best is None or outcome.scores[plan.task.primary] > best["scores"][plan.task.primary]:
+            write_json(self._folder / BEST_STEP, {"step": step})  # before: an extension begins no earlier
             save_model(model, self._folder / "best", extra_config=plan.task.published_config)
             self.memory["best"] = entry
         self.memory["last"] = entry

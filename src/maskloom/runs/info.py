@@ -7,6 +7,7 @@ from typing import Any
 
 from maskloom.config import DataError
 from maskloom.foreign_files import read_json, read_json_object
+from maskloom.recipe_files import read_toml
 from maskloom.runs.run_folder import RECIPE
 
 
@@ -42,6 +43,11 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
 
 def _describe_run(folder: Path) -> dict[str, Any]:
     info: dict[str, Any] = {"kind": "run", "recipe": str(folder / RECIPE)}
+    training = read_toml(folder / RECIPE).get("training", {})
+    if "minutes" in training:
+        info["minutes"] = training["minutes"]
+    if plans := training.get("extensions"):
+        info["extended"] = [f"at step {plan['at']}, planned for {plan['steps']}" for plan in plans]
     if (folder / "run.json").exists():
         info |= read_json_object(folder / "run.json")
     checkpoints = sorted(path.name for path in (folder / "checkpoints").rglob("step-*") if path.is_dir())

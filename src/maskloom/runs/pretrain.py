@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config
-from maskloom.config import PretrainingData, PretrainRecipe, PretrainTraining, TrainingSection
+from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus
 from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
@@ -29,13 +29,13 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.adaptation import check_vocabulary, metrics_before, new_parts
 from maskloom.runs.best_checkpoint import write_best_model
-from maskloom.runs.extension import CHANGES, extended_recipe, extension_line, factor_of
+from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import pretraining_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_folder import prepare_run_folder, run_id
+from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
 from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
@@ -45,7 +45,6 @@ from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
 from maskloom.training.run_log import check_log_targets, open_run_log
 from maskloom.training.session import TrainingSession
-from maskloom.training.time_budget import TimeBudget
 
 _EVALUATION_BATCH = 64
 
@@ -92,7 +91,10 @@ def _pretrain(
     check_model(recipe, None if init is None else BertConfig.from_published(read_config(init), str(init)))
     opened = Corpus.open(corpus)
     resume = resume or is_restarted(out)
-    recipe = extended_recipe(recipe, out) if resume else recipe
+    if resume:
+        last = phase_plans(recipe)[-1].name
+        folders = {last: out / "checkpoints" / last}
+        recipe = extended_recipe(recipe, out, lambda chosen: phase_plans(chosen)[-1].training, folders)
     plans = phase_plans(recipe)
     for plan in plans:
         _rows(plan, ranks)
@@ -101,15 +103,13 @@ def _pretrain(
     inputs = {"corpus": opened.fingerprint, "init_model": init and fingerprint(*model_files(init))}
     if ranks.is_first:
         paths = {"corpus": opened.folder, "init": init}
-        prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=CHANGES)
+        prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
         claim(out)
     ranks.barrier()
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
-    for sentence in left_aside(recipe, has_init=init is not None):
+    for sentence in [*left_aside(recipe, has_init=init is not None), *extension_lines(plans[-1].training)]:
         progress.say(sentence)
-    if recipe.training.extensions:
-        progress.say(extension_line(recipe.training))
     train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
@@ -150,7 +150,7 @@ def _write_results(
     if recipe.training.keep_best:
         step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
         progress.say("no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}")
-    write_json(out / "metrics.json", metrics)
+    write_json(out / METRICS, metrics)
 
 
 def _rows(plan: PhasePlan, ranks: Ranks) -> slice:
@@ -229,7 +229,7 @@ def _run_phase(
 ) -> dict[str, Any]:
     """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
     train, held_out = documents
-    settings, budget = plan.training, _budget(plan.training, ranks)
+    settings = plan.training
     loader = corpus_loader(corpus, train, plan.data, settings.batch_size, recipe.seed, rows=_rows(plan, ranks))
     objective = MaskedLanguageModeling(next_sentence=plan.data.next_sentence)
     state = TrainState.fresh(model, settings)
@@ -257,8 +257,6 @@ def _run_phase(
             ranks=ranks,
             run_id=run_id(out, plan.name),
             score=lambda metrics: -metrics.get("mlm_loss", math.nan),
-            factor=factor_of(settings),
-            budget=budget,
         )
         if verify:
             verify_resuming(session)
@@ -267,7 +265,7 @@ def _run_phase(
         if start == 0 and ranks.is_first:
             _tell(plan, loader, log, progress)
         started = time.perf_counter()
-        steps = settings.steps if budget is None else 0  # unknown
+        steps = settings.steps if settings.minutes is None else 0  # unknown
         progress.begin(f"{plan.name}, length {plan.data.max_length}", steps, start)
         session.run()
         progress.end()
@@ -288,14 +286,7 @@ def _figures(report: StepReport) -> dict[str, float]:
     return {**report.losses, "tokens_per_s": report.num_tokens / report.seconds}
 
 
-def _budget(settings: PretrainTraining, ranks: Ranks) -> TimeBudget | None:
-    if settings.minutes is None:
-        return None
-    share = settings.warmup_share
-    return TimeBudget(60.0 * settings.minutes, schedule=settings.schedule, warmup_share=share, ranks=ranks)
-
-
-def _with_defaults(settings: PretrainTraining) -> TrainingSection:
+def _with_defaults(settings: TrainingSection) -> TrainingSection:
     """Evaluate and save ten times in a run unless the recipe says otherwise; by the clock the budget tells when."""
     if settings.minutes is not None:
         return settings

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from maskloom.config import (
-    ConfigError,
-    ModelSection,
-    PretrainingData,
-    PretrainRecipe,
-    PretrainTraining,
-    TrainingSection,
-)
+from maskloom.config import MOST_STEPS, ConfigError, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.models.bert_config import BertConfig
 
 # So large that no id of a special token is refused before the corpus tells its own number.
 _ANY_VOCABULARY = 10_000_000
-
-
-MOST_STEPS = 10**12
-"""The number of steps of a run that the clock ends."""
 
 
 @dataclass(frozen=True)
@@ -28,22 +17,30 @@ class PhasePlan:
 
     name: str
     data: PretrainingData
-    training: PretrainTraining
+    training: TrainingSection
 
 
 def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
-    """Return the phases of a recipe; without a [[phases]] table there is one, of the recipe's own length and steps."""
-    if recipe.training.minutes is not None:
-        return [PhasePlan("phase-1", recipe.data, recipe.training.model_copy(update={"steps": MOST_STEPS}))]
+    """Return the phases of a recipe; without a [[phases]] table there is one, of the recipe's own length and steps.
+
+    Phases share the minutes of a run as they share its tokens. An extension is of the last one.
+    """
+    training, minutes = recipe.training, recipe.training.minutes
+    by_clock = {} if minutes is None else {"steps": MOST_STEPS}
     if not recipe.phases:
-        return [PhasePlan("phase-1", recipe.data, recipe.training)]
+        return [PhasePlan("phase-1", recipe.data, training.model_copy(update=by_clock))]
     plans = []
+    tokens = [phase.steps * (phase.batch_size or training.batch_size) * phase.max_length for phase in recipe.phases]
     for number, phase in enumerate(recipe.phases, start=1):
-        given = phase.model_dump(exclude_none=True, exclude={"max_length"})
+        given = phase.model_dump(exclude_none=True, exclude={"max_length"}) | by_clock
+        if minutes is not None:
+            given["minutes"] = minutes * tokens[number - 1] / sum(tokens)
+        if number < len(recipe.phases):
+            given["extensions"] = []
         # A cap on predictions is tied to the length that it was given for; at other lengths the rate alone counts.
         cap = recipe.data.max_predictions if phase.max_length == recipe.data.max_length else None
         data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions": cap})
-        plans.append(PhasePlan(f"phase-{number}", data, recipe.training.model_copy(update=given)))
+        plans.append(PhasePlan(f"phase-{number}", data, training.model_copy(update=given)))
     return plans
 
 

@@ -71,19 +71,19 @@ def rerun(
     _check_machine(run, content, progress)
     paths = _checked_paths(run, content)
     torch.set_num_threads(content["hardware"]["threads"])
-    if kind == "pretrain":
-        recipe = load_recipe(PretrainRecipe, run / RECIPE)
-        if recipe.training.minutes is not None:
-            raise ConfigError(
-                f"{run}: its learning rate followed the clock (training.minutes), so no rerun gives the same bits; "
-                "events.jsonl tells the share of the time that was used at every step"
-            )
+    recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
+    if recipe.training.minutes is not None:
+        raise ConfigError(
+            f"{run}: its learning rate followed the clock (training.minutes), so no rerun gives the same bits; "
+            "events.jsonl tells the share of the time that was used at every step"
+        )
+    if isinstance(recipe, PretrainRecipe):
         pretrain(recipe, corpus=paths["corpus"], init=paths.get("init"), out=out, resume=resume, progress=progress)
     else:
         inputs = content["inputs"]
         reading = ReadingOptions(**inputs["reading"])
         finetune(
-            load_recipe(FinetuneRecipe, run / RECIPE),
+            recipe,
             model=paths["model"],
             train=paths["train"],
             dev=paths["dev"],

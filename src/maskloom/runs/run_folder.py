@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,8 @@ from maskloom.launch import num_processes
 from maskloom.runs.run_lock import LOCK
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"
+METRICS = "metrics.json"
+"""What a run of training came to; there when it is finished."""
 TASK = "task.json"
 """What fine-tuning keeps beside each model of a run: labels, settings, columns, length."""
 # What a run that was killed in its first moment leaves in its folder, recipe.toml being written last.
@@ -46,13 +48,15 @@ def prepare_run_folder(
     resume: bool,
     paths: Mapping[str, Path | None] | None = None,
     may_change: Collection[str] = (),
+    before_change: Callable[[], object] = lambda: None,
 ) -> bool:
     """Create a run's folder, or check that an existing one holds the same run; return True when it is continued.
 
     `inputs` are fingerprints of what the run reads, `paths` where it found that. The caller holds the folder's lock, so
-    what a killed process was writing is removed. Keys of the recipe in `may_change` may differ, and are written anew.
-    Raises ConfigError when the folder holds a run and `resume` is off, or when other keys or inputs differ from those
-    that the folder was started with. Raises DataError for a path that is not UTF-8.
+    what a killed process was writing is removed. Keys of the recipe that fit a pattern of `may_change` may differ: the
+    run is no longer finished then, which `before_change` prepares, and the recipe is written anew. Raises ConfigError
+    when the folder holds a run and `resume` is off, or when other keys or inputs differ from those it was started with.
+    Raises DataError for a path that is not UTF-8.
     """
     places = {name: path.resolve() for name, path in (paths or {}).items() if path is not None}
     for place in (out, *places.values()):
@@ -60,9 +64,12 @@ def prepare_run_folder(
     if (out / RECIPE).exists():
         if not resume:
             raise ConfigError(f"{out} already holds a run; continue it with --resume or choose another --out")
-        has_changed = _check_same(out, recipe, inputs, may_change)
+        has_changed = check_same_recipe(out, recipe, may_change)
+        _check_inputs(out, inputs)
         _remove_half_written(out)
         if has_changed:
+            before_change()
+            (out / METRICS).unlink(missing_ok=True)
             write_text(out / RECIPE, recipe_toml(recipe))
         return True
     if out.exists() and (not out.is_dir() or not all(_is_of_a_start(path.name) for path in out.iterdir())):
@@ -72,7 +79,7 @@ def prepare_run_folder(
         "id": hashlib.sha256(json.dumps([recipe_text, inputs], sort_keys=True).encode()).hexdigest(),
         "inputs": inputs,
         "paths": {name: str(place) for name, place in places.items()},
-        "seeds": _seeds(recipe),
+        "seeds": seeds_of(recipe),
         **environment(),
     }
     out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +115,8 @@ def _is_of_a_start(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_A_START)
 
 
-def _seeds(recipe: Section) -> list[int]:
+def seeds_of(recipe: Section) -> list[int]:
+    """Return the seeds that a recipe trains from."""
     first = getattr(recipe, "seed", 0)
     return list(range(first, first + getattr(recipe, "restarts", 1)))
 
@@ -158,25 +166,30 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _check_same(out: Path, recipe: Section, inputs: dict[str, Any], may_change: Collection[str]) -> bool:
-    """Return whether keys differ that may; raises ConfigError for others."""
+def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:
+    """Return whether keys differ from those of the run in `out` that may differ; raises ConfigError for others."""
     stored = load_recipe(type(recipe), out / RECIPE)
     before, now = flat(stored.model_dump()), flat(recipe.model_dump())
     keys = sorted((before.keys() | now.keys()) - _FREE)
     changed = [key for key in keys if before.get(key) != now.get(key)]
-    differing = [key for key in changed if key not in may_change]
+    differing = [key for key in changed if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
         raise ConfigError(f"{out}: a resumed run keeps its recipe: {changes}")
+    return bool(changed)
+
+
+def _check_inputs(out: Path, inputs: dict[str, Any]) -> None:
     known = described(out)["inputs"]
     for name, value in inputs.items():
         if name in known and known[name] != value:
             raise ConfigError(f"{out}: the run was started with {name} {known.get(name)!r}, this one is {value!r}")
-    return bool(changed)
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one, with the keys joined by dots."""
+    """Return nested tables, and lists of tables, as one, with the keys joined by dots."""
+    if isinstance(values, list) and values and all(isinstance(item, dict) for item in values):
+        values = {str(number): item for number, item in enumerate(values)}
     if isinstance(values, dict):
         return {
             k: v for name, item in values.items() for k, v in flat(item, f"{prefix}.{name}" if prefix else name).items()

@@ -253,6 +253,8 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
             metric=setup.metric,
             progress=setup.progress,
         )
+        for checkpoints in folder.glob("restarts/*/checkpoints"):  # trials are not extended
+            shutil.rmtree(checkpoints, ignore_errors=True)
     except (Interrupted, DataError, OSError):
         raise  # data and disk are the same for every trial
     except Exception as error:

@@ -121,7 +121,10 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
             if not isinstance(target, dict):
                 raise ConfigError(f"{source}: {key:.200}: {parent!r:.60} is a value, not a section")
         target[last] = value
-    return validate_recipe(FinetuneRecipe, values, source=source)
+    recipe = validate_recipe(FinetuneRecipe, values, source=source)
+    if recipe.training.minutes is not None:
+        raise ConfigError(f"{source}: training.minutes: trials count epochs or steps, so that each can be repeated")
+    return recipe
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

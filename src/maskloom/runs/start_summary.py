@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, PretrainTraining, TrainingSection
+from maskloom.config import MOST_STEPS, FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
 from maskloom.data.pretraining_loader import PretrainingAccount
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.runs.pretraining_plan import MOST_STEPS, PhasePlan
+from maskloom.runs.pretraining_plan import PhasePlan
 from maskloom.runs.progress import Progress
 from maskloom.tasks.encoding import EncodedData
 from maskloom.training.loop import StepReport
@@ -58,10 +58,20 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     num_units = len(data)
     unit = "examples" if num_units == data.num_examples else "windows"
     epochs = settings.steps * settings.batch_size / max(1, num_units)
+    steps, whole = f"{settings.steps:,} steps", f"{epochs:.3g} epochs"
+    lines = []
+    if (minutes := recipe.training.minutes) is not None:
+        steps, whole, plain = f"{minutes:g} minutes, in steps", "epochs", FinetuneTraining()
+        lines = [
+            f"training.{name} = {value}: left aside, the clock ends the run (training.minutes)"
+            for name, value in (("steps", recipe.training.steps), ("epochs", recipe.training.epochs))
+            if value != getattr(plain, name)
+        ]
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
     return [
-        f"task: {recipe.task}; {settings.steps:,} steps of {settings.batch_size} {unit}: {epochs:.3g} epochs of "
-        f"{num_units:,} {unit} up to {recipe.data.max_length} tokens{seeds}",
+        *lines,
+        f"task: {recipe.task}; {steps} of {settings.batch_size} {unit}: {whole} of {num_units:,} "
+        f"{unit} up to {recipe.data.max_length} tokens{seeds}",
         _optimisation(settings),
         *default_lines(recipe),
     ]
@@ -74,9 +84,10 @@ def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
     if isinstance(recipe, PretrainRecipe):
         own = [phase.model_fields_set for phase in recipe.phases]
         keys = [name for name in keys if not own or not all(name in given for given in own)]
-        keys = [name for name in keys if name != "steps" or recipe.training.minutes is None]
     elif training.steps is not None:
         keys = [name for name in keys if name != "epochs"]
+    if training.minutes is not None:
+        keys = [name for name in keys if name not in ("steps", "epochs")]
     values = [f"training.{name} = {getattr(training, name)}" for name in keys if getattr(training, name) is not None]
     if "max_length" not in recipe.data.model_fields_set and not getattr(recipe, "phases", None):
         values.append(f"data.max_length = {recipe.data.max_length}")
@@ -85,7 +96,7 @@ def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
 
 def _optimisation(training: TrainingSection) -> str:
     warmup = f"{training.resolved_warmup_steps():,} steps"
-    if isinstance(training, PretrainTraining) and training.minutes is not None:
+    if training.minutes is not None:
         warmup = f"{training.warmup_share:.0%} of the time"
     return f"learning rate {training.learning_rate:g} after {warmup} of warm-up, then falling to 0"
 

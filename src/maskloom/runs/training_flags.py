@@ -46,8 +46,8 @@ def recipe_of_run(
 ) -> RecipeT:
     """Return a recipe given as a file, by name or as values, with changes and then flags applied.
 
-    Without one, a run that resumes in the folder `resumes` takes its own. Raises ConfigError for what is wrong in it,
-    and for a flag that would change nothing.
+    Without one, a run that resumes in the folder `resumes` takes its own. `--steps` then counts all phases, and changes
+    the last one. Raises ConfigError for what is wrong in it, and for a flag that would change nothing.
     """
     if given is None and resumes is not None and (resumes / RECIPE).exists():
         given = resumes / RECIPE
@@ -58,6 +58,15 @@ def recipe_of_run(
             "recipe: a TOML file, the name of a shipped recipe or values by key are expected; this is "
             f"{type(given).__name__}"
         )
+    if resumes is not None and flags.get("minutes") is None:
+        changes = ["training.extensions=[]", *changes]  # the run's own hold, whatever the steps are now
+        started = load_recipe(kind, given, changes)
+        phases = getattr(started, "phases", []) if started.training.minutes is None else []
+        if phases and (steps := flags.get("steps")):
+            left = steps - sum(phase.steps for phase in phases[:-1])
+            if left < 1:
+                raise ConfigError(f"--steps {steps}: the phases before the last one have {steps - left} steps")
+            changes, flags = [*changes, f"phases.{len(phases) - 1}.steps={left}"], {**flags, "steps": None}
     recipe = load_recipe(kind, given, [*changes, *flag_changes(flags)], check=check)
     check_flags(recipe, flags)
     return recipe
@@ -78,12 +87,12 @@ def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None]) -> 
 def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) -> None:
     """Raise ConfigError for a given flag that would change nothing, because the recipe decides it elsewhere."""
     given = {name for name, value in flags.items() if value is not None}
+    if (minutes := recipe.training.minutes) is not None and (names := sorted(given & {"steps", "epochs"})):
+        raise ConfigError(f"--{names[0]}: training.minutes = {minutes:g} decides; give one of the two")
     if isinstance(recipe, FinetuneRecipe):
         if "epochs" in given and recipe.training.steps is not None:
             raise ConfigError(f"--epochs: training.steps = {recipe.training.steps} decides; give one of the two")
         return
-    if "steps" in given and recipe.training.minutes is not None:
-        raise ConfigError(f"--steps: training.minutes = {recipe.training.minutes:g} decides; give one of the two")
     for number, phase in enumerate(recipe.phases):
         for name in sorted(given & phase.model_fields_set):
             key = f"phases.{number}.{name}"

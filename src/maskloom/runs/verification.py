@@ -21,8 +21,8 @@ from maskloom.training.loop import StepReport
 from maskloom.training.session import TrainingSession
 
 _SHOWN = 4
-# Fine-tuning drops its checkpoints when a seed is done.
-VERIFY_FINISHED = ", and no checkpoint to verify; `maskloom rerun` repeats a whole run"
+# What a finished fine-tuning answers to --verify.
+VERIFY_FINISHED = "; --verify is for runs under way, `maskloom rerun` repeats a whole run"
 
 
 class ReplayDiffersError(Exception):

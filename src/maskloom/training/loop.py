@@ -18,7 +18,7 @@ from maskloom.objectives.objective import Objective, SummedObjective
 from maskloom.training.memory import give_up_kernels, is_out_of_memory, release_cached_memory
 from maskloom.training.optimizers import make_optimizer, rate_of
 from maskloom.training.ranks import ONE_RANK, Ranks
-from maskloom.training.schedules import make_schedule
+from maskloom.training.schedules import factor_of
 
 NextBatch = Callable[[dict[str, int]], tuple[Any, dict[str, int]]]
 
@@ -110,8 +110,7 @@ def train_steps(
     With several `ranks`, `next_batch` gives each its part of the batch, all of one number of micro-batches.
     """
     model, optimizer = state.model, state.optimizer
-    if factor is None:
-        factor = make_schedule(settings.schedule, warmup_steps=settings.resolved_warmup_steps(), steps=settings.steps)
+    factor = factor or factor_of(settings)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     while state.step < settings.steps:
         started = time.perf_counter()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
+from maskloom.config import TrainingSection
+
 Name = Literal["linear", "google"]
 
 
@@ -57,6 +59,15 @@ def extended_factor(
         return factor
     start = before(at)
     return start + (factor - start) * (step - at) / length
+
+
+def factor_of(settings: TrainingSection) -> Callable[[int], float]:
+    """Return the factor on the peak learning rate at each step, of a run that was extended or not."""
+    name, steps, warmup_steps = settings.schedule, settings.steps, settings.resolved_warmup_steps()
+    extensions = [(extension.at, extension.steps) for extension in settings.extensions]
+    if not extensions:
+        return make_schedule(name, warmup_steps=warmup_steps, steps=steps)
+    return partial(extended_factor, name=name, warmup_steps=warmup_steps, steps=steps, extensions=extensions)
 
 
 def clock_factor(fraction: float, *, name: Name, warmup_share: float) -> float:

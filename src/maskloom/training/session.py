@@ -52,8 +52,8 @@ class TrainingSession:
     checkpoint and restored on resume (the best score so far, say). With several `ranks` each runs its own session;
     they stop together, and only the first logs, speaks and saves. Where `settings.keep_best` says so, the checkpoint
     whose metrics have the highest `score` is kept beside the newest. `run_id` tells this run's checkpoints from others.
-    Before its last step a session ends when the first rank's `is_enough` says so after an evaluation, or when `budget`
-    is used up, which then also tells the learning rate; else `factor` does, by default as `settings` say.
+    Before its last step a session ends when the first rank's `is_enough` says so after an evaluation, or when the time
+    of `settings.minutes` is used up; the clock then also tells the learning rate.
     """
 
     state: TrainState
@@ -72,18 +72,24 @@ class TrainingSession:
     ranks: Ranks = ONE_RANK
     score: Callable[[dict[str, float]], float] | None = None
     run_id: str | None = None
-    factor: Callable[[int], float] | None = None
-    budget: TimeBudget | None = None
     is_enough: Callable[[], bool] | None = None
+    budget: TimeBudget | None = field(default=None, init=False)
     _evaluation_is_due: bool = field(default=False, init=False)
     _has_ended: bool = field(default=False, init=False)
     _begins_part: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Begin to count what goes wrong."""
-        self._bad_steps, self._watch = BadSteps(self.settings), LossWatch()
+        settings = self.settings
+        self._bad_steps, self._watch = BadSteps(settings), LossWatch()
         self._told_size: int | None = None
         self._released = time.monotonic()
+        self._ends = {settings.steps, *(plan.at for plan in settings.extensions if plan.at == plan.steps)}
+        if settings.minutes is not None:
+            share = settings.warmup_share
+            self.budget = TimeBudget(
+                60.0 * settings.minutes, schedule=settings.schedule, warmup_share=share, ranks=self.ranks
+            )
 
     def resume(self) -> int:
         """Load the newest whole checkpoint, if any, and return the step to continue from; refused ones are named."""
@@ -150,7 +156,7 @@ class TrainingSession:
             settings=self.settings,
             seed=self.seed,
             ranks=self.ranks,
-            factor=self.factor if self.budget is None else self.budget.factor,
+            factor=None if self.budget is None else self.budget.factor,
         )
         for report in steps:
             saves.check()
@@ -215,7 +221,7 @@ class TrainingSession:
     def _after_step(self, report: StepReport, stop: StopRequests, saves: Saves) -> None:
         """Log, evaluate and save as the settings say; raises Interrupted, with all on disk, when asked to stop."""
         settings = self.settings
-        is_last = report.step == settings.steps
+        is_last = report.step in self._ends  # of this plan, or of one that the run had come to the end of
         if self.budget is not None:
             is_last = self._has_ended = is_last or self.budget.is_used_up()
             self._begins_part = self.budget.enters_new_part()

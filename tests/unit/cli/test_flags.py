@@ -40,7 +40,7 @@ def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
 def test_flags_set_their_keys():
     for kind, names in ((PretrainRecipe, {"size"}), (FinetuneRecipe, {"epochs", "task", "restarts", "keep_restarts"})):
         known = {key.path for key in recipe_keys(kind)}
-        shared = {"steps", "batch_size", "learning_rate", "max_length", "seed"}
+        shared = {"steps", "minutes", "batch_size", "learning_rate", "max_length", "seed"}
         assert {FLAG_KEYS[name] for name in names | shared} <= known
     flags = {"epochs": 2.5, "learning_rate": 1e-5, "seed": 0, "task": "pair", "steps": None}
     recipe = load_recipe(FinetuneRecipe, None, flag_changes(flags))
@@ -56,6 +56,8 @@ def test_a_flag_that_would_change_nothing_is_refused():
     check_flags(recipe, {"batch_size": 3, "seed": 4, "steps": None})
     with pytest.raises(ConfigError, match=r"--epochs: training\.steps = 4 decides"):
         check_flags(load_recipe(FinetuneRecipe, None, ["training.steps=4"]), {"epochs": 1.0})
+    with pytest.raises(ConfigError, match=r"--epochs: training\.minutes = 30 decides; give one of the two"):
+        check_flags(load_recipe(FinetuneRecipe, None, ["training.minutes=30.0"]), {"epochs": 1.0, "minutes": 30.0})
     with pytest.raises(ConfigError, match=r"--epochs 2\.0: the grid goes through training\.epochs"):
         space_beside(["paper"], {"epochs": 2.0, "seed": 1})
     assert space_beside(["training.epochs=2,3"], {"epochs": None, "seed": 1}) == {"training.epochs": (2, 3)}

@@ -50,6 +50,14 @@ def test_a_length_or_cap_that_phases_do_not_take_is_said():
     ]
 
 
+def test_phases_share_the_minutes_as_their_tokens_and_the_last_one_has_the_extensions():
+    phases = "phases=[{max_length=32, steps=90}, {max_length=64, steps=10, batch_size=64}]"
+    timed = phase_plans(load_recipe(PretrainRecipe, None, [phases, "training.minutes=11.0"]))
+    assert [plan.training.minutes for plan in timed] == pytest.approx([11 * 90 / 130, 11 * 40 / 130])
+    extended = phase_plans(load_recipe(PretrainRecipe, None, [phases, "training.extensions=[{at=5, steps=5}]"]))
+    assert [len(plan.training.extensions) for plan in extended] == [0, 1]
+
+
 def test_the_quick_start_masks_the_share_that_its_recipe_states():
     path = Path(str(files("maskloom"))) / "runs" / "quickstart" / "pretrain.toml"
     recipe = load_recipe(PretrainRecipe, path)

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from maskloom.config import ConfigError, DataError, PretrainRecipe, recipe_toml, validate_recipe
-from maskloom.runs.curves import evaluations, in_one_count, mean_curve, steps
+from maskloom.runs.curves import evaluations, in_one_count, mean_curve, phase_marks, steps
 from maskloom.runs.pages import distinct_names, visible
 from maskloom.runs.report import report
 
@@ -125,6 +125,15 @@ def test_curves_leave_out_what_was_not_finite():
     assert evaluations(events, "mlm_loss") == [(3, 7.25)]
     assert mean_curve([[(1, 2.0), (2, 4.0)], [(2, 6.0)]]) == [(2, 5.0)]
     assert mean_curve([]) == []
+
+
+def test_phases_of_a_run_that_was_resumed_or_extended_are_counted_once():
+    ended = {"event": "finished", "stage": "phase-1", "step": 3}
+    events = [step(1, 8.0), step(3, 7.0), ended, step(1, 6.0, "phase-2"), ended, step(2, 5.0, "phase-2")]
+    counted = in_one_count([*events, {**ended, "stage": "phase-2", "step": 2}])
+    assert steps(counted, "losses", "mlm") == [(1, 8.0), (3, 7.0), (4, 6.0), (5, 5.0)]
+    assert phase_marks(counted) == [("phase 2 from here", 3)]
+    assert phase_marks(in_one_count([step(3, 7.0), ended, step(4, 6.0), {**ended, "step": 4}])) == []
 
 
 def test_names_of_runs_are_told_apart():

@@ -28,6 +28,26 @@ def test_resuming_names_what_changed(tmp_path) -> None:
         prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "b"}, resume=True)
 
 
+def test_a_run_that_goes_on_with_other_steps_is_no_longer_finished(tmp_path) -> None:
+    out, called = tmp_path / "run", []
+    phases = "phases=[{max_length=16, steps=3}, {max_length=16, steps=%d}]"
+    before, longer = (load_recipe(PretrainRecipe, None, [phases % steps]) for steps in (4, 5))
+    prepare_run_folder(out, before, inputs={}, resume=False)
+    (out / "metrics.json").write_text("{}")
+
+    def note() -> None:
+        called.append(load_recipe(PretrainRecipe, out / RECIPE) == before and (out / "metrics.json").exists())
+
+    go_on = {"inputs": {}, "resume": True, "before_change": note}
+    with pytest.raises(ConfigError, match=r"phases\.1\.steps was 4, is 5"):
+        prepare_run_folder(out, longer, may_change=["phases.0.steps"], **go_on)
+    prepare_run_folder(out, before, may_change=["phases.1.steps"], **go_on)
+    assert (called, (out / "metrics.json").exists()) == ([], True)
+    prepare_run_folder(out, longer, may_change=["phases.1.steps"], **go_on)
+    assert (called, (out / "metrics.json").exists()) == ([True], False)
+    assert load_recipe(PretrainRecipe, out / RECIPE) == longer
+
+
 def test_a_folder_with_other_files_is_refused(tmp_path) -> None:
     (tmp_path / "letter.txt").write_text("x")
     with pytest.raises(ConfigError, match="not a run folder"):

@@ -46,6 +46,15 @@ def test_finetuning_tells_the_epochs_over_what_batches_hold():
     )
 
 
+def test_the_clock_leaves_steps_and_epochs_aside():
+    changes = ["training.epochs=4.0", "training.minutes=30.0", "training.batch_size=16"]
+    recipe = load_recipe(FinetuneRecipe, None, changes)
+    lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
+    assert lines[0] == "training.epochs = 4.0: left aside, the clock ends the run (training.minutes)"
+    assert lines[1].startswith("task: single; 30 minutes, in steps of 16 windows: epochs of 6,400 windows")
+    assert default_lines(recipe) == ["by default: training.learning_rate = 5e-05, data.max_length = 128"]
+
+
 class _Windows:
     num_examples = 3200
 

@@ -1,0 +1,248 @@
+"""Fine-tuning that is extended, shortened, or bound by the clock."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maskloom.config import ConfigError, FinetuneRecipe, load_recipe
+from maskloom.inference import Predictor
+from maskloom.runs.export import export
+from maskloom.runs.finetune import finetune
+from maskloom.runs.info import describe_folder
+from maskloom.runs.progress import SilentProgress
+from maskloom.runs.rerun import rerun
+from maskloom.training.checkpoints import step_folders
+from maskloom.training.events import read_events
+from tools.golden_losses import finetuning, names
+
+KINDS = [name.partition("/")[2] for name in names() if name.startswith("finetune/")]
+
+
+def with_training(recipe: FinetuneRecipe, **values) -> FinetuneRecipe:
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=values)})
+
+
+def steps_of(out: Path, seed: int = 0) -> list[dict]:
+    events = read_events(out / "events.jsonl")
+    return [event for event in events if event["event"] == "step" and event["stage"] == f"seed-{seed}"]
+
+
+def losses(out: Path, seed: int = 0) -> list[float]:
+    return [event["loss"] for event in steps_of(out, seed)]
+
+
+def evaluated(out: Path, seed: int = 0) -> list[int]:
+    events = read_events(out / "events.jsonl")
+    return [event["step"] for event in events if event["event"] == "evaluation" and event["stage"] == f"seed-{seed}"]
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
+
+
+class Stop(SilentProgress):
+    """Breaks off a seed at one step, as a crash would."""
+
+    def __init__(self, seed: int, step: int) -> None:
+        self._seed, self._step, self._is_here = seed, step, False
+
+    def begin(self, what, total, done=0):
+        self._is_here = what.endswith(f"seed {self._seed}")
+
+    def advance(self, done, **figures):
+        if self._is_here and done == self._step:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def single(tmp_path):
+    """A recipe in epochs, of 5 steps each, and its files."""
+    recipe, files = finetuning("single", tmp_path)
+    return with_training(recipe, steps=None, epochs=1.0, evaluate_every=None), files
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_task_is_extended_to_the_bit(kind, tmp_path):
+    recipe, files = finetuning(kind, tmp_path)
+    out = tmp_path / "run"
+    finetune(with_training(recipe, steps=4), **files, out=out)
+    before = losses(out)
+    finetune(with_training(recipe, steps=7), **files, out=out, resume=True)
+    assert losses(out)[:4] == before
+    assert [event["learning_rate"] for event in steps_of(out)[4:]] == pytest.approx(
+        [1e-3 * (7 - step) / 7 for step in (4, 5, 6)]
+    )
+    assert evaluated(out) == [4, 7]
+    stored = load_recipe(FinetuneRecipe, out / "recipe.toml").training
+    assert [(extension.at, extension.steps) for extension in stored.extensions] == [(4, 4)]
+    assert rerun(out, out=tmp_path / "again")["identical"]
+    assert (losses(tmp_path / "again"), evaluated(tmp_path / "again")) == (losses(out), [4, 7])
+
+
+def test_an_extension_of_several_seeds_that_is_interrupted_goes_on_to_the_same_bits(single, tmp_path):
+    short, files = single
+    short = short.model_copy(update={"restarts": 2, "keep_restarts": True})
+    longer = with_training(short, epochs=3.0)
+    results = {}
+    for out in (tmp_path / "whole", tmp_path / "cut"):
+        finetune(short, **files, out=out)
+        assert [len(step_folders(out / "restarts" / f"seed-{seed}" / "checkpoints")) for seed in (0, 1)] == [1, 1]
+        assert export(out, tmp_path / f"{out.name}-model")["step"] is None
+    results["whole"] = finetune(longer, **files, out=tmp_path / "whole", resume=True)
+    cut = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        finetune(longer, **files, out=cut, resume=True, progress=Stop(1, 9))
+    assert not describe_folder(cut)["finished"]
+    assert describe_folder(cut)["extended"] == ["at step 5, planned for 5"]
+    own = load_recipe(FinetuneRecipe, cut / "recipe.toml")
+    results["cut"] = finetune(own, **files, out=cut, resume=True)
+    assert {**results["cut"], "model": ""} == {**results["whole"], "model": ""}
+    for part in (".", "restarts/seed-0", "restarts/seed-1"):
+        assert weights(cut / part) == weights(tmp_path / "whole" / part)
+    assert [evaluated(cut, seed) for seed in (0, 1)] == [[5, 10, 15]] * 2
+    assert rerun(cut, out=tmp_path / "again")["identical"]
+    assert finetune(own, **files, out=cut, resume=True) == results["cut"]
+
+
+def test_seeds_that_are_not_as_far_are_extended_at_the_same_step(single, tmp_path):
+    recipe, files = single
+    recipe = with_training(recipe.model_copy(update={"restarts": 3}), epochs=2.0)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        finetune(recipe, **files, out=out, progress=Stop(1, 7))
+    finetune(with_training(recipe, epochs=4.0), **files, out=out, resume=True)
+    rates = [[event["learning_rate"] for event in steps_of(out, seed)] for seed in (0, 1, 2)]
+    assert rates[0] == rates[1] == rates[2]
+    assert [evaluated(out, seed) for seed in (0, 1, 2)] == [[5, 10, 15, 20]] * 3
+    assert rerun(out, out=tmp_path / "again")["identical"]
+
+
+def test_an_extension_that_brings_nothing_better_keeps_the_best_weights(single, tmp_path):
+    recipe, files = single
+    recipe = with_training(recipe.model_copy(update={"restarts": 2}), learning_rate=1e-12)
+    out = tmp_path / "run"
+    first = finetune(recipe, **files, out=out)
+    before = weights(out)
+    extended = finetune(with_training(recipe, epochs=2.0), **files, out=out, resume=True)
+    assert (extended["best"], extended["best_seed"]) == (first["best"], first["best_seed"])
+    assert extended["last"]["step"] == 10
+    assert weights(out) == before
+
+
+def test_a_run_is_shortened_and_used_but_not_to_less_than_it_has_made(single, tmp_path):
+    recipe, files = single
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        finetune(with_training(recipe, epochs=4.0), **files, out=out, progress=Stop(0, 8))
+    kept = (out / "recipe.toml").read_bytes()
+    with pytest.raises(ConfigError, match=r"^--epochs 1, which are 5 steps: .* has made 5 steps already"):
+        finetune(recipe, **files, out=out, resume=True)
+    assert (out / "recipe.toml").read_bytes() == kept
+    result = finetune(with_training(recipe, epochs=2.0), **files, out=out, resume=True)
+    assert result["last"]["step"] == 10
+    assert steps_of(out)[-1]["learning_rate"] == pytest.approx(1e-3 / 8)
+    assert len(Predictor.load(out).predict(["ban ken", "zard"])) == 2
+
+
+def test_best_weights_of_a_step_that_no_checkpoint_holds_are_made_again(single, tmp_path):
+    recipe, files = single
+    recipe, out = with_training(recipe, epochs=3.0, save_every=100), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        finetune(recipe, **files, out=out, progress=Stop(0, 11))
+    best = json.loads((out / "restarts" / "seed-0" / "best.json").read_text())["step"]
+    finetune(with_training(recipe, epochs=6.0), **files, out=out, resume=True)
+    (extension,) = load_recipe(FinetuneRecipe, out / "recipe.toml").training.extensions
+    assert (extension.at, extension.steps) == (best, 15)
+    assert rerun(out, out=tmp_path / "again")["identical"]
+
+
+def test_patience_goes_on_with_an_extension_and_a_run_that_it_ended_is_not_extended(single, tmp_path):
+    recipe, files = single
+    still = with_training(recipe, learning_rate=1e-12, patience=2)
+    out = tmp_path / "run"
+    finetune(with_training(still, epochs=2.0), **files, out=out)
+    result = finetune(with_training(still, epochs=9.0), **files, out=out, resume=True)
+    assert result["last"]["step"] == 15
+    assert evaluated(out) == [5, 10, 15]
+    before = contents(out)
+    with pytest.raises(ConfigError, match=r"dev got no better in 2 evaluations \(training\.patience\)"):
+        finetune(with_training(still, epochs=12.0), **files, out=out, resume=True)
+    assert contents(out) == before
+
+
+def test_a_run_whose_checkpoints_or_model_are_gone_is_not_extended(single, tmp_path):
+    recipe, files = single
+    out = tmp_path / "run"
+    finetune(recipe, **files, out=out)
+    (out / "model").rename(tmp_path / "model")
+    longer = with_training(recipe, epochs=2.0)
+    with pytest.raises(ConfigError, match="model is gone, the best weights so far; begin another run"):
+        finetune(longer, **files, out=out, resume=True)
+    (tmp_path / "model").rename(out / "model")
+    (out / "restarts" / "seed-0" / "checkpoints").rename(tmp_path / "checkpoints")
+    with pytest.raises(ConfigError, match=r"^--epochs 2, which are 10 steps: the checkpoints of .* are gone"):
+        finetune(longer, **files, out=out, resume=True)
+    assert (out / "metrics.json").exists()
+
+
+def test_time_that_was_used_counts_after_a_resume_and_seeds_share_it(single, tmp_path):
+    recipe, files = single
+    by_clock = with_training(recipe.model_copy(update={"restarts": 2}), minutes=0.06, save_every=2)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        finetune(by_clock, **files, out=out, progress=Stop(0, 9))
+    result = finetune(by_clock, **files, out=out, resume=True)
+    for seed in (0, 1):
+        fractions = [fraction for event in steps_of(out, seed) for fraction in event["fractions_of_time"]]
+        assert len(fractions) == steps_of(out, seed)[-1]["step"] > 9
+        assert fractions == sorted(fractions)
+        assert fractions[0] < 0.2 < fractions[-1]
+        assert 2 <= len(evaluated(out, seed)) <= 12
+    assert result["last"]["step"] == steps_of(out, result["best_seed"])[-1]["step"]
+    with pytest.raises(ConfigError, match=r"keeps its recipe: training\.epochs was 1\.0, is 2\.0"):
+        finetune(with_training(by_clock, epochs=2.0), **files, out=out, resume=True)
+
+
+def run(*arguments, code: int = 0) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert ended.returncode == code, ended.stderr
+    return ended.stderr
+
+
+def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_cannot_do(single, tmp_path):
+    _, files = single
+    options = [word for name, path in files.items() for word in (f"--{name}", path)]
+    options += ["--set", "data.max_length=24", "--batch-size", 8, "--recipe", "finetune-glue-small"]
+    out = tmp_path / "run"
+    said = run("finetune", *options, "--out", out, "--minutes", 0.01)
+    assert "training.epochs = 3.0: left aside, the clock ends the run (training.minutes)" not in said
+    assert "0.01 minutes, in steps of 8 examples: epochs of 40 examples" in said
+    assert "after 10% of the time of warm-up" in said
+    assert "no better" not in said
+    assert describe_folder(out)["minutes"] == 0.01
+    said = run("finetune", *options[:6], "--out", out, "--resume", "--epochs", 3, code=3)
+    assert "--epochs: training.minutes = 0.01 decides; give one of the two" in said
+    assert "its learning rate followed the clock" in run("rerun", out, "--out", tmp_path / "again", code=3)
+    said = run("search", *options, "--out", tmp_path / "s", "--set", "training.minutes=1.0", code=3)
+    assert "training.minutes: trials count epochs or steps" in said
+    assert not (tmp_path / "s" / "recipe.toml").exists()
+
+
+def test_a_finished_run_is_extended_by_the_command(single, tmp_path):
+    recipe, files = single
+    out = tmp_path / "run"
+    finetune(recipe, **files, out=out)
+    options = [word for name, path in files.items() for word in (f"--{name}", path)]
+    said = run("finetune", *options, "--out", out, "--resume", "--epochs", 2)
+    assert "extended: planned for 5 steps, 10 from step 5 on; within 0 steps the learning rate goes on a line" in said
+    assert len(losses(out)) == 10
