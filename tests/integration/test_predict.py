@@ -14,7 +14,6 @@ from maskloom.inference import Predictor
 from maskloom.runs import predict as predict_run
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.fill_mask import fill_mask
 from maskloom.runs.predict import predict
 from maskloom.tasks.columns import ReadingOptions
 
@@ -269,7 +268,7 @@ def test_vectors_of_a_file(classifier, texts, tmp_path, pooling):
 
 def test_masks_of_a_text(tmp_path):
     folder = model_folder(tmp_path / "model", heads=("mlm",), num_labels=None)
-    result = fill_mask(folder, "alpha [MASK] beta [MASK]", top_k=3)
-    assert [len(mask) for mask in result["masks"]] == [3, 3]
+    predictor = Predictor.load(folder)
+    assert [len(mask) for mask in predictor.fill_mask("alpha [MASK] beta [MASK]", top_k=3)] == [3, 3]
     with pytest.raises(DataError, match=r"0 \[MASK\] in the text"):
-        fill_mask(folder, "alpha beta")
+        predictor.fill_mask("alpha beta")

@@ -7,12 +7,12 @@ import pytest
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, validate_recipe
 from maskloom.files import write_json
+from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import finetune as finetune_run
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.fill_mask import fill_mask
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import finetuning_lines
@@ -207,7 +207,7 @@ def test_models_that_lack_what_a_use_needs(pretrained, classifier, tmp_path):
     with pytest.raises(ConfigError, match="no head of a task"):
         predict(pretrained, tmp_path / "in.csv", tmp_path / "out.csv")
     with pytest.raises(ConfigError, match="no masked-LM head"):
-        fill_mask(classifier, "a [MASK]")
+        Predictor.load(classifier).fill_mask("a [MASK]")
     with pytest.raises(ConfigError, match="max_length 17"):
         embed(classifier, tmp_path / "in.csv", tmp_path / "out.npy", max_length=17)
     with pytest.raises(ConfigError, match=r"out\.txt: the output's suffix is one of \.npy, \.jsonl"):
@@ -217,7 +217,7 @@ def test_models_that_lack_what_a_use_needs(pretrained, classifier, tmp_path):
 @pytest.mark.parametrize("text", ["", "a b c", "a [mask] b", "a MASK b", "a " * 20 + "[MASK]"])
 def test_texts_without_a_mask_that_can_be_filled(pretrained, text):
     with pytest.raises(DataError, match=r"\[MASK\] in the text"):
-        fill_mask(pretrained, text)
+        Predictor.load(pretrained).fill_mask(text)
 
 
 def test_our_own_settings_beside_a_model_are_checked(tmp_path):

@@ -107,13 +107,13 @@ def fill_mask(
     from maskloom.foreign_files import check_model_name
 
     check_model_name(model)
-    from maskloom.runs.fill_mask import fill_mask as run  # heavy: an absent model is refused before it
+    from maskloom.inference import Predictor  # heavy: an absent model is refused before it
 
-    result = run(model, text, top_k=top_k)
+    masks = Predictor.load(model).fill_mask(text, top_k=top_k)
     if as_json:
-        print_json(result)
+        print_json({"text": text, "masks": masks})
         return
-    for mask in result["masks"]:
+    for mask in masks:
         shown = "  ".join(f"{candidate['token']} {candidate['probability']:.3f}" for candidate in mask)
         say(shown)
 
