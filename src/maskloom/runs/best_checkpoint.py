@@ -15,18 +15,22 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpoints import MODEL, REST, step_folders
 
 
+def kept_step(checkpoints: Path) -> int | None:
+    """Return the step whose checkpoint is kept as the best of a stage, or None."""
+    newest = next(iter(step_folders(checkpoints)), None)
+    kept = newest and json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
+    return kept and kept["step"]
+
+
 def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Tokenizer, folder: Path) -> int | None:
     """Write the weights of the checkpoint that was kept as the best into a model folder, and return its step.
 
     `model` has those weights afterwards. None, and nothing is written, when no evaluation was compared, or when several
     processes wrote the checkpoint, each a share.
     """
-    newest = next(iter(step_folders(checkpoints)), None)
-    if newest is None:
-        return None
-    kept = json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
-    source = checkpoints / f"step-{0 if kept is None else kept['step']:08d}" / MODEL
-    if kept is None or not source.exists():
+    step = kept_step(checkpoints)
+    source = checkpoints / f"step-{step or 0:08d}" / MODEL
+    if step is None or not source.exists():
         return None
     weights = load_file(source)
     with torch.no_grad():
@@ -35,4 +39,4 @@ def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Toke
     with replacing_folder(folder) as temporary:
         save_model(model, temporary)
         tokenizer.save(temporary)
-    return kept["step"]
+    return step

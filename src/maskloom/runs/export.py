@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from maskloom.inference.model_folder import load_tokenizer, read_settings
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import load_recipe
+from maskloom.runs.best_checkpoint import kept_step
 from maskloom.runs.model_card import finetuning_card, pretraining_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretrain import heads_of
@@ -30,7 +30,7 @@ from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, run_id
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.checkpoints import REST, check_checkpoint, check_shapes, checkpoint_weights, step_folders
+from maskloom.training.checkpoints import check_checkpoint, check_shapes, checkpoint_weights, step_folders, step_of
 from maskloom.training.events import read_events
 
 _WORDS = "embeddings.word.weight"
@@ -128,15 +128,14 @@ def _chosen(run: Path, found: dict[str, Path], step: int | None, stage: str | No
     refused = []
     for name, folder in found.items():
         for path in step_folders(folder) if stage in (None, name) else []:
-            number = int(path.name.partition(".")[0].removeprefix("step-"))
-            if step not in (None, number):
+            if step not in (None, step_of(path)):
                 continue
             try:
                 check_checkpoint(path, run=run_id(run, name))
             except DataError as problem:
                 refused.append(str(problem))
             else:
-                return _Chosen(name, number, path), refused
+                return _Chosen(name, step_of(path), path), refused
     if refused:
         raise DataError(f"no checkpoint can be used: {'; '.join(refused)}")
     return None, refused
@@ -148,7 +147,7 @@ def _copied(run: Path, out: Path, found: dict[str, Path], asked: Any) -> dict[st
         with replacing_folder(out) as folder:
             copy_files(run / "model", folder)
         return _result("finished", None, {}, out, [])
-    steps = {name: sorted(int(path.name[5:13]) for path in step_folders(folder)) for name, folder in found.items()}
+    steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
     held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
     raise ConfigError(f"{run}: no such checkpoint; there are: {held or 'none yet'}")
 
@@ -156,11 +155,9 @@ def _copied(run: Path, out: Path, found: dict[str, Path], asked: Any) -> dict[st
 def _kept(run: Path, found: dict[str, Path], stage: str | None) -> tuple[str, int]:
     """Return the stage and step that `training.keep_best` keeps."""
     for name, folder in found.items():
-        newest = next(iter(step_folders(folder)), None) if stage in (None, name) else None
-        if newest is not None:
-            kept = json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
-            if kept is not None:
-                return name, kept["step"]
+        step = kept_step(folder) if stage in (None, name) else None
+        if step is not None:
+            return name, step
     raise ConfigError(f"{run}: no best checkpoint is kept; pre-training keeps it with training.keep_best = true")
 
 

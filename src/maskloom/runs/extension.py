@@ -10,7 +10,7 @@ from maskloom.config import ConfigError, DataError, Extension, FinetuneRecipe, P
 from maskloom.foreign_files import read_json_object
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.run_folder import METRICS, RECIPE, check_same_recipe, run_id
-from maskloom.training.checkpoints import check_checkpoint, step_folders
+from maskloom.training.checkpoints import check_checkpoint, step_folders, step_of
 
 BEST_STEP = "best.json"
 """The step of the best weights that a seed of fine-tuning keeps, beside its checkpoints."""
@@ -95,5 +95,5 @@ def _last_step(out: Path, stage: str, folder: Path) -> int:
             check_checkpoint(path, run=run_id(out, stage))
         except DataError:
             continue
-        return max(best, int(path.name.removeprefix("step-").partition(".")[0]))
+        return max(best, step_of(path))
     return best

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.config import ConfigError, DataError
-from maskloom.training.checkpoints import MODEL, OPTIMIZER, REST, Snapshot, check_checkpoint, step_folders
+from maskloom.training.checkpoints import MODEL, OPTIMIZER, REST, Snapshot, check_checkpoint, step_folders, step_of
 from maskloom.training.events import NoLog
 from maskloom.training.loop import StepReport
 from maskloom.training.session import TrainingSession
@@ -51,8 +51,8 @@ def verify_resuming(session: TrainingSession) -> None:
     newest, start = whole[0], whole[1] if len(whole) > 1 else None
     if not (newest / MODEL).exists():
         raise ConfigError(f"{newest}: several processes wrote it, each a share; --verify compares those of one process")
-    target = _step_of(newest)
-    session.say(f"verifying: steps {1 + (_step_of(start) if start else 0)} to {target} are trained again")
+    target = step_of(newest)
+    session.say(f"verifying: steps {1 + (step_of(start) if start else 0)} to {target} are trained again")
     _replay(session, start, target)
     _compare(Snapshot.of(session.state, {}), newest, session)
 
@@ -84,10 +84,6 @@ def _is_whole(folder: Path, run: str | None) -> bool:
     except DataError:
         return False  # resuming names it
     return True
-
-
-def _step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-").partition(".")[0])
 
 
 def _replay(session: TrainingSession, start: Path | None, target: int) -> None:

@@ -135,7 +135,7 @@ def restore_checkpoint(
     restored = _restored(state, folder, run) if ranks.is_first else None
     step = int(ranks.sum_({"step": 0 if restored is None else restored.step + 1})["step"]) - 1
     if restored is None and step >= 0:
-        found = next((path for path in step_folders(folder) if _step_of(path.name.partition(".")[0]) == step), None)
+        found = next((path for path in step_folders(folder) if step_of(path) == step), None)
         if found is None:
             raise DataError(f"{folder}: rank {ranks.rank} does not see step {step}; all ranks need one file system")
         restored = Restored(step=step, extra=_load_into(state, found), refused=[])
@@ -190,6 +190,11 @@ def step_folders(folder: Path) -> list[Path]:
         if process.isdigit() and _step_of(plain) is not None:
             found.setdefault(plain, name)
     return [folder / found[name] for name in sorted(found, key=lambda name: int(name[5:]), reverse=True)]
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of one of the `step_folders`."""
+    return int(folder.name.removeprefix("step-").partition(".")[0])
 
 
 def _step_folder(folder: Path, step: int) -> Path:
