@@ -115,7 +115,7 @@ def _finetune(
     resume = resume or is_restarted(out)
     reading, metric = _reading_of_run(out, reading, metric, resume=resume)
     source = resolve_model_folder(model)
-    recipe = recipe.model_copy(update={"task": _kind_of(recipe, reading)})
+    recipe = with_task(recipe, reading)
     tokenizer = load_tokenizer(source)
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
@@ -216,14 +216,14 @@ def _run_restarts(
     return results, failures
 
 
-def _kind_of(recipe: FinetuneRecipe, reading: ReadingOptions) -> Kind:
-    """Return the kind of task: the catalog's when a format is named, and then a recipe may not say another."""
+def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
+    """Return the recipe with the kind of task that a format stands for; raises ConfigError when it says another."""
     if reading.format is None:
-        return recipe.task
+        return recipe
     row = catalog_row(reading.format)
     if "task" in recipe.model_fields_set and recipe.task != row.kind:
         raise ConfigError(f"task = {recipe.task!r}, but the format {row.name} is a {row.kind} task")
-    return row.kind
+    return recipe.model_copy(update={"task": row.kind})
 
 
 def _reading_of_run(

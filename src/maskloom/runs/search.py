@@ -15,7 +15,7 @@ from maskloom.config import ConfigError, DataError, FinetuneRecipe
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import finetune, with_task
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder
@@ -31,7 +31,6 @@ from maskloom.runs.search_space import (
     space_of_data,
 )
 from maskloom.runs.search_table import markdown_of, ranked, search_rows
-from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.training.interruption import Interrupted
 from maskloom.training.run_log import check_log_targets
@@ -105,7 +104,7 @@ def search(
         reading = ReadingOptions(**stored["reading"]) if reading == ReadingOptions() else reading
         metric = metric or stored["metric"]
     space, method = {} if space is None else space, method or "grid"
-    recipe = _with_task(recipe, reading)
+    recipe = with_task(recipe, reading)
     listed = _listed_settings(recipe, space, method, num_trials)
     setup = _Search(
         recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress or SilentProgress()
@@ -129,16 +128,6 @@ def search(
             _leave_no_trace(out)  # the data are wrong; with right ones it would be another search
         raise
     return _finish(setup, plan, records)
-
-
-def _with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
-    """Return the recipe with the kind of task that a format stands for, so that it says all that a trial needs."""
-    if reading.format is None:
-        return recipe
-    kind = catalog_row(reading.format).kind
-    if "task" in recipe.model_fields_set and recipe.task != kind:
-        raise ConfigError(f"task = {recipe.task!r}, but the format {reading.format} is a {kind} task")
-    return recipe.model_copy(update={"task": kind})
 
 
 def _listed_settings(
