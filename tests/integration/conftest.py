@@ -1,4 +1,4 @@
-"""What tests of killed, stopped and broken runs share, and what those of an installed wheel do."""
+"""What tests of killed, stopped and broken runs share, what those of an installed wheel do, and commands run in this process."""
 
 import os
 import subprocess
@@ -69,3 +69,31 @@ def environment_of_wheel(installed) -> dict[str, str]:
     """Return environment variables in which `python` and `maskloom` are those of the wheel and no checkout is seen."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**others, "PATH": f"{installed / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
+    """Run a command line in this process, and return its exit code and what it said on both streams."""
+    from maskloom.cli import main
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["maskloom", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr()
+        return int(ended.value.code or 0), said.out + said.err
+
+    return run
+
+
+@pytest.fixture
+def run(command):
+    """Run a command line in this process that ends with a code, 0 by default, and return what it said."""
+
+    def said_by(*arguments: object, code: int = 0) -> str:
+        found, said = command(*arguments)
+        assert found == code, said
+        return said
+
+    return said_by

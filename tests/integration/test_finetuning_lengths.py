@@ -1,9 +1,6 @@
 """Fine-tuning that is extended, shortened, or bound by the clock."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -211,15 +208,7 @@ def test_time_that_was_used_counts_after_a_resume_and_seeds_share_it(single, tmp
         finetune(with_training(by_clock, epochs=2.0), **files, out=out, resume=True)
 
 
-def run(*arguments, code: int = 0) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert ended.returncode == code, ended.stderr
-    return ended.stderr
-
-
-def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_cannot_do(single, tmp_path):
+def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_cannot_do(run, single, tmp_path):
     _, files = single
     options = [word for name, path in files.items() for word in (f"--{name}", path)]
     options += ["--set", "data.max_length=24", "--batch-size", 8, "--recipe", "finetune-glue-small"]
@@ -238,7 +227,7 @@ def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_canno
     assert not (tmp_path / "s" / "recipe.toml").exists()
 
 
-def test_a_finished_run_is_extended_by_the_command(single, tmp_path):
+def test_a_finished_run_is_extended_by_the_command(run, single, tmp_path):
     recipe, files = single
     out = tmp_path / "run"
     finetune(recipe, **files, out=out)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from safetensors.torch import load_file
 
 from maskloom import fault_points
-from maskloom.cli import main
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.run_lock import run_lock
@@ -23,21 +21,6 @@ SETTINGS = [
     *("training.batch_size=4", "training.learning_rate=1e-3", "training.num_threads=1", "training.keep_best=true"),
     *("training.keep_checkpoints=3", "training.max_evaluation_instances=64"),
 ]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
-    """Run a command line in this process, and return its exit code and what it said on both streams."""
-
-    def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["maskloom", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capfd.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,8 @@
 """Runs that are extended, shortened, bound by the clock, or ended early because dev got no better."""
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +10,11 @@ import pytest
 from maskloom.config import ConfigError, PretrainRecipe, load_recipe
 from maskloom.recipe_files import recipe_toml
 from maskloom.runs import extension
+from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.progress import SilentProgress
 from maskloom.runs.rerun import rerun
+from maskloom.runs.vocabulary import train_vocabulary_from_files
 from maskloom.training.events import read_events
 
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
@@ -25,14 +24,6 @@ SETTINGS = [
     *("training.save_every=4", "training.log_every=1", "training.num_threads=1", "training.warmup_steps=3"),
     "training.learning_rate=1e-3",
 ]
-
-
-def run(*arguments, code: int = 0) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert ended.returncode == code, ended.stderr
-    return ended.stderr
 
 
 class Stop(SilentProgress):
@@ -54,8 +45,8 @@ def corpus(tmp_path_factory):
     folder, draw = tmp_path_factory.mktemp("corpus"), random.Random(0)
     documents = [" ".join(" ".join(draw.choices(WORDS, k=9)) + "." for _ in range(6)) for _ in range(30)]
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    run("vocab", "train", folder / "text.txt", "--size", 60, "--out", folder / "v")
-    run("corpus", "build", folder / "text.txt", "--vocab", folder / "v", "--out", folder / "c")
+    train_vocabulary_from_files([folder / "text.txt"], size=60, out=folder / "v")
+    build_corpus_from_files([folder / "text.txt"], vocab=folder / "v", out=folder / "c")
     return folder / "c"
 
 
@@ -71,7 +62,7 @@ def weights(out: Path) -> bytes:
     return (out / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_finished_run_is_extended_and_the_recipe_tells_how(corpus, tmp_path):
+def test_a_finished_run_is_extended_and_the_recipe_tells_how(run, corpus, tmp_path):
     pretrain(recipe("training.steps=12"), corpus=corpus, out=tmp_path / "run")
     short, found = weights(tmp_path / "run"), rates(tmp_path / "run")
     said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 24)
@@ -125,7 +116,7 @@ def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypat
         extension.extended_recipe(shortened, tmp_path, lambda chosen: chosen.training, {"phase-1": tmp_path})
 
 
-def test_epochs_are_refused_with_the_steps_that_make_them(corpus, tmp_path):
+def test_epochs_are_refused_with_the_steps_that_make_them(run, corpus, tmp_path):
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "r", "--epochs", 3, *settings, code=3)
     steps = said.rpartition("--steps ")[2].strip()
@@ -133,7 +124,7 @@ def test_epochs_are_refused_with_the_steps_that_make_them(corpus, tmp_path):
     assert 2.8 < float(re.search(r"([0-9.]+) epochs of", begun).group(1)) < 3.2
 
 
-def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(corpus, tmp_path):
+def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(run, corpus, tmp_path):
     said = run(
         *("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--minutes", 0.02),
         *[word for setting in SETTINGS if "warmup_steps" not in setting for word in ("--set", setting)],
@@ -155,12 +146,12 @@ def in_phases(last: int) -> str:
     return f"phases=[{{max_length=16, steps=6, learning_rate=2e-3}}, {{max_length=24, steps={last}}}]"
 
 
-def test_the_last_phase_of_a_run_is_extended_and_a_kill_changes_no_bit(corpus, tmp_path):
+def test_the_last_phase_of_a_run_is_extended_and_a_kill_changes_no_bit(run, corpus, tmp_path):
     for out in ("whole", "cut"):
         pretrain(recipe(in_phases(5)), corpus=corpus, out=tmp_path / out)
     found = rates(tmp_path / "cut")
-    command = ("pretrain", "--corpus", corpus, "--resume", "--out")
-    said = run(*command, tmp_path / "whole", "--steps", 16)
+    again = ("pretrain", "--corpus", corpus, "--resume", "--out")
+    said = run(*again, tmp_path / "whole", "--steps", 16)
     assert "extended: planned for 5 steps, 10 from step 5 on" in said
     with pytest.raises(KeyboardInterrupt):
         pretrain(recipe(in_phases(10)), corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop("phase-2", 9))
@@ -173,11 +164,11 @@ def test_the_last_phase_of_a_run_is_extended_and_a_kill_changes_no_bit(corpus, t
     assert [phase.steps for phase in stored.phases] == [6, 10]
     assert [(extension.at, extension.steps) for extension in stored.training.extensions] == [(5, 5)]
     assert rerun(tmp_path / "cut", out=tmp_path / "again")["identical"]
-    said = run(*command, tmp_path / "cut", "--steps", 6, code=3)
+    said = run(*again, tmp_path / "cut", "--steps", 6, code=3)
     assert "--steps 6: the phases before the last one have 6 steps" in said
-    said = run(*command, tmp_path / "cut", "--steps", 14, code=3)
+    said = run(*again, tmp_path / "cut", "--steps", 14, code=3)
     assert f"8 steps of the last phase: {tmp_path / 'cut'} has made 10 steps already" in said
-    said = run(*command, tmp_path / "cut", "--set", "phases.0.steps=9", code=3)
+    said = run(*again, tmp_path / "cut", "--set", "phases.0.steps=9", code=3)
     assert "a resumed run keeps its recipe: phases.0.steps was 6, is 9" in said
 
 
@@ -189,7 +180,7 @@ def test_a_last_phase_that_has_not_begun_just_takes_its_new_number_of_steps(corp
     assert weights(tmp_path / "run") == weights(tmp_path / "other")
 
 
-def test_phases_share_the_minutes_and_a_resume_goes_on_with_what_is_left(corpus, tmp_path):
+def test_phases_share_the_minutes_and_a_resume_goes_on_with_what_is_left(run, corpus, tmp_path):
     by_clock = [setting for setting in SETTINGS if "warmup_steps" not in setting and "save_every" not in setting]
     changes = [in_phases(6), "training.minutes=0.04", "training.save_every=2"]
     timed = load_recipe(PretrainRecipe, None, [*by_clock, *changes])

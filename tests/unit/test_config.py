@@ -124,7 +124,6 @@ def test_counts_of_phases_are_held_against_the_phase_alone() -> None:
         load_recipe(PretrainRecipe, None, [phases, "training.steps=40", "training.warmup_steps=31"])
 
 
-
 def test_extensions_end_before_the_last_step_of_the_last_phase_or_of_the_counted_ones() -> None:
     phases = "phases=[{max_length=64, steps=30}, {max_length=64, steps=20000}]"
     planned = "training.extensions=[{at=12000, steps=12000}]"

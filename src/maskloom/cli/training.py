@@ -135,18 +135,9 @@ def finetune(
     from maskloom.runs.task_summaries import finetuning_lines
 
     with verification(verify, resume):
-        result = run(
-            chosen,
-            model=model,
-            train=train,
-            dev=dev,
-            out=out,
-            resume=resume,
-            reading=reading,
-            metric=metric,
-            verify=verify,
-            progress=progress_display(),
-        )
+        files = {"model": model, "train": train, "dev": dev, "out": out}
+        how = {"resume": resume, "reading": reading, "metric": metric, "verify": verify}
+        result = run(chosen, **files, **how, progress=progress_display())
     show(result, as_json, lines=finetuning_lines)
 
 

@@ -43,7 +43,10 @@ def extended_recipe(
     extensions = before.extensions
     if steps != before.steps:
         done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())
-        if done or (out / METRICS).exists():
+        if (out / METRICS).exists() and not (done and any(map(step_folders, checkpoints.values()))):
+            asked = _asked(recipe, steps)
+            raise ConfigError(f"{asked}: the checkpoints of {out} are gone; begin another run, in another --out")
+        if done:
             _refuse(_asked(recipe, steps), steps, done, before.resolved_warmup_steps(), out)
         # what was planned when that step was made; on later plans no step was made
         planned = next((later.steps for later in extensions if later.at >= done), before.steps)
@@ -55,8 +58,6 @@ def extended_recipe(
 def _refuse(asked: str, steps: int, done: int, warmup: int, out: Path) -> None:
     """Raise ConfigError for a number of steps that a run cannot go on to."""
     other = "`maskloom export` makes a model of any checkpoint"
-    if done == 0:
-        raise ConfigError(f"{asked}: the checkpoints of {out} are gone; begin another run, in another --out")
     if steps <= done:
         raise ConfigError(f"{asked}: {out} has made {done} steps already; {other}")
     if steps <= warmup:
