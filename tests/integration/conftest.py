@@ -1,4 +1,4 @@
-"""What tests of killed, stopped and broken runs share, what those of an installed wheel do, and commands run in this process."""
+"""What tests of killed, stopped and broken runs share, those of an installed wheel, and those of commands."""
 
 import os
 import subprocess
