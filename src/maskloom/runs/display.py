@@ -7,7 +7,7 @@ from typing import Any
 
 # Control characters, halves of surrogate pairs (bytes of a file name that are not UTF-8), and what ends lines or turns
 # the direction of writing without being seen.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from maskloom.runs.display import printable
 from maskloom.runs.search_table import one_line
-
-# Marks that would let a text reorder what is written beside it, and halves of surrogate pairs, which are no UTF-8.
-_HIDDEN = {"Cc", "Cs", "Co"}
-_BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def page_template(name: str) -> Template:
@@ -24,13 +20,7 @@ def page_template(name: str) -> Template:
 
 def visible(text: object) -> str:
     """Return a text with control characters, surrogates and marks of direction written as escapes."""
-    return "".join(character if _is_plain(character) else ascii(character)[1:-1] for character in str(text))
-
-
-def _is_plain(character: str) -> bool:
-    if character in "\n\t":
-        return True
-    return unicodedata.category(character) not in _HIDDEN and character not in _BIDIRECTIONAL
+    return printable(str(text), keep="\n\t")
 
 
 def distinct_names(names: Iterable[tuple[str, str]]) -> list[str]:

@@ -17,6 +17,7 @@ def test_lines_are_aligned_and_nested() -> None:
 
 def test_control_characters_are_shown_and_not_sent() -> None:
     wicked = "a\x1b[31mred\x07\x9b2J\u202eabc\u2028\udcff\n\tä\U0001f600"
+    assert printable("\u200f\u061c") == r"\u200f\u061c"
     shown = printable(wicked)
     assert shown == r"a\x1b[31mred\x07\x9b2J\u202eabc\u2028\udcff\n\t" + "ä\U0001f600"
     assert printable("two\nlines\x1b", keep="\n") == "two\nlines" + r"\x1b"
