@@ -9,6 +9,7 @@ from maskloom.config import ConfigError, FinetuneRecipe, load_recipe
 from maskloom.inference import Predictor
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
 from maskloom.runs.progress import SilentProgress
 from maskloom.runs.rerun import rerun
@@ -235,3 +236,19 @@ def test_a_finished_run_is_extended_by_the_command(run, single, tmp_path):
     said = run("finetune", *options, "--out", out, "--resume", "--epochs", 2)
     assert "extended: planned for 5 steps, 10 from step 5 on; within 0 steps the learning rate goes on a line" in said
     assert len(losses(out)) == 10
+
+
+@pytest.mark.parametrize("is_unmarked", [False, True])
+def test_a_kill_while_a_finished_run_is_opened_again_costs_nothing(single, tmp_path, is_unmarked):
+    recipe, files = single
+    recipe = recipe.model_copy(update={"restarts": 2, "keep_restarts": True})
+    out = tmp_path / "run"
+    result = finetune(recipe, **files, out=out)
+    before = {part: weights(out / part) for part in (".", "restarts/seed-0", "restarts/seed-1")}
+    reopen_restarts(out, recipe)
+    if is_unmarked:
+        (out / "metrics.json").unlink()
+    assert finetune(recipe, **files, out=out, resume=True) == result
+    assert {part: weights(out / part) for part in before} == before
+    finetune(with_training(recipe, epochs=2.0), **files, out=out, resume=True)
+    assert [evaluated(out, seed) for seed in (0, 1)] == [[5, 10]] * 2

@@ -110,23 +110,24 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
 
     A kill on the way harms nothing. Raises ConfigError where patience ended all seeds, as more steps change nothing.
     """
-    found = {path.parent: read_json_object(path) for path in out.glob(f"restarts/seed-*/{_RESULT}")}
+    results = list(out.glob(f"restarts/seed-*/{_RESULT}"))
     planned = recipe.training.extensions[-1].steps if recipe.training.extensions else 0
-    if len(found) == recipe.restarts and all(result["steps"] < planned for result in found.values()):
+    if len(results) == recipe.restarts and all(read_json_object(path)["steps"] < planned for path in results):
         raise ConfigError(
             f"{out}: dev got no better in {recipe.training.patience} evaluations (training.patience), which more steps "
             "do not change; begin another run with more patience, in another --out"
         )
     best_seed = read_json_object(out / METRICS)["best_seed"] if (out / METRICS).exists() else None
-    for folder, result in found.items():
-        model = out / "model" if result["seed"] == best_seed else folder / "model"
-        if result["seed"] == best_seed and not model.exists():
+    for folder in out.glob("restarts/seed-*"):
+        is_best = folder.name == f"seed-{best_seed}"
+        model = out / "model" if is_best else folder / "model"
+        if is_best and not model.exists():
             raise ConfigError(f"{model} is gone, the best weights so far; begin another run, in another --out")
         if model.exists() and not (folder / "best").exists():
             with replacing_folder(folder / "best") as kept:
                 copy_files(model, kept)
-    for folder in found:
-        (folder / _RESULT).unlink()
+    for path in results:
+        path.unlink()
 
 
 def plan_rows(settings: TrainingSection, ranks: Ranks) -> slice:
