@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -149,17 +148,6 @@ def write_documents(documents: Iterable[GatheredDocument], path: Path) -> int:
     text = "".join("\n".join(document.sentences) + "\n\n" for document in documents)
     write_text(path, text)
     return len(text.encode("utf-8"))
-
-
-def write_metadata(documents: Iterable[GatheredDocument], path: Path) -> None:
-    """Write documents with their origin as JSON lines."""
-    write_text(path, "".join(json.dumps(asdict(document), ensure_ascii=False) + "\n" for document in documents))
-
-
-def read_metadata(path: Path) -> list[GatheredDocument]:
-    """Read what `write_metadata` wrote."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [GatheredDocument(**{**row, "sentences": tuple(row["sentences"])}) for row in rows]
 
 
 def _harvest_chunks(chunks: dict[int, list[Source]], num_workers: int) -> Iterable[tuple[int, list[GatheredDocument]]]:
