@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from maskloom.config import ConfigError, DataError
-from maskloom.data.google_instances import GoogleInstance, google_batches, google_instances
+from maskloom.config import ConfigError
+from maskloom.data.google_instances import GoogleInstance, google_instances
 from maskloom.runs.instances import write_google_instances
 from maskloom.text.vocabulary import Vocabulary
 
@@ -284,23 +283,3 @@ def test_input_is_left_alone_and_empty_documents_are_dropped() -> None:
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_length is 4"):
         google_instances([], [], rng=random.Random(1), **{**_SETTINGS, "max_length": 4})
-
-
-def test_instances_become_packed_batches() -> None:
-    instances = google_instances(_tokens(12, 4), _VOCABULARY.tokens, rng=random.Random(4), **_SETTINGS)
-    batches = list(google_batches(instances, _VOCABULARY, batch_size=7))
-    assert sum(batch.num_sequences for batch in batches) == len(instances)
-    assert [batch.num_sequences for batch in batches[:-1]] == [7] * (len(batches) - 1)
-    seen = [part for batch in batches for part in batch.split(1)]
-    for instance, part in zip(instances, seen, strict=True):
-        assert [_VOCABULARY.tokens[i] for i in part.token_ids] == instance.tokens
-        assert part.segment_ids.tolist() == instance.segment_ids
-        assert part.mlm_positions.tolist() == instance.masked_positions
-        assert [_VOCABULARY.tokens[i] for i in part.mlm_labels] == instance.masked_labels
-        assert part.nsp_labels is not None
-        assert part.nsp_labels.tolist() == [int(instance.is_random_next)]
-    assert all(array.dtype == np.int64 for array in vars(batches[0]).values())
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        next(google_batches(instances, _VOCABULARY, batch_size=0))
-    with pytest.raises(DataError, match="is not in the vocabulary of 5 tokens"):
-        list(google_batches(instances, Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]), batch_size=999))

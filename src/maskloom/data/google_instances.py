@@ -11,15 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from maskloom.data.batch import PretrainingBatch
-from maskloom.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from maskloom.text.vocabulary import Vocabulary
+from maskloom.errors import ConfigError
 
 Sentence = Sequence[str]
 
@@ -187,37 +180,3 @@ def google_instances(
             instances += generator.document_instances(place)
     rng.shuffle(instances)
     return instances
-
-
-def google_batches(
-    instances: Sequence[GoogleInstance], vocabulary: Vocabulary, *, batch_size: int
-) -> Iterator[PretrainingBatch]:
-    """Yield static instances as packed batches, in order; the last may be smaller.
-
-    Raises DataError for a token that the vocabulary lacks, ValueError for a batch size below 1.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, a batch needs at least 1 sequence")
-    for first in range(0, len(instances), batch_size):
-        group = instances[first : first + batch_size]
-        lengths = np.array([len(instance.tokens) for instance in group], dtype=np.int64)
-        starts = np.cumsum(lengths) - lengths
-        positions = [
-            np.array(instance.masked_positions, dtype=np.int64) + start
-            for instance, start in zip(group, starts.tolist(), strict=True)
-        ]
-        yield PretrainingBatch(
-            token_ids=_ids([token for instance in group for token in instance.tokens], vocabulary),
-            segment_ids=np.array([side for instance in group for side in instance.segment_ids], dtype=np.int64),
-            lengths=lengths,
-            mlm_positions=np.concatenate(positions),
-            mlm_labels=_ids([label for instance in group for label in instance.masked_labels], vocabulary),
-            nsp_labels=np.array([instance.is_random_next for instance in group], dtype=np.int64),
-        )
-
-
-def _ids(tokens: list[str], vocabulary: Vocabulary) -> np.ndarray:
-    try:
-        return np.array([vocabulary.ids[token] for token in tokens], dtype=np.int64)
-    except KeyError as error:
-        raise DataError(f"token {error.args[0]!r} is not in the vocabulary of {len(vocabulary)} tokens") from None

@@ -6,10 +6,32 @@ import pytest
 
 from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.google_instances import google_batches, google_instances
+from maskloom.data.google_instances import google_instances
 from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.sampling import DataPosition, SamplingSettings
+
+
+def google_batches(instances, vocabulary, *, batch_size):
+    def ids(tokens):
+        return np.array([vocabulary.ids[token] for token in tokens], dtype=np.int64)
+
+    for first in range(0, len(instances), batch_size):
+        group = instances[first : first + batch_size]
+        lengths = np.array([len(instance.tokens) for instance in group], dtype=np.int64)
+        starts = np.cumsum(lengths) - lengths
+        positions = [
+            np.array(instance.masked_positions, dtype=np.int64) + start
+            for instance, start in zip(group, starts.tolist(), strict=True)
+        ]
+        yield PretrainingBatch(
+            token_ids=ids([token for instance in group for token in instance.tokens]),
+            segment_ids=np.array([side for instance in group for side in instance.segment_ids], dtype=np.int64),
+            lengths=lengths,
+            mlm_positions=np.concatenate(positions),
+            mlm_labels=ids([label for instance in group for label in instance.masked_labels]),
+            nsp_labels=np.array([instance.is_random_next for instance in group], dtype=np.int64),
+        )
 
 
 def _loader(corpus, documents=None, *, batch_size=16, seed=1, static_masks=False, max_length=64, **settings):
