@@ -9,8 +9,8 @@ import pytest
 
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.labels import encode_labels
-from maskloom.tasks.reading import read_examples
 
 pytestmark = pytest.mark.parity
 
@@ -58,7 +58,7 @@ MNLI_COLUMNS = ["index", "promptID", "pairID", "genre", "b1", "b2", "p1", "p2", 
 
 def ours(name, path, *, is_test=False):
     row = catalog_row(name)
-    data = read_examples(path, row.kind, ReadingOptions(format=name), needs_label=not is_test)
+    data = KINDS[row.kind].read(path, ReadingOptions(format=name), needs_label=not is_test)
     labels = [None] * len(data.examples) if is_test else encode_labels(data, row.kind, row.labels).tolist()
     return [[example.text, example.pair, label] for example, label in zip(data.examples, labels, strict=True)]
 

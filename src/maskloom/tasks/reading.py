@@ -22,7 +22,7 @@ from maskloom.tasks.columns import (
     columns_of_header,
     wants_numbers,
 )
-from maskloom.tasks.examples import BadRowError, Example, ReadExamples, ReadingReport
+from maskloom.tasks.examples import BadRowError, Example, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
 # float() also takes "1_000", "infinity" and the digits of other scripts.
@@ -30,21 +30,6 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORE
 # The square of an error is an fp32 number (at most 3.4e38), and so is a batch's sum of them.
 _LARGEST_TARGET = 1e16
 _TAKES_PAIR: dict[Kind, bool | None] = {"single": False, "pair": True, "regression": None, "multilabel": None}
-
-
-def read_examples(
-    path: str | Path, kind: Kind, options: ReadingOptions | None = None, *, needs_label: bool = True
-) -> ReadExamples:
-    """Read a whole data file for a kind of task.
-
-    Raises DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which
-    counts it), for a file without usable rows, and for columns that are not there.
-    """
-    report = ReadingReport(Path(path))
-    examples = list(iterate_examples(path, kind, options, needs_label=needs_label, report=report))
-    if not examples:
-        raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
-    return ReadExamples(examples, report)
 
 
 def iterate_examples(
@@ -55,7 +40,11 @@ def iterate_examples(
     needs_label: bool = True,
     report: ReadingReport | None = None,
 ) -> Iterator[Example]:
-    """Yield examples one by one in the file's order, as `read_examples` reads them, in constant memory."""
+    """Yield the examples of a data file for a kind of task, in its order and in constant memory.
+
+    Raises DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which
+    counts it) and for columns that are not there.
+    """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
     row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))

@@ -5,8 +5,8 @@ import pytest
 from maskloom.config import ConfigError, DataError
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.labels import encode_labels
-from maskloom.tasks.reading import read_examples
 
 MNLI_HEADER = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
@@ -45,7 +45,7 @@ def read(tmp_path, name, content, **options):
     path.write_bytes(content.encode())
     row = catalog_row(name)
     needs_label = options.pop("needs_label", True)
-    return row, read_examples(path, row.kind, ReadingOptions(format=name, **options), needs_label=needs_label)
+    return row, KINDS[row.kind].read(path, ReadingOptions(format=name, **options), needs_label=needs_label)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -125,7 +125,7 @@ def test_names_of_the_catalog():
 def test_real_files_are_read_whole(data_folder, name, file, num_rows):
     row = catalog_row(name)
     options = ReadingOptions(format=name)
-    data = read_examples(data_folder / "glue" / file, row.kind, options, needs_label="test" not in file)
+    data = KINDS[row.kind].read(data_folder / "glue" / file, options, needs_label="test" not in file)
     assert (data.report.num_kept, data.report.dropped) == (num_rows, {})
     labels = encode_labels(data, row.kind, row.labels)
     assert (labels is None) == ("test" in file)

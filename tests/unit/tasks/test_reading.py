@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from maskloom.config import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
-from maskloom.tasks.reading import iterate_examples, read_examples
+from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.reading import iterate_examples
 
 
 def read(tmp_path, content, kind="single", name="data.csv", **options):
     needs_label = options.pop("needs_label", True)
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_examples(path, kind, ReadingOptions(**options), needs_label=needs_label)
+    return KINDS[kind].read(path, ReadingOptions(**options), needs_label=needs_label)
 
 
 def plain(data):
@@ -169,6 +170,6 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, suffix):
 def test_a_folder_and_the_text_column_as_label_are_named(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\na,x\n")
     with pytest.raises(DataError, match=r"is a folder; a file is expected, such as one of those in it: train\.csv$"):
-        read_examples(tmp_path, "single")
+        KINDS["single"].read(tmp_path)
     with pytest.raises(DataError, match="'text' was given as the label column, and no column of text is left"):
-        read_examples(tmp_path / "train.csv", "single", ReadingOptions(label_column="text"))
+        KINDS["single"].read(tmp_path / "train.csv", ReadingOptions(label_column="text"))

@@ -11,7 +11,7 @@ from maskloom.files import write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.reading import read_examples
+from maskloom.tasks.kinds import KINDS
 
 _FILE = "majority.json"
 
@@ -26,7 +26,7 @@ def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
     options = ReadingOptions(format="wnli")
     counts = {}
     for name, path in (("train", train), ("dev", dev)):
-        labels = [str(example.label) for example in read_examples(path, row.kind, options).examples]
+        labels = [str(example.label) for example in KINDS[row.kind].read(path, options).examples]
         unknown = next((label for label in labels if label not in row.labels), None)
         if unknown is not None:
             raise DataError(f"{path}: the label {unknown!r:.80} is not one of {', '.join(row.labels)}")

@@ -21,20 +21,11 @@ from maskloom.tasks.choice.published import (
     race_rows,
 )
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import BadRowError, ReadExamples, ReadingReport
+from maskloom.tasks.examples import BadRowError, ReadingReport
 from maskloom.tasks.tables import Row, layout_of, read_rows
 
 _MOST_LETTERS = 26
 _MOST_DIGITS = 9
-
-
-def read_choices(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> ReadExamples:
-    """Read a whole file as `iterate_choices` does; raises DataError also when no row is usable."""
-    report = ReadingReport(Path(path))
-    examples = list(iterate_choices(path, options, needs_label=needs_label, report=report))
-    if not examples:
-        raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
-    return ReadExamples(examples, report)
 
 
 def iterate_choices(

@@ -4,8 +4,10 @@ import pytest
 
 from maskloom.config import ConfigError, DataError
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.choice.reading import read_choices
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.kinds import KINDS
+
+read_choices = KINDS["choice"].read
 
 SWAG_HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
 SWAG_ROW = '{id},v,{id},"A, B","She walks, slowly.",She,gold,"runs ""fast"".",sits.,eats.,sleeps.,{label}'

@@ -7,8 +7,10 @@ import pytest
 
 from maskloom.config import DataError
 from maskloom.tasks import tables
-from maskloom.tasks.choice.reading import read_choices
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.kinds import KINDS
+
+read_choices = KINDS["choice"].read
 
 # The first row of each set's training file, shortened.
 ARC = (

@@ -7,7 +7,7 @@ from maskloom.config import ConfigError, DataError
 from maskloom.metrics.entities import entities_of
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
-from maskloom.tasks.reading import read_examples
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tagging.reading import find_scheme, iterate_sentences, layout_of_sentences, read_sentences
 from maskloom.tasks.tagging.sentences import TaggedSentence
 
@@ -240,7 +240,7 @@ def test_a_format_of_another_kind_is_refused(write):
     with pytest.raises(ConfigError, match=r"'nonsense' is not in the catalog.*tagging knows"):
         read_sentences(path, ReadingOptions(format="nonsense"))
     with pytest.raises(ConfigError, match="'conll2003' is of a tagging task, not single or pair"):
-        read_examples(path, "single", ReadingOptions(format="conll2003"))
+        KINDS["single"].read(path, ReadingOptions(format="conll2003"))
 
 
 def test_empty_files_and_files_without_sentences_are_refused(write):
