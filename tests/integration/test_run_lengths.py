@@ -11,6 +11,7 @@ from maskloom.config import ConfigError, PretrainRecipe, load_recipe
 from maskloom.recipe_files import recipe_toml
 from maskloom.runs import extension
 from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.export import export
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.progress import SilentProgress
 from maskloom.runs.rerun import rerun
@@ -88,6 +89,18 @@ def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, tmp_p
         pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop("phase-1", 13))
     pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_the_best_checkpoint_is_that_of_the_whole_extended_run(corpus, tmp_path):
+    own = [setting for setting in SETTINGS if "learning_rate" not in setting]
+    own += ["training.learning_rate=0.1", "training.evaluate_every=2", "training.keep_best=true"]
+    for steps in (8, 16):
+        changed = load_recipe(PretrainRecipe, None, [*own, f"training.steps={steps}"])
+        pretrain(changed, corpus=corpus, out=tmp_path / "run", resume=steps == 16)
+        events = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "evaluation"]
+        best = min(events, key=lambda event: event["metrics"]["mlm_loss"])
+        assert export(tmp_path / "run", tmp_path / f"best-{steps}", best=True)["step"] == best["step"]
+    assert [event["step"] for event in events] == list(range(2, 17, 2))
 
 
 def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, tmp_path):
