@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tools.soak.full_disks import model_places, try_full_disk
-from tools.soak.kills import KILLS_IN_A_ROW, kill_once, kills_of, leave_alone, try_kill
+from tools.soak.kills import KILLS_IN_A_ROW, Kill, kill_once, kills_of, leave_alone, try_kill
 from tools.soak.subjects import RUN, differences, finetuning, grid_search, outcome, prepare, pretraining, run_whole
 
 
@@ -42,6 +42,13 @@ def test_pretraining_goes_on_to_the_bit_after_a_kill(server, pretrained_alone, b
 
 def test_finetuning_goes_on_to_the_bit_after_a_kill(server, finetuned_alone, budget):
     _kill_once_of_each(server, finetuned_alone, budget, save=1, evaluation=1)
+
+
+def test_finetuning_killed_after_the_last_step_of_a_seed_leaves_nothing_behind(server, finetuned_alone, budget):
+    last = finetuned_alone.passes.count("files.rename")
+    for number in range(last - 13, last - 9):  # the last save, checkpoints that go, result.json; then the model folder
+        trial = try_kill(server, finetuned_alone, Kill("save", f"kill@files.rename#{number}"), budget.work / "killed")
+        assert trial.passed, f"{trial.name}: {trial.detail}"
 
 
 def test_a_grid_search_goes_on_to_the_bit_after_a_kill(server, searched_alone, budget):

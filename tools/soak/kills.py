@@ -212,8 +212,8 @@ def _try_many(server: ForkServer, alone: LeftAlone, budget: Budget) -> Trial:
         points = alone.passes_of(kind)
         if kind == "clock":
             kill = Kill(kind, seconds=draw.uniform(0.02, 0.4) * alone.seconds)
-        else:  # an early pass, which a run that goes on near its end meets too
-            name = draw.choice(sorted(points))
+        else:  # an early pass of a point passed often, which a run that goes on near its end meets too
+            name = draw.choice(sorted(point for point, passes in points.items() if kind != "save" or len(passes) > 8))
             kill = Kill(kind, rule=f"kill@{name}#{draw.randint(1, 1 + len(points[name]) // 20)}")
         try:
             kill_once(server, alone.subject, kill, folder, resume=number > 0)

@@ -100,8 +100,8 @@ def run_restart(
     if not ranks.is_first:
         return result
     log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
+    drop_old_checkpoints(folder / "checkpoints", state.step, 1, ())  # before: whoever finds a result looks no further
     write_json(folder / _RESULT, result)
-    drop_old_checkpoints(folder / "checkpoints", state.step, 1, ())
     return result
 
 
