@@ -72,9 +72,10 @@ def extension_lines(training: TrainingSection) -> list[str]:
         return []
     last = training.extensions[-1]
     warmup = min(training.resolved_warmup_steps(), training.steps - last.at)
+    how = f"goes on a line within {warmup:,} steps" if warmup else "goes at once"
     return [
-        f"extended: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; within {warmup:,} "
-        f"steps the learning rate goes on a line to that of a run of {training.steps:,} steps"
+        f"extended: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; the learning rate "
+        f"{how} to that of a run of {training.steps:,} steps"
     ]
 
 
