@@ -15,6 +15,7 @@ from maskloom.recipe_files import validate_recipe as validate_recipe
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Minutes = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 MOST_STEPS = 10**12
 """More than any run can count to, so it is also the number of steps of a run that the clock ends."""
@@ -171,7 +172,7 @@ class TrainingSection(Section):
         about("Seconds after which a process that lets the others wait ends the run."),
     ] = 30.0
     minutes: Annotated[
-        Positive | None,
+        Minutes | None,
         about("Minutes of training instead of steps or epochs, shared by phases or seeds; the rate follows the clock."),
     ] = None
     extensions: list[Extension] = Field(default_factory=list)

@@ -99,8 +99,9 @@ def open_file_number(path: str | Path) -> int | None:
 def replacing_folder(final: Path) -> Iterator[Path]:
     """Yield a new folder beside `final` that takes its name at the end; on an error nothing of it is left.
 
-    An older folder of that name stands until the last moment.
+    An older folder of that name stands until the last moment. A link stays, and what it leads to is replaced.
     """
+    final = final.resolve() if final.is_symlink() else final
     temporary, former = (final.with_name(f".{final.name}.{what}-{os.getpid()}") for what in ("tmp", "tmp-old"))
     for left in final.parent.glob(f".{escape(final.name)}.tmp-*"):
         process = left.name.rpartition("-")[2]
@@ -126,8 +127,13 @@ def replacing_folder(final: Path) -> Iterator[Path]:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy the files of a folder into another; raises OSError as `replacing` does."""
+    """Copy what a folder holds into another, but for links to folders; raises OSError as `replacing` does."""
     for path in sorted(source.iterdir()):
+        if path.is_dir():
+            if not path.is_symlink():
+                (target / path.name).mkdir()
+                copy_files(path, target / path.name)
+            continue
         with path.open("rb") as file, replacing(target / path.name) as copy:
             while chunk := file.read(_CHUNK):
                 fault_point("files.copy")
@@ -222,6 +228,9 @@ def rename(source: Path, target: Path) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that it holds; links are removed, not followed. Raises OSError at what cannot go."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
     for place, folders, names in os.walk(folder, topdown=False):
         for name in names:
             fault_point("files.unlink")

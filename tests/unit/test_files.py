@@ -11,6 +11,7 @@ from maskloom.files import (
     is_stream,
     open_file_number,
     output_file,
+    remove_tree,
     replacing,
     replacing_folder,
     write_bytes,
@@ -135,3 +136,34 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path) -> None:
         copy_files(source, new)
     assert {path.name: path.read_text() for path in final.iterdir()} == {"a.txt": "new", "b.txt": "new"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "source"]
+
+
+def test_a_link_to_a_folder_stays_and_what_it_leads_to_is_replaced(tmp_path) -> None:
+    (tmp_path / "disk" / "model" / "1_Pooling").mkdir(parents=True)
+    (tmp_path / "disk" / "model" / "1_Pooling" / "a.txt").write_text("old")
+    link = tmp_path / "link"
+    link.symlink_to("disk/model")
+    for _ in range(2):
+        with replacing_folder(link) as new:
+            copy_files(link, new)
+            (new / "b.txt").write_text("new")
+    assert link.is_symlink()
+    files = {str(path.relative_to(tmp_path)) for path in (tmp_path / "disk").rglob("*") if path.is_file()}
+    assert files == {"disk/model/1_Pooling/a.txt", "disk/model/b.txt"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
+    nowhere = tmp_path / "nowhere"
+    nowhere.symlink_to("disk/other")
+    with replacing_folder(nowhere) as new:
+        (new / "c.txt").write_text("new")
+    assert (tmp_path / "disk" / "other" / "c.txt").exists()
+
+
+def test_a_tree_is_removed_without_what_its_links_lead_to(tmp_path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a.txt").write_text("kept")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "inside").symlink_to(tmp_path / "kept")
+    (tmp_path / "link").symlink_to("kept")
+    for name in ("tree", "link"):
+        remove_tree(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept", "a.txt"]

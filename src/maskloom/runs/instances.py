@@ -50,6 +50,8 @@ def write_google_instances(
             raise ConfigError(f"{name} = {value}: it must be from 0 to 1")
     if max_predictions < 1:
         raise ConfigError(f"max_predictions = {max_predictions}: it must be at least 1")
+    if max_predictions > max(max_length, 20):  # Google's default of 20 stands for short sequences too
+        raise ConfigError(f"max_predictions = {max_predictions}: it may not exceed max_length = {max_length}")
     documents, vocabulary = _documents(sources, vocab, on_bad_text)
     instances = google_instances(
         documents,

@@ -40,6 +40,14 @@ class ReadingOptions:
     labels: str | None = None
     on_bad_rows: Literal["error", "skip"] = "error"
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a value of another type, and for another word about bad rows."""
+        for name in ("text_column", "pair_column", "label_column", "format", "labels"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise ConfigError(f"{name} = {value!r:.80}: a str or None is expected; this is {type(value).__name__}")
+        if self.on_bad_rows not in ("error", "skip"):
+            raise ConfigError(f"on_bad_rows = {self.on_bad_rows!r:.80}: either 'error' or 'skip'")
+
     def as_dict(self) -> dict[str, Any]:
         """Return the options that were given."""
         return {key: value for key, value in asdict(self).items() if value is not None}

@@ -64,6 +64,14 @@ def _is_whole_number(name: str) -> bool:
     return len(name) < 1000 and name.removeprefix("-").isdecimal()
 
 
+def _reads_as_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
+
+
 def check_variety(train: ReadExamples, kind: Kind) -> None:
     """Raise DataError when training data has one label only, or no label at all: nothing could be learnt."""
     path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
@@ -85,7 +93,7 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
     """Return labels as arrays: ids (examples,) int64; scores (examples,) float32; or 0/1 (examples, labels) float32.
 
     None when no example has a label. Raises DataError, with the line, for a name that is not among `names`. Where no
-    name is a number, a number stands for the id of a name.
+    name reads as a number and all labels of the file are whole numbers, these are ids of names, which a note says.
     """
     examples, path = data.examples, data.report.path
     if all(example.label is None for example in examples):
@@ -96,8 +104,11 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
     if kind == "regression":
         return np.array([example.label for example in examples], dtype=np.float32)
     ids = {name: number for number, name in enumerate(names)}
-    if not any(name.isdecimal() for name in names):
-        ids.update({str(number): number for number in range(len(names))})
+    found = {name for example in examples for name in _names(example)}
+    if found and all(map(str.isdecimal, found)) and not any(map(_reads_as_number, names)):
+        ids = {str(number): number for number in range(len(names))}
+        shown = ", ".join(f"{number} is {name!r:.80}" for number, name in [*enumerate(names)][:20])
+        data.report.notes.append(f"labels are numbers, taken as ids: {shown}{' ...' if len(names) > 20 else ''}")
     if kind != "multilabel":
         return np.array([_id_of(example.label, ids, names, path, example.line) for example in examples], np.int64)
     labels = np.zeros((len(examples), len(names)), dtype=np.float32)

@@ -60,6 +60,7 @@ def test_the_end_of_a_file_ends_no_document_but_a_blank_line_does(text: Path, vo
         ({"vocab": None}, "text needs --vocab"),
         ({"masking_rate": 1.5}, r"masking_rate = 1\.5: it must be from 0 to 1"),
         ({"max_predictions": 0}, "max_predictions = 0"),
+        ({"max_predictions": 10**12}, "max_predictions = 1000000000000: it may not exceed max_length = 128"),
         ({"max_length": 4}, "max_length is 4"),
     ],
 )

@@ -60,10 +60,13 @@ def test_some_labels_missing():
         encode_labels(data_with("a", None), "single", ("a", "b"))
 
 
-def test_ids_stand_for_names_only_where_no_name_is_a_number():
-    assert encode_labels(data_with("1", "a"), "single", ("a", "b")).tolist() == [1, 0]
-    with pytest.raises(DataError, match="'1' is not one of"):
-        encode_labels(data_with("1"), "single", ("0", "5"))
+def test_ids_stand_for_names_only_where_nothing_else_is_a_label_and_no_name_is_a_number():
+    data = data_with("1", "0")
+    assert encode_labels(data, "single", ("a", "b")).tolist() == [1, 0]
+    assert data.report.notes == ["labels are numbers, taken as ids: 0 is 'a', 1 is 'b'"]
+    for labels, names in [(("1",), ("0", "5")), (("1", "-1"), ("+1", "-1")), (("1", "a"), ("a", "b"))]:
+        with pytest.raises(DataError, match="'1' is not one of"):
+            encode_labels(data_with(*labels), "single", names)
 
 
 @pytest.mark.parametrize(

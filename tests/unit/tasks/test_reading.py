@@ -173,3 +173,16 @@ def test_a_folder_and_the_text_column_as_label_are_named(tmp_path):
         KINDS["single"].read(tmp_path)
     with pytest.raises(DataError, match="'text' was given as the label column, and no column of text is left"):
         KINDS["single"].read(tmp_path / "train.csv", ReadingOptions(label_column="text"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_bad_rows": "raise"}, "on_bad_rows = 'raise': either 'error' or 'skip'"),
+        ({"text_column": 5}, "text_column = 5: a str or None is expected; this is int"),
+        ({"format": ["cola"]}, r"format = \['cola'\]: a str or None is expected; this is list"),
+    ],
+)
+def test_options_of_another_type_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ReadingOptions(**options)

@@ -157,7 +157,7 @@ class WordSplitter:
     def _mark_at(self, text: str, *, is_behind: bool = False) -> int:
         """Return how long the mark at an end of a text is: the longest that is a word of training, or one character."""
         char = text[-1] if is_behind else text[0]
-        if not _is_mark(char) or char in self.whole or (char == "'" and text.lower() in self.clitics):
+        if not _is_mark(char) or char in self.whole or (char == "'" and _lower(text) in self.clitics):
             return 0
         ends = ((text[-size:] if is_behind else text[:size], size) for size in range(self._longest_mark, 1, -1))
         return next((size for end, size in ends if len(end) == size and end in self._marks), 1)
@@ -167,7 +167,7 @@ class WordSplitter:
         word = chunk[first:last]
         if word in self._kept:
             return [(first, last)]
-        lower = word.lower()
+        lower = _lower(word)
         for clitic in self.clitics:
             size = len(clitic)
             if clitic.endswith("'") and lower.startswith(clitic) and size < len(word):
@@ -179,6 +179,12 @@ class WordSplitter:
                 left = self._cut(chunk, first, place, at_end=False)
                 return [*left, (place, place + 1), *self._cut(chunk, place + 1, last, at_end=False)]
         return [(first, last)]
+
+
+def _lower(text: str) -> str:
+    """Return a text in lower case of the same length: what becomes two characters, as the Turkish İ, stays."""
+    lower = text.lower()
+    return lower if len(lower) == len(text) else "".join(c if len(c.lower()) > 1 else c.lower() for c in text)
 
 
 class _Evidence:
@@ -233,7 +239,7 @@ class _Evidence:
         shapes: Counter[str] = Counter()
         for word, surplus in self.surplus[at_end].items():
             has_mark = _has_letters(word) and (_is_mark(word[0]) or _is_mark(word[-1]))
-            if has_mark and word.lower() not in clitics:
+            if has_mark and _lower(word) not in clitics:
                 shapes[_shape(word)] += surplus
         return tuple(sorted(shape for shape, surplus in shapes.items() if surplus > 0))
 
@@ -242,11 +248,11 @@ class _Evidence:
         own: Counter[str] = Counter()
         for word, count in self.mixed.items():
             is_short = len(word) <= _LONGEST_CLITIC and word.count("'") == 1 and word.replace("'", "").isalpha()
-            if is_short and ("'" in (word[0], word[-1]) or word.lower() == "n't"):
-                own[word.lower()] += count
+            if is_short and ("'" in (word[0], word[-1]) or _lower(word) == "n't"):
+                own[_lower(word)] += count
         kept: Counter[str] = Counter()
         for word, count in self.mixed.items():
-            lower = word.lower()
+            lower = _lower(word)
             for clitic in own:
                 if len(lower) > len(clitic) and (lower.startswith if clitic.endswith("'") else lower.endswith)(clitic):
                     kept[clitic] += count

@@ -92,6 +92,11 @@ def test_characters_of_scripts_without_blanks_stay_apart():
     assert cut(UNKNOWN_TRAINING, "今天 is 好day.") == ["今", "天", "is", "好", "day", "."]
 
 
+def test_a_letter_that_is_two_in_lower_case_is_cut_where_it_stands():
+    splitter = learnt("Ankara 'İn güzel evi .\n" * 60)
+    assert cut(splitter, "Ankara'İn güzel evi.") == ["Ankara", "'İn", "güzel", "evi", "."]
+
+
 def test_runs_without_a_blank_take_no_longer_than_their_length():
     started = time.process_time()
     for chunk in ("!" * 60_000, "a.b-" * 20_000, "'s" * 20_000, "(" * 255, "'s" * 127, "a!" * 127):
