@@ -142,7 +142,9 @@ def test_the_clock_takes_warm_up_as_a_share_and_no_extension() -> None:
         said = rf"{key}\.warmup_steps = 3: with training\.minutes give training\.warmup_share"
         with pytest.raises(ConfigError, match=said):
             load_recipe(kind, None, [*changes, "training.minutes=2.0", f"{key}.warmup_steps=3"])
-    with pytest.raises(ConfigError, match=r"training\.minutes = 5e-324: Input should be greater than or equal to 0\.001"):
+    with pytest.raises(
+        ConfigError, match=r"training\.minutes = 5e-324: Input should be greater than or equal to 0\.001"
+    ):
         load_recipe(FinetuneRecipe, None, ["training.minutes=5e-324"])
     with pytest.raises(ConfigError, match=r"training\.minutes = 2: this run was extended with --steps"):
         load_recipe(FinetuneRecipe, None, ["training.minutes=2.0", "training.extensions=[{at=9, steps=9}]"])
