@@ -18,7 +18,7 @@ from maskloom.foreign_files import check_regular, read_bytes
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 _WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
