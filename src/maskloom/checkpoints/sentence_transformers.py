@@ -13,8 +13,8 @@ from torch import Tensor
 
 from maskloom.checkpoints.tensor_files import open_weights
 from maskloom.config import ConfigError, DataError
-from maskloom.files import write_json
-from maskloom.foreign_files import file_inside, read_json, read_json_object
+from maskloom.files import write_bytes, write_json
+from maskloom.foreign_files import file_inside, read_bytes, read_json, read_json_object
 
 PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
 POOLING_MODES: tuple[str, ...] = get_args(PoolingMode)
@@ -23,6 +23,7 @@ ENCODER = "0_Transformer"
 """Where older releases put the encoder, a folder in Hugging Face layout; newer ones put it beside modules.json."""
 _SETTINGS = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
+_MAX_COPIED_BYTES = 1 << 30
 # Until version 6 a flag for each mode.
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -181,6 +182,25 @@ def write_modules(
     write_json(folder / _SETTINGS, {"max_seq_length": max_length, "do_lower_case": False})
     write_json(folder / _PROMPTS, {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"})
     write_json(folder / MODULES, modules)  # last: with it the folder counts
+
+
+def copy_modules(source: Path, target: Path) -> None:
+    """Copy modules.json and what it names, but for the encoder, which lies in `target` itself; nothing without it.
+
+    Raises DataError for a file that is not one of the folder and for a damaged modules.json.
+    """
+    if (path := file_inside(source, MODULES)) is None:
+        return
+    (_, encoder), *others = _module_paths(path)
+    found = {_SETTINGS: source / encoder, _PROMPTS: source}
+    for folder in (source / name for _, name in others if name and (source / name).is_dir()):
+        (target / folder.name).mkdir(exist_ok=True)
+        found |= {f"{folder.name}/{held.name}": source for held in folder.iterdir() if held.is_file()}
+    for name, folder in found.items():
+        if (held := file_inside(folder, name)) is not None:
+            write_bytes(target / name, read_bytes(held, limit=_MAX_COPIED_BYTES))
+    first, *rest = read_json(path)
+    write_json(target / MODULES, [{**first, "path": ""}, *rest])
 
 
 def _module_paths(path: Path) -> list[tuple[str, str]]:

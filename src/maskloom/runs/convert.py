@@ -9,11 +9,12 @@ from typing import Any
 
 from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
 from maskloom.checkpoints.pickled_weights import open_pickled
+from maskloom.checkpoints.sentence_transformers import MODULES
 from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
 from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
 from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import file_inside, read_json_object
-from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer
+from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.model_card import Card, hub_name, model_name
 from maskloom.runs.model_writing import write_model_folder
@@ -65,8 +66,12 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
         pipeline_tag="fill-mask" if "mlm" in model.heads else None,
         base_model=hub_name(found.folder),
     )
-    write_model_folder(out, model, tokenizer, card, extra_config=labels)
-    return {**_account(found, model, report, tokenizer), "case": reason, "model": str(out)}
+    around = modules_folder(found.folder)
+    write_model_folder(out, model, tokenizer, card, extra_config=labels, vectors_as=around)
+    account = _account(found, model, report, tokenizer)
+    if (out / MODULES).exists():
+        account["notes"].append(f"vectors are made as {MODULES} says; it was copied with the files that it names")
+    return {**account, "case": reason, "model": str(out)}
 
 
 def _found(source: Path) -> _Source:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.checkpoints.huggingface import save_model
+from maskloom.checkpoints.sentence_transformers import copy_modules
 from maskloom.files import copy_files, replacing_folder, write_json
 from maskloom.inference.model_folder import SETTINGS_FILE
 from maskloom.models.assembled import EncoderWithHeads
@@ -22,11 +23,13 @@ def write_model_folder(
     *,
     extra_config: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    vectors_as: Path | None = None,
 ) -> None:
     """Write a folder that opens here and in transformers, under a temporary name until it is whole.
 
     `weights` is a model, or a folder with config.json and weights that are copied. `extra_config` adds keys to
-    config.json, `settings` are those of a task. Raises OSError when the disk fails; nothing is left then.
+    config.json, `settings` are those of a task, and `vectors_as` is a folder whose modules.json is copied. Raises
+    OSError when the disk fails; nothing is left then.
     """
     with replacing_folder(final) as folder:
         if isinstance(weights, Path):
@@ -36,4 +39,6 @@ def write_model_folder(
         tokenizer.save(folder)
         if settings is not None:
             write_json(folder / SETTINGS_FILE, settings)
+        if vectors_as is not None:
+            copy_modules(vectors_as, folder)
         card.write(folder)

@@ -10,11 +10,12 @@ from typing import Any, Literal, cast
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
+from maskloom.checkpoints.sentence_transformers import copy_modules
 from maskloom.data.documents import ReadingReport, read_documents
 from maskloom.errors import ConfigError, DataError
 from maskloom.files import replacing_folder, write_bytes, write_json
 from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_bytes
-from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
+from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder, resolve_model_folder
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import MaskedLMHead
 from maskloom.text.tokenizer import Tokenizer
@@ -24,8 +25,6 @@ from maskloom.text.vocabulary_training import measure_coverage
 from maskloom.text.word_counting import count_words
 
 REPORT = "vocabulary_extension.json"
-# What goes along unchanged: our own settings, and those of sentence-transformers.
-_COMPANIONS = ("maskloom.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 _UNUSED = "[unused"
 
 
@@ -137,13 +136,10 @@ def _give_rows(
 
 
 def _write_model(model: EncoderWithHeads, folder: Path, tokenizer: Tokenizer, target: Path) -> None:
-    """Write model and tokenizer, and copy the small files beside the old model that do not depend on its vocabulary."""
-    inner = [f"{path.name}/config.json" for path in sorted(folder.iterdir()) if path.is_dir()]
-    for name in (*_COMPANIONS, *inner):
-        path = file_inside(folder, name)
-        if path is not None:
-            (target / name).parent.mkdir(exist_ok=True)
-            write_bytes(target / name, read_bytes(path, limit=MAX_JSON_BYTES))
+    """Write model and tokenizer, and copy the files beside the old model that do not depend on its vocabulary."""
+    if (path := file_inside(folder, SETTINGS_FILE)) is not None:
+        write_bytes(target / SETTINGS_FILE, read_bytes(path, limit=MAX_JSON_BYTES))
+    copy_modules(modules_folder(folder), target)
     tokenizer.save(target)
     # config.json keeps what it says beyond what is written anew, such as names of labels
     own = {*model.config.as_published(), "architectures", "dtype", "torch_dtype", "position_embedding_type"}

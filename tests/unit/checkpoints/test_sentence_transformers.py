@@ -14,6 +14,7 @@ from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.runs.convert import conversion_lines, convert
 from maskloom.runs.export import describe_vectors
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -207,3 +208,19 @@ def test_the_published_folder_asks_for_length_1_and_256_tokens(minilm_folder):
     vectors = predictor.encode(["A sentence.", "word " * 400])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
     assert predictor.num_truncated == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "0_Transformer"])
+def test_a_converted_model_makes_the_same_vectors(tmp_path, prefix):
+    folder = write_encoder(tmp_path / "source", prefix)
+    write_list(folder, "Transformer", "Pooling", "Dense", "Normalize", prefix=prefix)
+    write_pooling(folder, pooling_mode="max")
+    write_json(folder / prefix / "sentence_bert_config.json", {"max_seq_length": 9})
+    write_json(folder / "2_Dense" / "config.json", {"in_features": 16, "out_features": 5, "bias": False})
+    save_file({"linear.weight": torch.randn(5, 16)}, folder / "2_Dense" / "model.safetensors")
+    result = convert(folder / prefix, tmp_path / "out")
+    assert "vectors are made as modules.json says" in "\n".join(conversion_lines(result))
+    before, after = Predictor.load(folder), Predictor.load(tmp_path / "out")
+    assert (after.modules.pooling, after.modules.normalizes, after.max_length) == ("max", True, 9)
+    np.testing.assert_array_equal(after.encode(TEXTS), before.encode(TEXTS))
+    assert "vectors" not in "\n".join(conversion_lines(convert(write_encoder(tmp_path / "plain"), tmp_path / "second")))
