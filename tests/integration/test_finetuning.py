@@ -382,6 +382,9 @@ def test_class_lists(model_folder, data, tmp_path):
     dev.write_text(dev.read_text() + '{"id": 99, "text": "very film", "label": "mixed"}\n')
     with pytest.raises(DataError, match=r"the label 'mixed' is not one of the labels of training: .*\(--labels FILE\)"):
         finetune(settings, **inputs, out=tmp_path / "one")
+    classes.write_text("good\nbad\nodd\n")
+    with pytest.raises(DataError, match=r"the label 'mixed' is not one of the labels of .*: 'good', 'bad', 'odd'$"):
+        finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
     classes.write_text("good\nbad\nmixed\nodd\n")
     result = finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
     assert result["data"]["labels"] == ["good", "bad", "mixed", "odd"]
@@ -414,6 +417,18 @@ def test_what_is_read_cut_and_shared_is_told(model_folder, data, tmp_path):
     for part in ("dropped 1 of 43 rows: missing key", "dropped 1 of 43 rows: blank line", "lose 26 tokens",
                  "also stand in train", "batch_size 32 lowered to 21"):  # fmt: skip
         assert part in notes
+
+
+def test_a_slip_in_a_label_is_told(model_folder, data, tmp_path):
+    """In training data as a note; in a file to evaluate as an error, which names no option that only training has."""
+    train, dev = data("single", 40)
+    train.write_text(train.read_text() + '{"id": 99, "text": "very film", "label": "godo"}\n')
+    out = tmp_path / "run"
+    result = finetune(recipe(training={"epochs": 0.1}), model=model_folder, train=train, dev=dev, out=out)
+    assert "labels to check: 'godo': 1 in train, none in dev; did you mean 'good'?" in result["data"]["notes"]
+    dev.write_text('{"id": 1, "text": "very film", "label": "Good"}\n')
+    with pytest.raises(DataError, match=r"the label 'Good' is not one .*; did you mean 'good'\?$"):
+        evaluate(out / "model", dev)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 import maskloom
 from maskloom.checkpoints.huggingface import read_config
-from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
@@ -43,7 +43,13 @@ from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import task_kind
-from maskloom.tasks.labels import balanced_weights, label_counts, weights_by_name
+from maskloom.tasks.labels import (
+    UnknownLabelError,
+    balanced_weights,
+    doubtful_labels,
+    label_counts,
+    weights_by_name,
+)
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog
@@ -51,7 +57,7 @@ from maskloom.training.loop import NumericalError
 from maskloom.training.ranks import Ranks, joined_ranks
 from maskloom.training.run_log import check_log_targets, open_run_log
 
-_SHOWN_LABELS = 12
+_SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
 
 
 @dataclass(frozen=True)
@@ -262,7 +268,11 @@ def _prepare(
     if recipe.tune_on_dev:
         check_tunable(task)
     encoded = task.encode(train_data, tokenizer, recipe.data.max_length, for_training=True)
-    dev_encoded = task.encode(dev_data, tokenizer, recipe.data.max_length)
+    try:
+        dev_encoded = task.encode(dev_data, tokenizer, recipe.data.max_length)
+    except UnknownLabelError as error:
+        hint = "labels that training data lacks can be listed in a file (--labels FILE)"
+        raise DataError(f"{error}{'' if reading.labels else f'; {hint}'}") from None
     weights = _class_weights(recipe, task, encoded)
     if weights is not None:
         task = kind.make(names, primary, {**settings, "class_weights": weights})
@@ -308,7 +318,12 @@ def _account(
         notes.append(f"{num_shared} of {len(dev[0].examples)} dev examples also stand in train")
     counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
     unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
-    if unseen and task.settings.get("scheme") in (None, "plain"):
+    scheme = task.settings.get("scheme")
+    if task.labels and scheme in (None, "plain"):
+        doubts = doubtful_labels(task.labels, counts, label_counts(task.targets(dev[1]), len(task.labels)))
+        more = f"; {len(doubts) - _SHOWN_DOUBTS} more" if len(doubts) > _SHOWN_DOUBTS else ""
+        notes += [f"labels to check: {'; '.join(doubts[:_SHOWN_DOUBTS])}{more}"] if doubts else []
+    if unseen and scheme in (None, "plain"):
         shown = ", ".join(unseen[:_SHOWN_LABELS]) + (" ..." if len(unseen) > _SHOWN_LABELS else "")
         notes.append(f"{len(unseen)} of {len(task.labels)} labels are nowhere in train and cannot be learnt: {shown}")
     if len(train[1]) < recipe.training.batch_size:

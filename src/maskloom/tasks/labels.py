@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,12 @@ from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.examples import Example, ReadExamples
 
 _MOST_LABEL_BYTES = 16 << 20
+# A label is compared with those that are so many times as frequent; of many labels, the rarest with the most frequent.
+_MORE_FREQUENT, _COMPARED = 10, 200
+
+
+class UnknownLabelError(DataError):
+    """A label that is not among those of the task."""
 
 
 def read_label_names(path: str | Path) -> tuple[str, ...]:
@@ -123,6 +131,27 @@ def label_counts(labels: np.ndarray, num_labels: int) -> np.ndarray:
     return labels.sum(axis=0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=num_labels)
 
 
+def doubtful_labels(names: Sequence[str], train: np.ndarray, dev: np.ndarray) -> list[str]:
+    """Return what to doubt in labels by their counts, rarest first: one in train, none in dev, near a frequent name."""
+    found, order = [], [int(index) for index in np.argsort(train, kind="stable") if train[index]]
+    for place, index in enumerate(order):
+        name, count, near = names[index], train[index], ""
+        if place < _COMPARED:
+            others = [(names[other], train[other]) for other in order[-_COMPARED:] if other != index]
+            by_case = [other for other, n in others if n >= count and other.casefold() == name.casefold()]
+            near = did_you_mean(name, by_case or [other for other, n in others if n >= count * _MORE_FREQUENT])
+        if count == 1 or not dev[index] or near:
+            found.append(f"{name!r:.80}: {count} in train, {dev[index] or 'none'} in dev{near}")
+    return found
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return a question for the known name that is nearly this one, "" where there is none or names are numbered."""
+    folded = {} if any(map(str.isdigit, name)) else {other.casefold(): other for other in known if other != name}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.75)
+    return f"; did you mean {folded[near[0]]!r:.80}?" if near else ""
+
+
 def balanced_weights(labels: np.ndarray, num_labels: int) -> list[float]:
     """Return weights by which every class counts alike: n / (K n_c) for each class c of K.
 
@@ -161,8 +190,8 @@ def _names(example: Example) -> tuple[str, ...]:
 def _id_of(label: object, ids: dict[str, int], names: tuple[str, ...], path: Path, line: int) -> int:
     if label not in ids:
         shown = ", ".join(f"{name!r:.80}" for name in names[:20]) + (" ..." if len(names) > 20 else "")
-        raise DataError(
-            f"{path}: line {line}: the label {label!r:.80} is not one of the labels of training: {shown}; "
-            "labels that training data lacks can be listed in a file (--labels FILE)"
+        raise UnknownLabelError(
+            f"{path}: line {line}: the label {label!r:.80} is not one of the labels of training: "
+            f"{shown}{did_you_mean(str(label), names)}"
         )
     return ids[str(label)]

@@ -9,6 +9,7 @@ from maskloom.tasks.labels import (
     balanced_weights,
     check_variety,
     checked_weights,
+    doubtful_labels,
     encode_labels,
     label_counts,
     label_names_of,
@@ -29,6 +30,23 @@ def test_balanced_weights_of_several_labels_weigh_positives():
     assert label_counts(np.array([0, 2, 2]), 4).tolist() == [1, 0, 2, 0]
     with pytest.raises(ValueError, match="class_weights are 3 numbers, there are 2 labels"):
         checked_weights([1.0, 2.0, 3.0], ("a", "b"))
+
+
+def test_labels_that_may_be_slips_are_told_rarest_first():
+    names = ("Files", "files", "filse", "network", "numbers", "rare", "nubmers")
+    train, dev = np.array([2, 60, 1, 50, 40, 5, 4]), np.array([1, 20, 0, 20, 20, 0, 2])
+    assert doubtful_labels(names, train, dev) == [
+        "'filse': 1 in train, none in dev; did you mean 'files'?",
+        "'Files': 2 in train, 1 in dev; did you mean 'files'?",
+        "'nubmers': 4 in train, 2 in dev; did you mean 'numbers'?",
+        "'rare': 5 in train, none in dev",
+    ]
+
+
+def test_sound_labels_are_not_doubted():
+    """Two names that are alike and both frequent, names that differ in a number, and one that is nowhere."""
+    names = ("entailment", "not_entailment", "label_1", "label_10", "unseen")
+    assert doubtful_labels(names, np.array([50, 60, 400, 4, 0]), np.array([9, 9, 9, 1, 0])) == []
 
 
 def test_names_are_in_a_fixed_order():
