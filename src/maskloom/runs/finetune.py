@@ -320,7 +320,7 @@ def _account(
     unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
     scheme = task.settings.get("scheme")
     if task.labels and scheme in (None, "plain"):
-        doubts = doubtful_labels(task.labels, counts, label_counts(task.targets(dev[1]), len(task.labels)))
+        doubts = doubtful_labels(task.labels, [*counts], [*label_counts(task.targets(dev[1]), len(task.labels))])
         more = f"; {len(doubts) - _SHOWN_DOUBTS} more" if len(doubts) > _SHOWN_DOUBTS else ""
         notes += [f"labels to check: {'; '.join(doubts[:_SHOWN_DOUBTS])}{more}"] if doubts else []
     if unseen and scheme in (None, "plain"):

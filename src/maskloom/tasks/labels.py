@@ -131,7 +131,7 @@ def label_counts(labels: np.ndarray, num_labels: int) -> np.ndarray:
     return labels.sum(axis=0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=num_labels)
 
 
-def doubtful_labels(names: Sequence[str], train: np.ndarray, dev: np.ndarray) -> list[str]:
+def doubtful_labels(names: Sequence[str], train: Sequence[int], dev: Sequence[int]) -> list[str]:
     """Return what to doubt in labels by their counts, rarest first: one in train, none in dev, near a frequent name."""
     found, order = [], [int(index) for index in np.argsort(train, kind="stable") if train[index]]
     for place, index in enumerate(order):

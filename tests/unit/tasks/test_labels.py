@@ -34,7 +34,7 @@ def test_balanced_weights_of_several_labels_weigh_positives():
 
 def test_labels_that_may_be_slips_are_told_rarest_first():
     names = ("Files", "files", "filse", "network", "numbers", "rare", "nubmers")
-    train, dev = np.array([2, 60, 1, 50, 40, 5, 4]), np.array([1, 20, 0, 20, 20, 0, 2])
+    train, dev = [2, 60, 1, 50, 40, 5, 4], [1, 20, 0, 20, 20, 0, 2]
     assert doubtful_labels(names, train, dev) == [
         "'filse': 1 in train, none in dev; did you mean 'files'?",
         "'Files': 2 in train, 1 in dev; did you mean 'files'?",
@@ -46,7 +46,7 @@ def test_labels_that_may_be_slips_are_told_rarest_first():
 def test_sound_labels_are_not_doubted():
     """Two names that are alike and both frequent, names that differ in a number, and one that is nowhere."""
     names = ("entailment", "not_entailment", "label_1", "label_10", "unseen")
-    assert doubtful_labels(names, np.array([50, 60, 400, 4, 0]), np.array([9, 9, 9, 1, 0])) == []
+    assert doubtful_labels(names, [50, 60, 400, 4, 0], [9, 9, 9, 1, 0]) == []
 
 
 def test_names_are_in_a_fixed_order():
