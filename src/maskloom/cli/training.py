@@ -96,7 +96,7 @@ def finetune(
     out: Out,
     task: Annotated[
         Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None,
-        typer.Option("--task", help="Kind of task."),
+        typer.Option("--task", help="Kind of task; single unless a recipe or --format says another."),
     ] = None,
     format_name: Format = None,
     epochs: Epochs = None,

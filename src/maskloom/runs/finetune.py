@@ -254,7 +254,13 @@ def _prepare(
 ) -> _Prepared:
     """Read, check and encode both files; nothing is written before this has passed."""
     kind, settings = task_kind(recipe.task), recipe.task_settings()
-    train_data = kind.read(train, reading, settings)
+    try:
+        train_data = kind.read(train, reading, settings)
+    except DataError as error:
+        if "task" in recipe.model_fields_set or {".csv", ".tsv", ".jsonl"}.intersection(train.suffixes):
+            raise
+        hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
+        raise DataError(f"{error}; {hint}") from None
     settings |= kind.data_settings(train_data)
     dev_data = kind.read(dev, reading, settings)
     kind.check(train_data, dev_data)
@@ -357,6 +363,7 @@ def _result(prepared: _Prepared, results: list[dict[str, Any]], failures: dict[i
     best = best_restart(results, primary)
     return {
         "task": prepared.task.kind,
+        "takes_pairs": prepared.takes_pairs,
         "metric": primary,
         "best": best["best"],
         "best_seed": best["seed"],

@@ -27,7 +27,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     rows += [("train", examples_text(data["train"])), ("dev", examples_text(data["dev"]))]
     if "tuned" in result:
         rows += _tuned_rows(result["tuned"])
-    takes = _TAKES.get(result["task"], "sentences")
+    takes = _TAKES.get("pair" if result.get("takes_pairs") else result["task"], "sentences")
     rows += [
         ("model", result["model"]),
         ("try", f"maskloom predict --model {result['model']} --input FILE --output predictions.jsonl ({takes})"),
