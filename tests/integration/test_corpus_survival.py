@@ -38,17 +38,17 @@ def test_a_full_or_broken_disk_ends_a_build_with_one_line(server, builds, budget
     assert trial.passed, f"{trial.name}: {trial.detail}"
 
 
-def test_an_earlier_vocabulary_is_put_back_after_a_kill_between_two_names(server, builds, tmp_path):
+def test_an_earlier_vocabulary_is_refused_and_a_killed_training_begins_anew(server, builds, tmp_path):
     vocabulary = builds[0]
     other = tuple("150" if word == "200" else word for word in vocabulary.arguments)
     assert server.start(other, tmp_path, tmp_path / "output").wait() == 0
     earlier = folder_bytes(tmp_path / "out")
+    assert server.start(vocabulary.arguments, tmp_path, tmp_path / "output").wait() == 3
+    assert folder_bytes(tmp_path / "out") == earlier
+    shutil.rmtree(tmp_path / "out")
     faults = {"MASKLOOM_FAULTS": "kill@vocabulary.new#1"}
     assert server.start(vocabulary.arguments, tmp_path, tmp_path / "output", **faults).wait() == -9
     assert not (tmp_path / "out").exists()
-    impossible = tuple("6" if word == "200" else word for word in vocabulary.arguments)
-    assert server.start(impossible, tmp_path, tmp_path / "output").wait() == 3
-    assert folder_bytes(tmp_path / "out") == earlier
     assert server.start(vocabulary.arguments, tmp_path, tmp_path / "output").wait() == 0
     assert folder_bytes(tmp_path / "out") == vocabulary.files
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "output"]

@@ -232,15 +232,22 @@ def test_an_output_in_a_folder_of_text_is_refused(texts: Path) -> None:
     assert {path.name for path in texts.iterdir() if not path.name.startswith(".")} == set(PARTS)
 
 
-def test_an_earlier_vocabulary_is_replaced_and_anything_else_is_not(texts: Path, tmp_path: Path) -> None:
+def test_an_earlier_vocabulary_and_anything_else_is_left_alone(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     train([texts], out)
     first = fingerprints(out)
     with pytest.raises(ConfigError):
         train([texts], out, size=20)
     assert fingerprints(out) == first
-    train([texts], out, size=120)
-    assert len(Vocabulary.load(out)) == 120
+    for other, named in (({"size": 120}, "size"), ({"cased": True, "max_length": 64}, "lowercase, max_length")):
+        with pytest.raises(ConfigError, match=rf"made otherwise \({named} differ\).*choose another --out"):
+            train([texts], out, **other)
+    with pytest.raises(ConfigError, match=r"\(text differ\)"):
+        train([texts / "a.txt"], out)
+    assert fingerprints(out) == first
+    again = train([texts], out, num_workers=2)
+    assert (again["already_trained"], again["size"]) == (True, 130)
+    assert fingerprints(out) == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]
     (out / "model.safetensors").write_bytes(b"weights")
     with pytest.raises(ConfigError, match=r"holds model\.safetensors.*choose another --out"):

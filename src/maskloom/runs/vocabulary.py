@@ -14,6 +14,7 @@ from maskloom.build_lock import held_alone
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
 from maskloom.files import sync, write_json
+from maskloom.foreign_files import read_json_object
 from maskloom.runs.run_lock import alone_in_folder
 
 if TYPE_CHECKING:
@@ -46,12 +47,14 @@ def train_vocabulary_from_files(
     """Train a WordPiece vocabulary on text files and write its tokenizer folder; return the report.
 
     The folder holds the tokenizer in Hugging Face layout and `vocabulary_report.json`, and appears whole or not at all.
-    An earlier vocabulary at `out` is replaced; anything else there is left alone. A training that was killed starts
-    anew when it is run again, and what it left behind is removed. Settings: see `train_vocabulary`, `chosen_engine`.
-    Raises ConfigError for impossible settings, an `out` that holds something else and one that another process trains,
-    DataError for bad text.
+    A vocabulary at `out` of the same text and settings is left as it is, and `already_trained` says so. A training that
+    was killed starts anew when it is run again, and what it left behind is removed. Settings: see `train_vocabulary`
+    and `chosen_engine`.
+    Raises ConfigError for impossible settings, an `out` that holds something else, or a vocabulary of other text or
+    settings, and one that another process trains, DataError for bad text.
     """
-    from maskloom.data.documents import ReadingReport, read_documents, refuse_output_inside
+    from maskloom.data.corpus_manifest import describe_file
+    from maskloom.data.documents import ReadingReport, read_documents, refuse_output_inside, source_files
     from maskloom.runs.ray_tasks import chosen_engine
     from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary_training import train_vocabulary
@@ -61,28 +64,58 @@ def train_vocabulary_from_files(
     out, does = Path(out), chosen_engine(engine, ray_address)
     _check_is_free(out)
     refuse_output_inside(paths, out)
+    files = source_files(paths)
+    settings: dict[str, Any] = {
+        "size": size,
+        "lowercase": not cased,
+        "score": score,
+        "min_frequency": min_frequency,
+        "alphabet_limit": alphabet_limit,
+        "max_distinct_words": max_distinct_words,
+    }
+    made_from = {**settings, "max_length": max_length, "on_bad_text": on_bad_text}
+    if (out / REPORT).exists():
+        return _finished(out, {**made_from, "text": _digest(describe_file(file.path)["sha256"] for file in files)})
     reading = ReadingReport()
     texts = _Texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading)
     with _staging(out) as staging:
-        trained = train_vocabulary(
-            texts,
-            size=size,
-            lowercase=not cased,
-            score=score,
-            min_frequency=min_frequency,
-            alphabet_limit=alphabet_limit,
-            max_distinct_words=max_distinct_words,
-            num_workers=num_workers,
-            progress=progress,
-            count=partial(count_words, engine=does, scratch=staging, place=texts.place),
+        count = partial(count_words, engine=does, scratch=staging, place=texts.place)
+        trained = train_vocabulary(texts, **settings, num_workers=num_workers, progress=progress, count=count)
+        tokenizer = Tokenizer(trained.vocabulary, lowercase=not cased, max_length=max_length)
+        made_from["text"] = _digest(reading.sums[file.path] for file in files)
+        report = {**trained.report.as_dict(), "reading": reading.as_dict(), "made_from": made_from}
+        return {"folder": str(out), **_put_in_place(tokenizer, report, out, staging / "new")}
+
+
+def _put_in_place(tokenizer: Any, report: dict[str, Any], out: Path, folder: Path) -> dict[str, Any]:
+    """Write tokenizer and report to a folder and rename it to `out`, where an empty one may be; return the report."""
+    tokenizer.save(folder)
+    report["sha256"] = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
+    write_json(folder / REPORT, report)
+    fault_point("vocabulary.new")
+    folder.rename(out)
+    sync(out.parent)
+    return report
+
+
+def _digest(sums: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of the vocabulary that is there; raises ConfigError where this one would be another."""
+    report = read_json_object(out / REPORT)
+    before = report.get("made_from")
+    before = before if isinstance(before, dict) else {}
+    changed = ", ".join(name for name, value in made_from.items() if before.get(name) != value)
+    if not changed and hashlib.sha256((out / "vocab.txt").read_bytes()).hexdigest() != report["sha256"]:
+        changed = "vocab.txt"
+    if changed:
+        raise ConfigError(
+            f"{out}: already holds a vocabulary that was made otherwise ({changed} differ), and corpora may need it; "
+            "choose another --out or remove this one"
         )
-        folder = staging / "new"
-        Tokenizer(trained.vocabulary, lowercase=not cased, max_length=max_length).save(folder)
-        digest = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
-        report = {**trained.report.as_dict(), "sha256": digest, "reading": reading.as_dict()}
-        write_json(folder / REPORT, report)
-        _put_in_place(folder, out, staging)
-    return {"folder": str(out), **report}
+    return {"folder": str(out), "already_trained": True, **report}
 
 
 class _Texts:
@@ -112,7 +145,8 @@ def _staging(out: Path) -> Iterator[Path]:
     staging = out.parent / f".{out.name}.building"
     with held_alone(staging / "lock", f"training the vocabulary of {out.name}"):
         try:
-            _recover(out, staging)
+            for left in (path for path in staging.iterdir() if path.is_dir()):
+                shutil.rmtree(left)
             yield staging
         except OSError as error:
             if error.errno is not None and error.filename is None:
@@ -121,26 +155,6 @@ def _staging(out: Path) -> Iterator[Path]:
             raise
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-
-
-def _recover(out: Path, staging: Path) -> None:
-    """Put an earlier vocabulary back that a killed training had moved away, and remove the rest of that training."""
-    if (staging / "old").exists() and not out.exists():
-        (staging / "old").rename(out)
-    for path in staging.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-
-
-def _put_in_place(folder: Path, out: Path, staging: Path) -> None:
-    """Rename the finished folder to `out`, after the one that is there."""
-    if out.exists():
-        # a folder that holds files cannot be renamed over; the old one goes when the staging folder goes
-        fault_point("vocabulary.old")
-        out.rename(staging / "old")
-    fault_point("vocabulary.new")
-    folder.rename(out)
-    sync(out.parent)
 
 
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
