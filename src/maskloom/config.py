@@ -179,8 +179,11 @@ class TrainingSection(Section):
 
     def resolved_warmup_steps(self) -> int:
         """Return the warm-up steps: `warmup_steps`, or `warmup_share` of all that were first planned, rounded down."""
-        planned = self.extensions[0].steps if self.extensions else self.steps
-        return int(self.warmup_share * planned) if self.warmup_steps is None else self.warmup_steps
+        return int(self.warmup_share * self.first_planned_steps()) if self.warmup_steps is None else self.warmup_steps
+
+    def first_planned_steps(self) -> int:
+        """Return the steps that were planned before any extension."""
+        return self.extensions[0].steps if self.extensions else self.steps
 
     def refuse_contradictions(self, phase: Phase | None = None, place: str = "training") -> None:
         """Raise ValueError for counts that do not go together, in this section or in a phase of it."""

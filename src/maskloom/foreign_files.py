@@ -7,13 +7,14 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from maskloom.errors import ConfigError, DataError
 
 MAX_JSON_BYTES = 16 << 20
 """16 MiB: a configuration, an index or a manifest is thousands of times smaller."""
 
+ValueT = TypeVar("ValueT")
 _PIECE = 1 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -169,3 +170,11 @@ def read_json_object(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
     if not isinstance(values, dict):
         raise DataError(f"{path}: a JSON object is expected, this is {type(values).__name__}")
     return values
+
+
+def read_json_value(path: str | Path, key: str, kind: type[ValueT]) -> ValueT:
+    """Return a value of the JSON object in a file; raises DataError that names the file where it is of another kind."""
+    value = read_json_object(path).get(key)
+    if not isinstance(value, kind):
+        raise DataError(f"{path}: the file is damaged: {key!r} is {value!r:.80}, {kind.__name__} is expected")
+    return value

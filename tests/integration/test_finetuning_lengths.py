@@ -1,13 +1,15 @@
 """Fine-tuning that is extended, shortened, or bound by the clock."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from maskloom.config import ConfigError, FinetuneRecipe, load_recipe
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe
 from maskloom.inference import Predictor
-from maskloom.runs.export import export
+from maskloom.runs.evaluate import evaluate
+from maskloom.runs.export import export, export_lines
 from maskloom.runs.finetune import finetune
 from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
@@ -238,17 +240,109 @@ def test_a_finished_run_is_extended_by_the_command(run, single, tmp_path):
     assert len(losses(out)) == 10
 
 
-@pytest.mark.parametrize("is_unmarked", [False, True])
-def test_a_kill_while_a_finished_run_is_opened_again_costs_nothing(single, tmp_path, is_unmarked):
+@pytest.mark.parametrize("num_removed", [0, 1, 2, 3])
+def test_a_kill_while_a_finished_run_is_opened_again_costs_nothing(single, tmp_path, num_removed, monkeypatch):
     recipe, files = single
     recipe = recipe.model_copy(update={"restarts": 2, "keep_restarts": True})
     out = tmp_path / "run"
     result = finetune(recipe, **files, out=out)
     before = {part: weights(out / part) for part in (".", "restarts/seed-0", "restarts/seed-1")}
-    reopen_restarts(out, recipe)
-    if is_unmarked:
-        (out / "metrics.json").unlink()
+    removed, unlink = [], Path.unlink
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        if len(removed) == num_removed:
+            raise KeyboardInterrupt
+        removed.append(path.name)
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt) if num_removed < 3 else nullcontext():
+            reopen_restarts(out, recipe)
+    assert removed == ["metrics.json", "result.json", "result.json"][:num_removed]
     assert finetune(recipe, **files, out=out, resume=True) == result
     assert {part: weights(out / part) for part in before} == before
     finetune(with_training(recipe, epochs=2.0), **files, out=out, resume=True)
     assert [evaluated(out, seed) for seed in (0, 1)] == [[5, 10]] * 2
+
+
+@pytest.fixture
+def kept(single, tmp_path):
+    """A finished run that keeps the models of both seeds, and what extends it."""
+    recipe, files = single
+    recipe = recipe.model_copy(update={"restarts": 2, "keep_restarts": True})
+    out = tmp_path / "run"
+    result = finetune(recipe, **files, out=out)
+    worse = out / "restarts" / f"seed-{1 - result['best_seed']}"
+    return out, worse, lambda: finetune(with_training(recipe, epochs=2.0), **files, out=out, resume=True)
+
+
+def refused(out: Path, extend, message: str) -> None:
+    before = contents(out)
+    with pytest.raises((ConfigError, DataError), match=message):
+        extend()
+    assert contents(out) == before
+
+
+def test_a_run_with_a_kept_or_best_model_gone_or_changed_is_not_extended(kept, tmp_path):
+    out, worse, extend = kept
+    (worse / "model").rename(tmp_path / "model")
+    refused(out, extend, f"{worse}/model is gone")
+    (tmp_path / "model").rename(worse / "model")
+    config = (out / "model" / "config.json").read_bytes()
+    (out / "model" / "config.json").unlink()
+    refused(out, extend, f"{out}/model/config.json: cannot be read")
+    (out / "model" / "config.json").write_bytes(config)
+    own = weights(out)
+    for other in (weights(worse), own[:-1]):
+        (out / "model" / "model.safetensors").write_bytes(other)
+        refused(out, extend, f"{out}/model: config.json or model.safetensors is not as the run wrote it")
+    (out / "model" / "model.safetensors").write_bytes(own)
+    assert extend()["last"]["step"] == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("best.json", "{}"), ("best.json", '{"step": "a"}'), ("result.json", "{}"), ("metrics.json", "{}")],
+)
+def test_extending_names_the_damaged_file(kept, name, content):
+    out, worse, extend = kept
+    path = (out if name == "metrics.json" else worse) / name
+    path.write_text(content)
+    refused(out, extend, f"{path}: the file is damaged: '")
+
+
+def test_a_finished_run_without_its_model_says_so_and_how_to_get_one(kept, run, tmp_path):
+    out, _, extend = kept
+    extend()
+    copy = out.rename(tmp_path / "copy")
+    recipe, places = (
+        load_recipe(FinetuneRecipe, copy / "recipe.toml"),
+        json.loads((copy / "run.json").read_text())["paths"],
+    )
+    again = finetune(recipe, **places, out=copy, resume=True)
+    assert again["model"] == str(copy / "model")
+    (copy / "model").rename(tmp_path / "gone")
+    options = [word for name, path in places.items() for word in (f"--{name}", path)]
+    said = run("finetune", *options, "--out", copy, "--resume", "--epochs", 2, code=3)
+    command = f"maskloom export {copy} --stage seed-{again['best_seed']} --out DIR"
+    assert f"{copy} is complete, but {copy / 'model'} is gone; of its last checkpoint: {command}" in said
+    assert export(copy, tmp_path / "model", stage=f"seed-{again['best_seed']}")["step"] == 10
+
+
+def test_the_best_weights_are_exported_with_their_own_step_and_scores(single, tmp_path):
+    recipe, files = single
+    recipe, out = with_training(recipe, epochs=3.0, save_every=100), tmp_path / "run"
+    for resume, step in ((False, 11), (True, 2)):
+        with pytest.raises(KeyboardInterrupt):
+            finetune(recipe, **files, out=out, resume=resume, progress=Stop(0, step))
+    assert evaluated(out) == []
+    kept = out / "restarts" / "seed-0" / "best.json"
+    about = json.loads(kept.read_text())
+    result = export(out, tmp_path / "best", best=True)
+    assert (result["step"], result["scores"]) == (about["step"], about["scores"])
+    assert evaluate([tmp_path / "best"], files["dev"])["accuracy"] == pytest.approx(result["scores"]["accuracy"])
+    kept.write_text(json.dumps({**about, "step": 15, "sha256": None}))  # as a kill while step 15 is saved leaves it
+    result = export(out, tmp_path / "unknown", best=True)
+    assert (result["stage"], result["step"], result["scores"]) == ("seed-0", None, {})
+    assert export_lines(result)[0] == "exported     the best of seed-0, step and scores not known"

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from maskloom.config import ConfigError, PretrainRecipe, load_recipe
 from maskloom.recipe_files import recipe_toml
@@ -101,6 +102,23 @@ def test_the_best_checkpoint_is_that_of_the_whole_extended_run(corpus, tmp_path)
         best = min(events, key=lambda event: event["metrics"]["mlm_loss"])
         assert export(tmp_path / "run", tmp_path / f"best-{steps}", best=True)["step"] == best["step"]
     assert [event["step"] for event in events] == list(range(2, 17, 2))
+
+
+def test_an_extension_keeps_the_steps_of_evaluations_and_a_rerun_compares_the_best_model(corpus, tmp_path):
+    for steps in (20, 40):
+        changed = recipe(f"training.steps={steps}", "training.keep_best=true")
+        pretrain(changed, corpus=corpus, out=tmp_path / "run", resume=steps == 40)
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    assert [event["step"] for event in events if event["event"] == "evaluation"] == list(range(2, 41, 2))
+    result = rerun(tmp_path / "run", out=tmp_path / "again")
+    assert result["identical"]
+    both = [load_file(tmp_path / "run" / name / "model.safetensors") for name in ("model", "best-model")]
+    assert result["num_tensors"] == sum(map(len, both))
+    changed = {name: tensor + 1 for name, tensor in both[1].items()}
+    save_file(changed, tmp_path / "run" / "best-model" / "model.safetensors")
+    result = rerun(tmp_path / "run", out=tmp_path / "again", resume=True)
+    assert (result["identical"], result["num_differing"]) == (False, len(changed))
+    assert result["differing"][0].startswith("best-model: ")
 
 
 def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.best_checkpoint import kept_step
+from maskloom.runs.extension import BEST_STEP
+from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.model_card import finetuning_card, pretraining_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretrain import heads_of
@@ -208,21 +211,32 @@ def _export_best(
 ) -> dict[str, Any]:
     """Write the weights that did best on dev so far, of one seed or of all."""
     source, settings, task = _task(run, content)
-    evaluated = [
-        (scores[task.primary], -step, folder.parent.name)
+    kept = [
+        (
+            -math.inf if (score := scores.get(task.primary)) is None else score,
+            -(step or 0),
+            folder.parent.name,
+            step,
+            scores,
+        )
         for folder in _stages(run, False).values()
-        if stage in (None, folder.parent.name) and (folder.parent / "best").exists()
-        for step, scores in _scores(run, folder.parent.name).items()
-        if scores.get(task.primary) is not None
+        if stage in (None, folder.parent.name) and (folder.parent / "best" / CONFIG).exists()
+        for step, scores in [_about_best(folder.parent)]
     ]
-    if not evaluated:
+    if not kept:
         return _copied(run, out, _stages(run, False), stage)
-    _, minus_step, name = max(evaluated)
-    scores = _scores(run, name)[-minus_step]
-    what = f"{name.replace('-', ' ')}, step {-minus_step}: the best on dev by {task.primary} when it was exported"
+    *_, name, step, scores = max(kept, key=lambda entry: entry[:3])
+    which = "step not known" if step is None else f"step {step}"
+    what = f"{name.replace('-', ' ')}, {which}: the best on dev by {task.primary} when it was exported"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
     write_model_folder(out, run / "restarts" / name / "best", load_tokenizer(source), card, settings=settings)
-    return _result(name, -minus_step, scores, out, [])
+    return _result(name, step, scores, out, [])
+
+
+def _about_best(seed: Path) -> tuple[int | None, dict[str, float]]:
+    """Return step and scores of the weights in `best`; neither is known of weights whose saving was cut off."""
+    about = read_json_object(seed / BEST_STEP) if (seed / BEST_STEP).exists() else {}
+    return (about["step"], about["scores"]) if about.get("sha256") == saved_sum(seed / "best") else (None, {})
 
 
 def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Task]:
@@ -264,7 +278,10 @@ def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, r
 
 def export_lines(result: dict[str, Any]) -> list[str]:
     """Return for a person which weights these are, how they did, what was passed over, and where they lie."""
-    which = "the finished model" if result["step"] is None else f"step {result['step']} of {result['stage']}"
+    which = f"step {result['step']} of {result['stage']}"
+    if result["step"] is None:
+        is_finished = result["stage"] == "finished"
+        which = "the finished model" if is_finished else f"the best of {result['stage']}, step and scores not known"
     scores = ", ".join(f"{name} {value:.4g}" for name, value in result["scores"].items() if value is not None)
     passed = [f"passed over  {problem}" for problem in result["passed_over"]]
     return [f"exported     {which}{f': {scores}' if scores else ''}", *passed, f"model        {result['model']}"]

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from maskloom.config import ConfigError, DataError, Extension, FinetuneRecipe, PretrainRecipe, TrainingSection
-from maskloom.foreign_files import read_json_object
+from maskloom.foreign_files import read_json_value
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.run_folder import METRICS, RECIPE, check_same_recipe, run_id
 from maskloom.training.checkpoints import check_checkpoint, step_folders, step_of
 
 BEST_STEP = "best.json"
-"""The step of the best weights that a seed of fine-tuning keeps, beside its checkpoints."""
+"""Step, scores and checksum of the best weights that a seed of fine-tuning keeps, beside its checkpoints."""
 
 RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 
@@ -91,7 +91,7 @@ def _asked(recipe: PretrainRecipe | FinetuneRecipe, steps: int) -> str:
 def _last_step(out: Path, stage: str, folder: Path) -> int:
     """Return the last step that a stage is known to have made: of a whole checkpoint, or of its best weights."""
     kept = folder.with_name(BEST_STEP)
-    best = read_json_object(kept)["step"] if kept.exists() else 0
+    best = read_json_value(kept, "step", int) if kept.exists() else 0
     for path in step_folders(folder):
         try:
             check_checkpoint(path, run=run_id(out, stage))

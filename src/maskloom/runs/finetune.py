@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import torch
 
 import maskloom
-from maskloom.checkpoints.huggingface import read_config
+from maskloom.checkpoints.huggingface import CONFIG, read_config
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
-from maskloom.foreign_files import read_json_object
+from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
@@ -139,10 +140,11 @@ def _finetune(
     ranks.barrier()  # all have read the recipe before the first one writes it
     continues = ranks.is_first and _begin(out, recipe, prepared, reading, inputs, paths, resume)
     if ranks.any_(continues and (out / METRICS).exists()):
+        result = _result_of_finished(out)
         if ranks.is_first:
             _remove_best_weights(out)
         progress.say(f"{out} is complete; nothing is left to do{VERIFY_FINISHED if verify else ''}")
-        return read_json_object(out / METRICS)
+        return result
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     about_task = finetuning_lines(recipe, settings, prepared.train)
@@ -194,6 +196,14 @@ def _begin(
     claim(out)
     write_json(out / TASK, _model_settings(recipe, prepared, reading))
     return continues
+
+
+def _result_of_finished(out: Path) -> dict[str, Any]:
+    seed = read_json_value(out / METRICS, "best_seed", int)
+    if not (out / "model" / CONFIG).exists():
+        command = shlex.join(["maskloom", "export", str(out), "--stage", f"seed-{seed}", "--out", "DIR"])
+        raise ConfigError(f"{out} is complete, but {out / 'model'} is gone; of its last checkpoint: {command}")
+    return {**read_json_object(out / METRICS), "model": str(out / "model")}
 
 
 def _remove_best_weights(out: Path) -> None:

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
+from maskloom.checkpoints.huggingface import CONFIG, load_model, save_model
+from maskloom.checkpoints.tensor_files import WEIGHTS
+from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
 from maskloom.data.rank_rows import rows_of_rank
 from maskloom.files import copy_files, replacing_folder, write_json
-from maskloom.foreign_files import read_json_object
+from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.runs.extension import BEST_STEP
+from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, run_id
 from maskloom.runs.start_summary import step_display
@@ -58,6 +60,7 @@ def run_restart(
     that it can be extended. Of several ranks the first returns the scores.
     """
     if ranks.any_(ranks.is_first and (folder / _RESULT).exists()):
+        read_json_value(folder / _RESULT, "best", dict)
         return read_json_object(folder / _RESULT)
     settings = plan.settings
     model = initial_model(plan, seed)
@@ -108,26 +111,44 @@ def run_restart(
 def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
     """Let the seeds that have ended go on, with the best weights of a finished run out of its model folders.
 
-    A kill on the way harms nothing. Raises ConfigError where patience ended all seeds, as more steps change nothing.
+    A kill on the way harms nothing. Before anything changes raises ConfigError where patience ended all seeds, as more
+    steps change nothing, and where a model is gone, DataError for one that is not as the run wrote it.
     """
     results = list(out.glob(f"restarts/seed-*/{_RESULT}"))
     planned = recipe.training.extensions[-1].steps if recipe.training.extensions else 0
-    if len(results) == recipe.restarts and all(read_json_object(path)["steps"] < planned for path in results):
+    ended = [read_json_value(path, "steps", int) for path in results]
+    if len(ended) == recipe.restarts and all(step < planned for step in ended):
         raise ConfigError(
             f"{out}: dev got no better in {recipe.training.patience} evaluations (training.patience), which more steps "
             "do not change; begin another run with more patience, in another --out"
         )
-    best_seed = read_json_object(out / METRICS)["best_seed"] if (out / METRICS).exists() else None
+    best_seed = read_json_value(out / METRICS, "best_seed", int) if (out / METRICS).exists() else None
+    models = {}
     for folder in out.glob("restarts/seed-*"):
         is_best = folder.name == f"seed-{best_seed}"
         model = out / "model" if is_best else folder / "model"
-        if is_best and not model.exists():
+        if all((folder / "best" / name).exists() for name in (CONFIG, WEIGHTS)):
+            continue
+        if model.exists():
+            _check_untouched(model, folder / BEST_STEP)
+            models[folder / "best"] = model
+        elif is_best or (recipe.keep_restarts and folder / _RESULT in results):
             raise ConfigError(f"{model} is gone, the best weights so far; begin another run, in another --out")
-        if model.exists() and not (folder / "best").exists():
-            with replacing_folder(folder / "best") as kept:
-                copy_files(model, kept)
+    for best, model in models.items():
+        with replacing_folder(best) as kept:
+            copy_files(model, kept)
+    (out / METRICS).unlink(missing_ok=True)  # before: a finished run has all results
     for path in results:
         path.unlink()
+
+
+def _check_untouched(model: Path, about: Path) -> None:
+    found, known = saved_sum(model), read_json_object(about).get("sha256") if about.exists() else None
+    if known not in (None, found):
+        raise DataError(
+            f"{model}: {CONFIG} or {WEIGHTS} is not as the run wrote it, so the run cannot be extended from it; put "
+            "the file back, or begin another run, in another --out"
+        )
 
 
 def plan_rows(settings: TrainingSection, ranks: Ranks) -> slice:
@@ -207,8 +228,10 @@ class _DevWatch:
         }
         best = self.memory.get("best")
         if best is None or outcome.scores[plan.task.primary] > best["scores"][plan.task.primary]:
-            write_json(self._folder / BEST_STEP, {"step": step})  # before: an extension begins no earlier
-            save_model(model, self._folder / "best", extra_config=plan.task.published_config)
+            about, kept = {"step": step, "scores": outcome.scores}, self._folder / "best"
+            write_json(self._folder / BEST_STEP, about)  # before: an extension begins no earlier
+            save_model(model, kept, extra_config=plan.task.published_config)
+            write_json(self._folder / BEST_STEP, {**about, "sha256": saved_sum(kept)})
             self.memory["best"] = entry
         self.memory["last"] = entry
         self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]

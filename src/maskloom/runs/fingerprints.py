@@ -16,6 +16,11 @@ def model_files(folder: Path) -> list[Path]:
     return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 
+def saved_sum(folder: Path) -> str:
+    """Return the SHA-256 over configuration and weights of a folder that was saved here; raises as `fingerprint`."""
+    return fingerprint(folder / "config.json", folder / "model.safetensors")
+
+
 def fingerprint(*paths: Path) -> str:
     """Return the SHA-256 over the contents of files; names do not count, so a moved file is the same.
 

@@ -287,10 +287,10 @@ def _figures(report: StepReport) -> dict[str, float]:
 
 
 def _with_defaults(settings: TrainingSection) -> TrainingSection:
-    """Evaluate and save ten times in a run unless the recipe says otherwise; by the clock the budget tells when."""
+    """Evaluate and save ten times in the first plan unless the recipe says otherwise; by the clock the budget tells."""
     if settings.minutes is not None:
         return settings
-    every = max(1, settings.steps // 10)
+    every = max(1, settings.first_planned_steps() // 10)
     update = {"save_every": settings.save_every or every, "evaluate_every": settings.evaluate_every or every}
     return settings.model_copy(update=update)
 

@@ -131,11 +131,17 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     return paths
 
 
+def _tensors(folder: Path, prefix: str = "") -> dict[str, torch.Tensor]:
+    check_regular(folder / WEIGHTS)
+    return {f"{prefix}{name}": tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+
+
 def _compared(model: Path, out: Path) -> dict[str, Any]:
-    weights = [folder / WEIGHTS for folder in (model, out / "model")]
-    for path in weights:
-        check_regular(path)
-    before, now = map(load_file, weights)
+    before, now = _tensors(model), _tensors(out / "model")
+    best = model.with_name("best-model")  # of pre-training with training.keep_best
+    if (best / WEIGHTS).exists():
+        before |= _tensors(best, "best-model: ")
+        now |= _tensors(out / best.name, "best-model: ")
     differing = differing_tensors(before, now)
     return {
         "run": str(model.parent),
