@@ -140,9 +140,7 @@ def _finetune(
     ranks.barrier()  # all have read the recipe before the first one writes it
     continues = ranks.is_first and _begin(out, recipe, prepared, reading, inputs, paths, resume)
     if ranks.any_(continues and (out / METRICS).exists()):
-        result = _result_of_finished(out)
-        if ranks.is_first:
-            _remove_best_weights(out)
+        result = _result_of_finished(out, tidies=ranks.is_first)
         progress.say(f"{out} is complete; nothing is left to do{VERIFY_FINISHED if verify else ''}")
         return result
     if recipe.training.num_threads:
@@ -198,11 +196,13 @@ def _begin(
     return continues
 
 
-def _result_of_finished(out: Path) -> dict[str, Any]:
+def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
     seed = read_json_value(out / METRICS, "best_seed", int)
     if not (out / "model" / CONFIG).exists():
         command = shlex.join(["maskloom", "export", str(out), "--stage", f"seed-{seed}", "--out", "DIR"])
         raise ConfigError(f"{out} is complete, but {out / 'model'} is gone; of its last checkpoint: {command}")
+    if tidies:
+        _remove_best_weights(out)
     return {**read_json_object(out / METRICS), "model": str(out / "model")}
 
 
