@@ -101,7 +101,7 @@ def test_an_extension_of_several_seeds_that_is_interrupted_goes_on_to_the_same_b
     with pytest.raises(KeyboardInterrupt):
         finetune(longer, **files, out=cut, resume=True, progress=Stop(1, 9))
     assert not describe_folder(cut)["finished"]
-    assert describe_folder(cut)["extended"] == ["at step 5, planned for 5"]
+    assert describe_folder(cut)["extended"] == ["at step 5, from 5 steps to 3 epochs"]
     own = load_recipe(FinetuneRecipe, cut / "recipe.toml")
     results["cut"] = finetune(own, **files, out=cut, resume=True)
     assert {**results["cut"], "model": ""} == {**results["whole"], "model": ""}

@@ -70,4 +70,5 @@ def features(
         jsonl=jsonl,
         progress=progress_display(),
     )
-    show(result, as_json)
+    vectors = {} if as_json else {"vectors": f"{len(result['vectors'])} a row: {', '.join(result['vectors'])}"}
+    show({**result, **vectors}, as_json)

@@ -12,7 +12,7 @@ from maskloom.cli.options import AsJson, progress_display, show
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders: pre-training, fine-tuning, search or GLUE.")],
-    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path | None, typer.Option("--out", help="The page to write; by default report.html.")] = None,
     examples: Annotated[
         int,
         typer.Option("--examples", min=0, help="Dev examples to predict, for the lists of right and wrong; 0: none."),

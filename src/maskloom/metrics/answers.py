@@ -262,7 +262,10 @@ class AnswerReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values under the names of the official script, with the first missing ids."""
-        names, totals = {}, {"total": self.num_questions}
+        names: dict[str, str] = {}
+        totals: dict[str, Any] = {"total": self.num_questions}
+        if len(self.missing) == self.num_questions:
+            totals["note"] = "no prediction has the id of a question: these are predictions of another file"
         if self.has_unanswerable:
             names = {"exact_match": "exact"}
             totals |= {"HasAns_total": self.num_answerable, "NoAns_total": self.num_questions - self.num_answerable}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 # Control characters, halves of surrogate pairs (bytes of a file name that are not UTF-8), and what ends lines or turns
@@ -20,30 +21,40 @@ def printable_json(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def lines_of(result: dict[str, Any], indent: str = "") -> list[str]:
-    """Return one aligned line for each key; nested results are indented, long lists are shown by their length."""
+def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = False) -> list[str]:
+    """Return one aligned line for each key; nested results are indented, long lists are shown by their length.
+
+    Keys that are tokens or labels stay as they are, and with `keeps_keys` all do.
+    """
     width = max((len(key) for key in result), default=0)
     lines = []
     for key, value in result.items():
-        name = key.replace("_", " ")
+        name = key if keeps_keys else key.replace("_", " ")
         if isinstance(value, dict):
-            lines += [f"{indent}{name}:", *lines_of(value, indent + "  ")]
+            lines += [f"{indent}{name}:", *lines_of(value, indent + "  ", keeps_keys=_of_user(key))]
         else:
-            lines.append(f"{indent}{name:<{width}}  {_text(value)}")
+            lines.append(f"{indent}{name:<{width}}  {_in_line(value, key)}")
     return lines
 
 
 def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:
     """Return a result on one screen: a line for each key, nested ones beside each other; what is cut is in the JSON."""
     names = max((len(key) for key in result), default=0)
-    whole = [f"{key.replace('_', ' '):<{names}}  {_in_line(value)}" for key, value in result.items()]
-    lines = [line if len(line) <= width else f"{line[: width - 4]} ..." for line in map(printable, whole)]
+    whole = [f"{key.replace('_', ' '):<{names}}  {_in_line(value, key)}" for key, value in result.items()]
+    ends = (None if line.startswith("command ") or len(line) <= width else width - 4 for line in map(printable, whole))
+    lines = [line[:end] + (" ..." if end else "") for line, end in zip(map(printable, whole), ends, strict=True)]
     if len(lines) > height or lines != list(map(printable, whole)):
         lines = [*lines[:height], "(--json shows all of it)"]
     return lines
 
 
-def _in_line(value: Any) -> str:
+def _of_user(key: str) -> bool:
+    return "token" in key or "label" in key
+
+
+def _in_line(value: Any, key: str = "") -> str:
+    if key == "command" and isinstance(value, list):
+        return shlex.join(map(str, value))
     if isinstance(value, dict):
         return ", ".join(f"{key} {_in_line(held)}" for key, held in value.items())
     return _text(value)

@@ -43,13 +43,21 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
 
 def _describe_run(folder: Path) -> dict[str, Any]:
     info: dict[str, Any] = {"kind": "run", "recipe": str(folder / RECIPE)}
-    training = read_toml(folder / RECIPE).get("training", {})
+    recipe = read_toml(folder / RECIPE)
+    training = recipe.get("training", {})
     if "minutes" in training:
         info["minutes"] = training["minutes"]
     if plans := training.get("extensions"):
-        info["extended"] = [f"at step {plan['at']}, planned for {plan['steps']}" for plan in plans]
+        last = (recipe.get("phases") or [training])[-1]
+        end = f"{last['steps']} steps" if "steps" in last else f"{training.get('epochs', 0):g} epochs"
+        ends = [*(f"{plan['steps']} steps" for plan in plans[1:]), end]
+        info["extended"] = [
+            f"at step {plan['at']}, from {plan['steps']} steps to {end}" for plan, end in zip(plans, ends, strict=True)
+        ]
     if (folder / "run.json").exists():
         info |= read_json_object(folder / "run.json")
+    if "space" in info.get("inputs", {}):
+        info["kind"] = "GLUE" if "tasks" in info["inputs"] else "search"
     checkpoints = sorted(path.name for path in (folder / "checkpoints").rglob("step-*") if path.is_dir())
     info["checkpoints"] = checkpoints
     # of training; of a search or a GLUE run

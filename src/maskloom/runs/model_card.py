@@ -13,6 +13,7 @@ from typing import Any
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
 from maskloom.files import write_text
 from maskloom.foreign_files import file_inside, read_json_object, why_unreadable
+from maskloom.runs.display import printable
 
 # What the hub calls a kind of task; scores are texts of a pair there, too.
 PIPELINE_TAGS = {
@@ -64,12 +65,12 @@ class Card:
         """Write README.md into a model folder: the facts as YAML, then title, summary, metrics and recipe."""
         header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in self._facts().items())
         text = (
-            f"---\n{header}---\n\n# {self.title}\n\n{self.summary}\n\n"
+            f"---\n{header}---\n\n# {self.title}\n\n{printable(self.summary)}\n\n"
             "Opens with `maskloom.load(folder)` and with transformers.\n"
         )
         if self.metrics:
             rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in _numbers(self.metrics).items())
-            text += f"\nMeasured on {self.dataset}:\n\n| metric | value |\n|---|---|\n{rows}\n"
+            text += f"\nMeasured on {printable(self.dataset)}:\n\n| metric | value |\n|---|---|\n{rows}\n"
         if self.recipe is not None:
             text += f"\nTrained with maskloom:\n\n```toml\n{recipe_toml(self.recipe)}```\n"
         write_text(folder / "README.md", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 _TAKES = {
@@ -28,9 +29,10 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     if "tuned" in result:
         rows += _tuned_rows(result["tuned"])
     takes = _TAKES.get("pair" if result.get("takes_pairs") else result["task"], "sentences")
+    model = shlex.quote(result["model"])
     rows += [
         ("model", result["model"]),
-        ("try", f"maskloom predict --model {result['model']} --input FILE --output predictions.jsonl ({takes})"),
+        ("try", f"maskloom predict --model {model} --input FILE --output predictions.jsonl ({takes})"),
     ]
     return _aligned(rows)
 

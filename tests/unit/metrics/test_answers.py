@@ -261,3 +261,9 @@ def test_published_predictions_get_their_published_scores(data_folder, predictio
     assert report.missing == ()
     assert math.isclose(report.scores["exact_match"], exact, abs_tol=5e-5)
     assert math.isclose(report.scores["f1"], f1, abs_tol=5e-5)
+
+
+def test_predictions_of_another_file_are_called_that():
+    report = score_answers({"1": ["cat"]}, {"9": "cat"}, has_unanswerable=False)
+    assert "predictions of another file" in report.as_dict()["note"]
+    assert "note" not in score_answers({"1": ["cat"]}, {"1": "cat"}, has_unanswerable=False).as_dict()

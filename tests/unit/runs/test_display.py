@@ -15,6 +15,14 @@ def test_lines_are_aligned_and_nested() -> None:
     ]
 
 
+def test_keys_of_a_user_stay_and_a_command_can_be_copied() -> None:
+    command = ["maskloom", "pretrain", "--out", "my run", *("--set" for _ in range(30))]
+    result = {"most_frequent_tokens": {"_": 3, "a_b": 2}, "command": command, "labels": {"B_X": 1}}
+    line = "command               maskloom pretrain --out 'my run'" + " --set" * 30
+    assert lines_of(result) == ["most frequent tokens:", "  _    3", "  a_b  2", line, "labels:", "  B_X  1"]
+    assert line in screen_of(result)
+
+
 def test_control_characters_are_shown_and_not_sent() -> None:
     wicked = "a\x1b[31mred\x07\x9b2J\u202eabc\u2028\udcff\n\tä\U0001f600"
     assert printable("\u200f\u061c") == r"\u200f\u061c"

@@ -130,3 +130,12 @@ def test_a_cache_of_a_hub_and_a_person_know_best(tmp_path):
 def test_words_that_no_hub_knows_are_refused(override):
     with pytest.raises(ConfigError, match="card"):
         load_recipe(FinetuneRecipe, None, [override])
+
+
+def test_a_name_with_line_breaks_writes_no_markdown(tmp_path):
+    card = finetuning_card(FinetuneRecipe(), what="w", scores=SCORES, base=tmp_path, dev="de\nv: x\n---\n#H.csv")
+    card.write(tmp_path)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "Measured on de\\nv: x\\n---\\n#H.csv:" in text
+    assert "#H.csv:" not in text.splitlines()
+    assert text.splitlines().count("---") == 2

@@ -118,6 +118,19 @@ def test_what_is_no_run_is_named(tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
+def test_the_default_page_of_other_runs_is_kept(tmp_path, monkeypatch):
+    first, other = (write_run(tmp_path / name, events=EVENTS) for name in ("a'run", "b"))
+    monkeypatch.chdir(tmp_path)
+    report([first], None)
+    before = (tmp_path / "report.html").read_bytes()
+    with pytest.raises(ConfigError, match=r"report\.html: holds something else.*--out"):
+        report([other], None)
+    assert (tmp_path / "report.html").read_bytes() == before
+    assert report([first], None)["page"] == "report.html"
+    report([other], "report.html")
+    assert (tmp_path / "report.html").read_bytes() != before
+
+
 def test_curves_leave_out_what_was_not_finite():
     events = [event for event in EVENTS if isinstance(event, dict)]
     assert steps(events, "losses", "mlm") == [(1, 8.0), (3, 7.0), (1, 6.0)]

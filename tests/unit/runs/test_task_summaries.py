@@ -73,3 +73,8 @@ def test_files_in_lines():
     assert (
         written_lines({**counts, "num_predictions": 5})[0] == "written  o.npy: 5 predictions, in the order of the input"
     )
+
+
+def test_the_command_to_try_can_be_copied():
+    lines = finetuning_lines({**finetuned(), "model": "my run/model"})
+    assert any("predict --model 'my run/model' --input" in line for line in lines)

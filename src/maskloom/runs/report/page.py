@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import escape
+
 from maskloom.config import ConfigError
 from maskloom.files import write_text
 from maskloom.runs.charts import DotRow, dot_chart
@@ -27,16 +29,17 @@ _MAX_RUNS = 12
 
 
 def report(
-    runs: Sequence[str | Path], out: str | Path, *, num_examples: int = 500, progress: Progress | None = None
+    runs: Sequence[str | Path], out: str | Path | None, *, num_examples: int = 500, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Write one page about one run or several beside each other, and return where it lies and what it is about.
 
     A run is the folder of a pre-training, a fine-tuning, a search or a GLUE run, finished or not. The page holds all it
     shows, runs no script and loads nothing. Of fine-tuned runs at most `num_examples` examples of dev are predicted
-    anew to show some that are right and some that are wrong; 0 does without. Raises ConfigError for a folder that is no
+    anew to show some that are right and some that are wrong; 0 does without. Where `out` is None the page is
+    report.html, unless that is about other runs. Raises ConfigError for a folder that is no
     run, DataError for a run whose files are damaged.
     """
-    progress, target = progress or SilentProgress(), Path(out)
+    progress, target = progress or SilentProgress(), Path("report.html" if out is None else out)
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
     if target.is_dir() or target.suffix.lower() not in (".html", ".htm"):
@@ -44,6 +47,9 @@ def report(
     folders = [Path(run).resolve() for run in runs]
     names = distinct_names((folder.name, folder.parent.name) for folder in folders)
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
+    title = f"<title>{escape(', '.join(names))}: "
+    if out is None and target.exists() and title not in target.read_text(encoding="utf-8", errors="replace"):
+        raise ConfigError(f"{target}: holds something else than a page about these runs; name the page with --out")
     shown = {}
     for record in [inner for run in records for inner in run.trained if inner.kind == "finetune"]:
         if num_examples and record.result is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from maskloom.config import DataError, FinetuneRecipe, PretrainRecipe
@@ -89,7 +90,7 @@ def surroundings(runs: list[RunRecord]) -> Table:
         hardware = description.get("hardware", {})
         facts.append(
             {
-                "command": " ".join(map(str, description.get("command", []))),
+                "command": shlex.join(map(str, description.get("command", []))),
                 "processor": hardware.get("processor") or hardware.get("machine"),
                 "cores, threads used": f"{hardware.get('cores')}, {hardware.get('threads')}",
                 "GPU": hardware.get("cuda"),
