@@ -109,15 +109,6 @@ def test_wrong_options_for_fine_tuning(pretrained, tmp_path, options, error, mes
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("suffix", "content"), [("txt", b"EU B-ORG\n"), ("json", b"{}"), ("conll", b"EU B-ORG\n")])
-def test_data_of_another_kind_without_a_task_names_the_kinds(pretrained, tmp_path, suffix, content):
-    hint = "; the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
-    for task, has_hint in (({}, True), ({"task": "single"}, False)):
-        with pytest.raises(DataError) as error:
-            tune(pretrained, tmp_path, content, suffix=suffix, **task)
-        assert str(error.value).endswith(hint) is has_hint
-
-
 def test_wrong_json_lines_for_fine_tuning(pretrained, tmp_path):
     good = [json.dumps({"text": "a", "label": label}).encode() for label in "xy"]
     for bad, message in [

@@ -264,13 +264,7 @@ def _prepare(
 ) -> _Prepared:
     """Read, check and encode both files; nothing is written before this has passed."""
     kind, settings = task_kind(recipe.task), recipe.task_settings()
-    try:
-        train_data = kind.read(train, reading, settings)
-    except DataError as error:
-        if "task" in recipe.model_fields_set or {".csv", ".tsv", ".jsonl"}.intersection(train.suffixes):
-            raise
-        hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
-        raise DataError(f"{error}; {hint}") from None
+    train_data = kind.read(train, reading, settings)
     settings |= kind.data_settings(train_data)
     dev_data = kind.read(dev, reading, settings)
     kind.check(train_data, dev_data)
@@ -321,8 +315,11 @@ def _account(
     recipe: FinetuneRecipe, task: Task, train: tuple[ReadExamples, EncodedData], dev: tuple[ReadExamples, EncodedData]
 ) -> dict[str, Any]:
     """Return what was read, dropped and cut, with notes on what a person should know before trusting a score."""
-    seen = {example.inputs() for example in train[0].examples}
-    num_shared = sum(example.inputs() in seen for example in dev[0].examples)
+    seen: dict[Any, set[Any]] = {}
+    for example in train[0].examples:
+        seen.setdefault(example.inputs(), set()).add(getattr(example, "label", None))
+    shared = [example for example in dev[0].examples if example.inputs() in seen]
+    num_other = sum(getattr(example, "label", None) not in seen[example.inputs()] for example in shared)
     notes = []
     for data, encoded in (train, dev):
         report = data.report
@@ -330,8 +327,9 @@ def _account(
             line = report.first_dropped_lines[reason]
             notes.append(f"{report.path}: dropped {count} of {report.num_rows} rows: {reason} (first at line {line})")
         notes += [f"{report.path}: {note}" for note in report.notes] + encoded.notes(report.path)
-    if num_shared:
-        notes.append(f"{num_shared} of {len(dev[0].examples)} dev examples also stand in train")
+    if shared:
+        other = f", {num_other} of them with another label" if num_other else ""
+        notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples also stand in train{other}")
     counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
     unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
     scheme = task.settings.get("scheme")
@@ -349,7 +347,7 @@ def _account(
         "labels": list(task.labels),
         "class_weights": task.settings.get("class_weights"),
         "train": {**train[0].report.as_dict(), **train[1].account()},
-        "dev": {**dev[0].report.as_dict(), **dev[1].account(), "num_also_in_train": num_shared},
+        "dev": {**dev[0].report.as_dict(), **dev[1].account(), "num_also_in_train": len(shared)},
         "notes": notes,
     }
 

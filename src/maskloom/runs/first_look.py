@@ -37,7 +37,13 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
         kind = catalog_row(reading.format).kind
     until = time.monotonic() + _SECONDS
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
-        _read_first(partial(_iterate, kind), path, reading, needs_label=True, until=until)
+        try:
+            _read_first(partial(_iterate, kind), path, reading, needs_label=True, until=until)
+        except DataError as error:
+            if kind != "single" or reading.format or {".csv", ".tsv", ".jsonl", ".ndjson"}.intersection(path.suffixes):
+                raise
+            hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
+            raise DataError(f"{error}; {hint}") from None
 
 
 def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:

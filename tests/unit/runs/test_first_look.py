@@ -58,3 +58,16 @@ def test_questions_and_their_text_are_looked_at(model: Path, tmp_path: Path) -> 
     for questions, message in (([], "no question"), (["q", " "], "question 2 is empty")):
         with pytest.raises(ConfigError, match=message):
             look_at_questions([model], text, questions)
+
+
+@pytest.mark.parametrize(("name", "content"), [("t.txt", "EU B-ORG\n"), ("t.json", "{}"), ("t.conll", "EU B-ORG\n")])
+def test_data_of_another_kind_names_the_task_to_give(model: Path, tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=r"; the task is single unless --task says tagging .*, span .* or another$"):
+        look_at_training_data(model, [tmp_path / name], "single", ReadingOptions())
+
+
+def test_a_wrong_row_of_a_table_says_nothing_of_tasks(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na\n")
+    with pytest.raises(DataError, match=r"expected 2$"):
+        look_at_training_data(model, [tmp_path / "t.csv"], "single", ReadingOptions())
