@@ -206,12 +206,14 @@ def _long_sentences(examined: _Examined) -> Iterator[Finding]:
         longest = max(longest, int(lengths.max()))
     share = num_tokens / corpus.num_tokens
     if share >= _LONG_SHARE:
+        by_lines = examined.manifest["settings"].get("sentences") == "lines"
+        advice = "build with --sentences split, and " if by_lines else ""
         yield Finding(
             "warning",
             "long_sentences",
             f"{share:.1%} of the tokens lie in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
-            f"{longest:,}); a sequence holds only part of one; build with sentences 'split', and "
-            "look for tables, code or text without punctuation",
+            f"{longest:,}); a sequence holds only part of one; "
+            f"{advice}look for tables, code or text without punctuation",
         )
 
 

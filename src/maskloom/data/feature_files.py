@@ -237,9 +237,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _check_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
         if found.get(name) != value:
+            what = {"model": "another model", "source": "another text, or of one cut in another way"}.get(name)
+            values = f"{name} is {found.get(name)!r:.90}, {value!r:.90} is needed"
             raise DataError(
-                f"{folder / MANIFEST}: {name} is {found.get(name)!r:.90}, {value!r:.90} is needed: these features are "
-                "of another model, text or choice of layers; remove the folder to write them again"
+                f"{folder / MANIFEST}: {f'these features are of {what}' if what else values}; choose a new --out, or "
+                "remove the folder to write them again"
             )
 
 

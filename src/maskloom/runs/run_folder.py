@@ -65,7 +65,7 @@ def prepare_run_folder(
         if not resume:
             raise ConfigError(f"{out} already holds a run; continue it with --resume or choose another --out")
         has_changed = check_same_recipe(out, recipe, may_change)
-        _check_inputs(out, inputs)
+        _check_inputs(out, inputs, places)
         _remove_half_written(out)
         if has_changed:
             before_change()
@@ -179,11 +179,17 @@ def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -
     return bool(changed)
 
 
-def _check_inputs(out: Path, inputs: dict[str, Any]) -> None:
-    known = described(out)["inputs"]
+def _check_inputs(out: Path, inputs: dict[str, Any], places: dict[str, Path]) -> None:
+    content = described(out)
+    known, paths = content["inputs"], content.get("paths", {})
     for name, value in inputs.items():
         if name in known and known[name] != value:
-            raise ConfigError(f"{out}: the run was started with {name} {known.get(name)!r}, this one is {value!r}")
+            change = f"the run was started with {name} {known[name]!r}, this one is {value!r}"
+            place, before = (found.get(name, found.get(name.removesuffix("_model"))) for found in (places, paths))
+            if place and before:
+                differs = "has changed since" if str(place) == before else f"is not {before}, which was read at"
+                change = f"{name} {place} {differs} the start of this run; give what it was started with"
+            raise ConfigError(f"{out}: {change}, or start another run with a new --out")
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -116,7 +116,9 @@ def search(
         "reading": reading.as_dict(),
         "metric": metric,
     }
-    continues = prepare_run_folder(out, recipe, inputs={**_fingerprints(setup), **described}, resume=resume)
+    paths = {"model": setup.model, "train": setup.train, "dev": setup.dev}
+    inputs = {**_fingerprints(setup), **described}
+    continues = prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     plan = stored or {"format_version": 1, **described, "trials": []}
     if not plan["trials"]:
         plan["trials"] = [_trial(setup, number, settings) for number, settings in enumerate(listed, start=1)]

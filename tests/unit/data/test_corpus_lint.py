@@ -180,11 +180,16 @@ def test_little_text(linted: Lint, num_documents: int, level: str, monkeypatch: 
     assert f"the corpus has {num_documents * 40:,} tokens" in found["few_tokens"].message
 
 
-def test_long_sentences(linted: Lint) -> None:
+@pytest.mark.parametrize("sentences", ["lines", "split"])
+def test_long_sentences(linted: Lint, sentences: str) -> None:
+    """The advice is what is left to do: nobody is told to build as the corpus was built."""
     rng = random.Random(1)
-    found = linted([*documents(60), "\n".join([sentence(rng, 600), sentence(rng)])])
+    found = linted([*documents(60), "\n".join([sentence(rng, 600), sentence(rng)])], sentences=sentences)
     assert set(found) == {"long_sentences"}
-    assert "more than 512 tokens (the longest has 601)" in found["long_sentences"].message
+    message = found["long_sentences"].message
+    assert "more than 512 tokens (the longest has 601)" in message
+    assert ("build with --sentences split, and look for" in message) is (sentences == "lines")
+    assert message.endswith("look for tables, code or text without punctuation")
 
 
 def test_what_was_left_out_is_told(linted: Lint) -> None:

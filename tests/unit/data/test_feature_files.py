@@ -75,8 +75,8 @@ def test_a_cut_array_begins_anew(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "other"}, "manifest.json: model is 'model-sum', 'other' is needed"),
-        ({"source": "other"}, "source is 'text-sum'"),
+        ({"model": "other"}, "manifest.json: these features are of another model; choose a new --out"),
+        ({"source": "other"}, "these features are of another text"),
         ({"vectors": ("last",)}, "vectors is"),
         ({"row_counts": np.array([2, 3, 0, 1])}, "offsets_sha256"),
     ],

@@ -28,6 +28,19 @@ def test_resuming_names_what_changed(tmp_path) -> None:
         prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "b"}, resume=True)
 
 
+def test_resuming_with_other_data_names_the_file_and_shows_no_sum(tmp_path) -> None:
+    out, first, second = tmp_path / "run", tmp_path / "a.csv", tmp_path / "b.csv"
+    prepare_run_folder(out, PretrainRecipe(), inputs={"train": "a" * 64}, paths={"train": first}, resume=False)
+    for path, message in (
+        (first, f"train {first} has changed since the start of this run; "),
+        (second, f"train {second} is not {first}, which was read at the start of this run; "),
+    ):
+        with pytest.raises(ConfigError, match=message) as error:
+            prepare_run_folder(out, PretrainRecipe(), inputs={"train": "b" * 64}, paths={"train": path}, resume=True)
+        assert str(error.value).endswith("give what it was started with, or start another run with a new --out")
+        assert "b" * 64 not in str(error.value)
+
+
 def test_a_run_that_goes_on_with_other_steps_is_no_longer_finished(tmp_path) -> None:
     out, called = tmp_path / "run", []
     phases = "phases=[{max_length=16, steps=3}, {max_length=16, steps=%d}]"

@@ -79,7 +79,7 @@ def test_a_stopped_call_goes_on_where_it_was(model, units, tmp_path, monkeypatch
 
 def test_features_of_another_model_are_refused(model, units, tmp_path):
     write_features(tmp_path / "out", model, LAST, units, model_sum="m")
-    with pytest.raises(DataError, match=r"manifest\.json: model is 'm', 'n' is needed"):
+    with pytest.raises(DataError, match=r"manifest\.json: these features are of another model"):
         write_features(tmp_path / "out", model, LAST, units, model_sum="n")
 
 
