@@ -198,7 +198,7 @@ def test_a_resumed_search_is_the_same_search(run, inputs):
     with pytest.raises(ConfigError, match="started with space"):
         run(Finetuning(), resume=True, space={"training.epochs": (1.0,)})
     inputs["dev"].write_text("text\tlabel\nb\t0\n")
-    with pytest.raises(ConfigError, match="dev file.tsv has changed since"):
+    with pytest.raises(ConfigError, match=r"dev file\.tsv has changed since"):
         run(Finetuning(), resume=True)
 
 
