@@ -419,14 +419,6 @@ def test_what_is_read_cut_and_shared_is_told(model_folder, data, tmp_path):
         assert part in notes
 
 
-def test_shared_examples_with_another_label_are_told(model_folder, tmp_path):
-    (tmp_path / "train.csv").write_text("text,label\na,x\nb,y\nc,x\n")
-    (tmp_path / "dev.csv").write_text("text,label\na,y\nb,y\nd,x\n")
-    files = {name: tmp_path / f"{name}.csv" for name in ("train", "dev")}
-    result = finetune(recipe(training={"epochs": 1.0}), model=model_folder, **files, out=tmp_path / "run")
-    assert "2 of 3 dev examples also stand in train, 1 of them with another label" in result["data"]["notes"]
-
-
 def test_a_slip_in_a_label_is_told(model_folder, data, tmp_path):
     """In training data as a note; in a file to evaluate as an error, which names no option that only training has."""
     train, dev = data("single", 40)
