@@ -10,6 +10,9 @@ from maskloom.config import ConfigError, DataError, PretrainRecipe, recipe_toml,
 from maskloom.runs.curves import evaluations, in_one_count, mean_curve, phase_marks, steps
 from maskloom.runs.pages import distinct_names, visible
 from maskloom.runs.report import report
+from maskloom.runs.report.charts import charts_of
+from maskloom.runs.report.record import RunRecord
+from maskloom.runs.report.tables import score_table
 
 ENVIRONMENT = {
     "command": ["maskloom", "pretrain"],
@@ -157,3 +160,17 @@ def test_names_of_runs_are_told_apart():
 
 def test_what_is_not_seen_is_shown():
     assert visible("a\x00\u202eb\ud800é\n") == "a\\x00\\u202eb\\ud800é\n"
+
+
+def test_percent_and_fractions_are_kept_apart(tmp_path):
+    records = []
+    for task, f1 in (("span", 4.93), ("tagging", 0.5)):
+        (tmp_path / task).mkdir()
+        event = {"event": "evaluation", "stage": "seed-0", "step": 3, "metrics": {"f1": f1, "loss": 1.0}}
+        (tmp_path / task / "events.jsonl").write_text(json.dumps(event) + "\n")
+        about = {"inputs": {"metric": "f1"}}
+        records.append(RunRecord(task, tmp_path / task, "finetune", "", {"task": task}, about, None, tmp_path))
+    rows = [["f1, percent", "4.93", "–"], ["loss", "1", "1"], ["f1", "–", "0.5"]]
+    assert score_table(records) == rows
+    titles = [chart.title for chart in charts_of(records)["Fine-tuning"]]
+    assert titles[:3] == ["Dev f1, percent", "Dev f1", "Loss"]

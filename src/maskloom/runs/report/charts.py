@@ -8,7 +8,7 @@ from typing import Any
 from maskloom.runs.charts import Line, line_chart
 from maskloom.runs.curves import Points, evaluations, mean_curve, phase_marks, steps, thinned
 from maskloom.runs.report.record import RunRecord
-from maskloom.runs.report.tables import scores
+from maskloom.runs.report.tables import scores, with_unit
 
 NUM_COLOURS = 6
 
@@ -68,9 +68,11 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
 
 def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     charts: list[Chart | None] = []
-    for metric in dict.fromkeys(run.description["inputs"].get("metric") or "accuracy" for run in runs):
-        chosen = [run for run in runs if (run.description["inputs"].get("metric") or "accuracy") == metric]
-        charts.append(_chart(f"Dev {metric.replace('_', ' ')}", chosen, colours, None, metric))
+    metrics = [run.description["inputs"].get("metric") or "accuracy" for run in runs]
+    names = [with_unit(run, metric) for run, metric in zip(runs, metrics, strict=True)]
+    for name, metric in dict(zip(names, metrics, strict=True)).items():
+        chosen = [run for run, other in zip(runs, names, strict=True) if other == name]
+        charts.append(_chart(f"Dev {name.replace('_', ' ')}", chosen, colours, None, metric))
     charts.append(_chart("Loss", runs, colours, ("loss",), "loss", note="Thin: training; with dots: dev."))
     return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
 

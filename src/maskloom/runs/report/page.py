@@ -22,6 +22,7 @@ from maskloom.runs.report.tables import (
     scores,
     surroundings,
     trouble_table,
+    with_unit,
 )
 from maskloom.runs.search_table import restarts_text, search_rows
 
@@ -97,7 +98,7 @@ def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
         "kind": kinds[run.kind],
         "state": state,
         "score": None if name is None or found.get(name) is None else f"{found[name]:.4g}",
-        "score_name": None if name is None else name.replace("_", " "),
+        "score_name": None if name is None else with_unit(run, name).replace("_", " "),
         "reference": None if reference is None else f"{reference:.4g}",
         "spread": restarts_text(spread) if spread and spread["num_restarts"] > 1 else None,
     }

@@ -42,9 +42,15 @@ def scores(run: RunRecord) -> dict[str, float]:
     return {name: value for name, value in result.items() if isinstance(value, (int, float))}
 
 
+def with_unit(run: RunRecord, name: str) -> str:
+    """Return the name of a score, with "percent" for the official scores of answers: all others are fractions."""
+    in_percent = name.endswith(("f1", "exact_match")) and run.trained and run.trained[0].recipe.get("task") == "span"
+    return f"{name}, percent" if in_percent else name
+
+
 def score_table(runs: list[RunRecord]) -> Table:
     """Return one row a score with one value a run, the deciding score of each kind first."""
-    by_run = [scores(run) for run in runs]
+    by_run = [{with_unit(run, name): value for name, value in scores(run).items()} for run in runs]
     names = list(dict.fromkeys(name for found in by_run for name in found))
     return [[name.replace("_", " "), *(_figure(found.get(name)) for found in by_run)] for name in names]
 
