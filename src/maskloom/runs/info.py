@@ -43,21 +43,14 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
 
 def _describe_run(folder: Path) -> dict[str, Any]:
     info: dict[str, Any] = {"kind": "run", "recipe": str(folder / RECIPE)}
-    recipe = read_toml(folder / RECIPE)
-    training = recipe.get("training", {})
-    if "minutes" in training:
-        info["minutes"] = training["minutes"]
-    if plans := training.get("extensions"):
-        last = (recipe.get("phases") or [training])[-1]
-        end = f"{last['steps']} steps" if "steps" in last else f"{training.get('epochs', 0):g} epochs"
-        ends = [*(f"{plan['steps']} steps" for plan in plans[1:]), end]
-        info["extended"] = [
-            f"at step {plan['at']}, from {plan['steps']} steps to {end}" for plan, end in zip(plans, ends, strict=True)
-        ]
+    try:
+        info |= _length_of_run(read_toml(folder / RECIPE))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise DataError(f"{folder / RECIPE}: its [training] is not what a run writes") from None
     if (folder / "run.json").exists():
         info |= read_json_object(folder / "run.json")
-    if "space" in info.get("inputs", {}):
-        info["kind"] = "GLUE" if "tasks" in info["inputs"] else "search"
+    if isinstance(inputs := info.get("inputs"), dict) and "space" in inputs:
+        info["kind"] = "GLUE" if "tasks" in inputs else "search"
     checkpoints = sorted(path.name for path in (folder / "checkpoints").rglob("step-*") if path.is_dir())
     info["checkpoints"] = checkpoints
     # of training; of a search or a GLUE run
@@ -68,6 +61,19 @@ def _describe_run(folder: Path) -> dict[str, Any]:
     if (folder / "model" / "config.json").exists():
         info["model"] = _describe_model(folder / "model")
     return info
+
+
+def _length_of_run(recipe: dict[str, Any]) -> dict[str, Any]:
+    training = recipe.get("training", {})
+    found = {"minutes": training["minutes"]} if "minutes" in training else {}
+    if plans := training.get("extensions"):
+        last = (recipe.get("phases") or [training])[-1]
+        end = f"{last['steps']} steps" if "steps" in last else f"{training.get('epochs', 0):g} epochs"
+        ends = [*(f"{plan['steps']} steps" for plan in plans[1:]), end]
+        found["extended"] = [
+            f"at step {plan['at']}, from {plan['steps']} steps to {end}" for plan, end in zip(plans, ends, strict=True)
+        ]
+    return found
 
 
 def _describe_model(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""What a folder is said to hold, also where its files were edited by hand."""
+
+import json
+
+import pytest
+
+from maskloom.errors import DataError
+from maskloom.runs.info import describe_folder
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind"),
+    [
+        ({"space": "grid"}, "search"),
+        ({"space": "grid", "tasks": ["cola"]}, "GLUE"),
+        ({"train": "x"}, "run"),
+        (1.5, "run"),
+    ],
+)
+def test_kinds_of_runs(tmp_path, inputs, kind):
+    (tmp_path / "recipe.toml").write_text('kind = "finetune"\n')
+    (tmp_path / "run.json").write_text(json.dumps({"inputs": inputs}))
+    assert describe_folder(tmp_path)["kind"] == kind
+
+
+@pytest.mark.parametrize("training", ["training = 3", "[training]\nsteps = 9\nextensions = [{at = 5}]"])
+def test_a_recipe_that_no_run_wrote_is_named(tmp_path, training):
+    (tmp_path / "recipe.toml").write_text(f"{training}\n")
+    with pytest.raises(DataError, match=r"recipe\.toml: its \[training\] is not what a run writes"):
+        describe_folder(tmp_path)
