@@ -11,8 +11,10 @@ import time
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.cli import app
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, validate_recipe
 from maskloom.data.feature_files import FeatureFile
 from maskloom.inference import Predictor
@@ -114,6 +116,14 @@ def test_features_are_hidden_states_of_first_pieces(model_folder, data, tmp_path
         np.testing.assert_allclose(file.rows([unit]), states[places][:, first_pieces].transpose(1, 0, 2), atol=1e-5)
     names = [json.loads(line) for line in (tmp_path / "out" / "tokens.jsonl").read_text().splitlines()]
     assert names[3]["words"] == [word for word, _ in found[3]]
+
+
+def test_the_command_names_the_vectors_of_a_row(model_folder, data, tmp_path):
+    arguments = ["features", "--model", str(model_folder), "--input", str(data["dev"]), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*arguments, "--layers", "-1,-2"])
+    assert (done.exit_code, "2 a row: 4, 3" in " ".join(done.output.split())) == (0, True), done.output
+    done = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "json"), "--layers", "-1,-2", "--json"])
+    assert json.loads(done.stdout)["vectors"] == ["4", "3"]
 
 
 def test_no_word_of_a_long_sentence_is_left_out(model_folder, tmp_path):

@@ -182,7 +182,7 @@ def corpus_instances(
         typer.Argument(help="A corpus folder, or text: a sentence a line, an empty line between documents."),
     ],
     out: Annotated[Path, typer.Option("--out", help="File to write: .tfrecord or .jsonl.")],
-    like: Annotated[Literal["google"], typer.Option("--like", help="Whose instances: those of bert-tensorflow.")],
+    like: Annotated[Literal["google"], typer.Option("--like", help="Whose instances: bert-tensorflow's.")] = "google",
     vocab: Annotated[
         Path | None, typer.Option("--vocab", help="Folder with the vocabulary that text is read with.")
     ] = None,

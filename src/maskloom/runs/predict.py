@@ -64,7 +64,8 @@ def predict(
         )
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
     columns = _Columns()
-    progress.begin("predicting", reading_of_input.count(columns.see))
+    num_examples = reading_of_input.count(columns.see) if suffix == ".csv" else reading_of_input.count()
+    progress.begin("predicting", num_examples)
     before, between, after = task.frames.get(suffix, ("", "", ""))
     with output_file(target, "w") as file:
         write = _csv_writer(file, csv_safe, columns) if suffix == ".csv" else _json_writer(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from typing import Any
 
 _TAKES = {
@@ -18,7 +19,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     name, best, last, data = result["metric"], result["best"], result["last"], result["data"]
     kept = f"seed {result['best_seed']}, epoch {best['epoch']} (step {best['step']}): the best on dev by {name}"
     if last["step"] != best["step"]:
-        kept += f"; after its last epoch it had {last['scores'][name]:.4f}"
+        kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
     rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result)]
     if data["labels"]:
         rows.append(("labels", ", ".join(data["labels"])))
@@ -72,31 +73,37 @@ def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
         by_label = zip(tuned["labels"], value, strict=True) if isinstance(value, list) else None
         text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {share:.3f}" for label, share in by_label)
         rows.append((name, text))
-    for name, before in tuned["before"].items():
-        after = tuned["after"][name]
-        rows.append((name, f"{before:.4f}" if before == after else f"{before:.4f} -> {after:.4f}"))
+    for name, value in tuned["before"].items():
+        before, after = (_figure(name, found, tuned["before"]) for found in (value, tuned["after"][name]))
+        rows.append((name, before if value == tuned["after"][name] else f"{before} -> {after}"))
     return rows
 
 
 def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:
     """Put the deciding score first, beside the score of a constant answer where there is one."""
     constant = "" if reference is None else f"  (a constant answer has {reference:.4f})"
-    rows = [(primary, f"{scores[primary]:.4f}{constant}")]
-    return rows + [(name, f"{value:.4f}") for name, value in scores.items() if name != primary]
+    rows = [(primary, f"{_figure(primary, scores[primary], scores)}{constant}")]
+    return rows + [(name, _figure(name, value, scores)) for name, value in scores.items() if name != primary]
+
+
+def _figure(name: str, value: float, scores: Collection[str]) -> str:
+    """Return a score in decimals, or in percent where it stands among those of SQuAD's official script."""
+    is_percent = "exact_match" in scores and name.endswith(("f1", "exact_match"))
+    return f"{value:.2f} %" if is_percent else f"{value:.4f}"
 
 
 def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    restarts, name = result["restarts"], result["metric"]
+    restarts, name, names = result["restarts"], result["metric"], result["best"]["scores"]
     rows = [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
     if restarts["num_restarts"] == 1:
         return rows
     scores = restarts["scores"]
-    each = ", ".join(f"{score:.4f} (seed {seed})" for seed, score in scores.items())
+    each = ", ".join(f"{_figure(name, score, names)} (seed {seed})" for seed, score in scores.items())
     spread = restarts["standard_deviation"]
-    spread = "no spread (one score)" if spread is None else f"standard deviation {spread:.4f}"
-    text = f"{name} {restarts['mean']:.4f} on average, {spread}: {each}"
+    spread = "no spread (one score)" if spread is None else f"standard deviation {_figure(name, spread, names)}"
+    text = f"{name} {_figure(name, restarts['mean'], names)} on average, {spread}: {each}"
     if restarts["degenerate"] and restarts["mean_of_sound"] is not None:
-        text += f"; {restarts['mean_of_sound']:.4f} on average without degenerate ones"
+        text += f"; {_figure(name, restarts['mean_of_sound'], names)} on average without degenerate ones"
     return [(f"{restarts['num_restarts']} restarts", text), *rows]
 
 

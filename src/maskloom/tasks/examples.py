@@ -46,7 +46,7 @@ class BadRowError(ValueError):
 class ReadingReport:
     """What became of the rows of one file: `num_rows` is always `num_kept` plus all that `dropped` counts.
 
-    `notes` say what a person should know of how the file was read.
+    `notes` say what a person should know of how the file was read; `labels_are_ids` is None until labels were encoded.
     """
 
     path: Path
@@ -57,6 +57,7 @@ class ReadingReport:
     notes: list[str] = field(default_factory=list)
     num_blank: int = 0
     first_blank_line: int = 0
+    labels_are_ids: bool | None = None
 
     def blank(self, line: int) -> None:
         """Count a blank line of raw text, which is kept as an empty text."""

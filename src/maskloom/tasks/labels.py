@@ -101,7 +101,8 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
     """Return labels as arrays: ids (examples,) int64; scores (examples,) float32; or 0/1 (examples, labels) float32.
 
     None when no example has a label. Raises DataError, with the line, for a name that is not among `names`. Where no
-    name reads as a number and all labels of the file are whole numbers, these are ids of names, which a note says.
+    name reads as a number and all labels are whole numbers, they are ids of names, which a note says; of a file that is
+    read in pieces, the first piece with labels decides.
     """
     examples, path = data.examples, data.report.path
     if all(example.label is None for example in examples):
@@ -113,10 +114,14 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
         return np.array([example.label for example in examples], dtype=np.float32)
     ids = {name: number for number, name in enumerate(names)}
     found = {name for example in examples for name in _names(example)}
-    if found and all(map(str.isdecimal, found)) and not any(map(_reads_as_number, names)):
+    if found and data.report.labels_are_ids is None:
+        are_ids = all(map(str.isdecimal, found)) and not any(map(_reads_as_number, names))
+        data.report.labels_are_ids = are_ids
+        if are_ids:
+            shown = ", ".join(f"{number} is {name!r:.80}" for number, name in [*enumerate(names)][:20])
+            data.report.notes.append(f"labels are numbers, taken as ids: {shown}{' ...' if len(names) > 20 else ''}")
+    if data.report.labels_are_ids:
         ids = {str(number): number for number in range(len(names))}
-        shown = ", ".join(f"{number} is {name!r:.80}" for number, name in [*enumerate(names)][:20])
-        data.report.notes.append(f"labels are numbers, taken as ids: {shown}{' ...' if len(names) > 20 else ''}")
     if kind != "multilabel":
         return np.array([_id_of(example.label, ids, names, path, example.line) for example in examples], np.int64)
     labels = np.zeros((len(examples), len(names)), dtype=np.float32)

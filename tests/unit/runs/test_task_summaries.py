@@ -63,6 +63,17 @@ def test_evaluation_in_lines():
     assert lines[:3] == ["f1          0.5000", "loss        0.2500", "degenerate  every prediction is the same class"]
 
 
+def test_official_scores_of_answers_are_marked_as_percent():
+    answers = {"f1": 81.25, "exact_match": 72.5, "loss": 0.25}
+    lines = evaluation_lines({**answers, "metric": "f1", "reference": None, "degenerate": None, "data": ACCOUNT})
+    assert lines[:3] == ["f1           81.25 %", "exact match  72.50 %", "loss         0.2500"]
+    run = finetuned(scores={"0": 80.0, "1": 81.25}, mean=80.625, standard_deviation=0.884, degenerate={})
+    run["best"]["scores"], run["last"]["scores"] = answers, {**answers, "f1": 80.5}
+    text = "\n".join(finetuning_lines({**run, "task": "span", "metric": "f1"}))
+    assert "after its last epoch it had 80.50 %" in text
+    assert "f1 80.62 % on average, standard deviation 0.88 %: 80.00 % (seed 0), 81.25 % (seed 1)" in text
+
+
 def test_files_in_lines():
     counts = {"output": "o.npy", "num_truncated_examples": 3, "max_length": 32, "data": {**ACCOUNT, "dropped": {}}}
     vectors = {"num_vectors": 1_199, "hidden_size": 384, "pooling": "mean", "normalized": True}

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,18 @@ def test_ids_stand_for_names_only_where_nothing_else_is_a_label_and_no_name_is_a
     for labels, names in [(("1",), ("0", "5")), (("1", "-1"), ("+1", "-1")), (("1", "a"), ("a", "b"))]:
         with pytest.raises(DataError, match="'1' is not one of"):
             encode_labels(data_with(*labels), "single", names)
+
+
+def test_the_first_piece_of_a_file_decides_whether_labels_are_ids():
+    names, ids, named = ("a", "b"), data_with("1", "0"), data_with("a", "b")
+    assert encode_labels(ids, "single", names).tolist() == [1, 0]
+    assert encode_labels(replace(ids, examples=ids.examples[:1]), "single", names).tolist() == [1]
+    assert len(ids.report.notes) == 1
+    with pytest.raises(DataError, match="line 2: the label 'a' is not one of"):
+        encode_labels(replace(named, report=ids.report), "single", names)
+    assert encode_labels(named, "single", names).tolist() == [0, 1]
+    with pytest.raises(DataError, match="line 2: the label '1' is not one of"):
+        encode_labels(replace(ids, report=named.report), "single", names)
 
 
 @pytest.mark.parametrize(

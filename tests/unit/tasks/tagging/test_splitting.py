@@ -102,7 +102,7 @@ def test_runs_without_a_blank_take_no_longer_than_their_length():
     for chunk in ("!" * 60_000, "a.b-" * 20_000, "'s" * 20_000, "(" * 255, "'s" * 127, "a!" * 127):
         spans = learnt(TREEBANK).spans(chunk)
         assert "".join(chunk[start:end] for start, end in spans) == chunk
-    assert time.process_time() - started < 15
+    assert time.process_time() - started < 6
 
 
 @pytest.mark.parametrize(
