@@ -206,9 +206,10 @@ def run_transformers(
     """Fine-tune with transformers and return the scores of the last and the best epoch."""
     task, agreed = TASKS[name], settings["tasks"][name]
     train, dev = files_of(name, options)
+    is_grouped = side == GROUPED or agreed["recipe"]["training"].get("group_by_length", False)
     scores, seconds = timed(
         lambda: train_with_transformers(
-            task, seed, options.model, train, dev, agreed["recipe"], agreed["num_train"], is_grouped=side == GROUPED
+            task, seed, options.model, train, dev, agreed["recipe"], agreed["num_train"], is_grouped=is_grouped
         )
     )
     best = max(scores, key=lambda entry: entry[task.score])
