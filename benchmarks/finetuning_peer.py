@@ -16,6 +16,7 @@ from finetuning_tasks import ParityTask
 
 Features = list[dict[str, Any]]
 EVALUATION_BATCH = 64
+HEADS = ("classifier.", "qa_outputs.")
 
 
 class PeerKind(ABC):
@@ -114,7 +115,7 @@ def train_with_transformers(
     kind = peer_kind(task, folder, recipe["data"]["max_length"])
     model = kind.new_model(folder, train)
     optimizer = torch.optim.AdamW(
-        decay_groups(model, training["weight_decay"]),
+        decay_groups(model, training["weight_decay"], training.get("head_learning_rate")),
         lr=training["learning_rate"],
         betas=(training["adam_beta1"], training["adam_beta2"]),
         eps=training["adam_epsilon"],
@@ -145,10 +146,17 @@ def train_with_transformers(
     return scores
 
 
-def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split parameters as the Trainer does: neither biases nor LayerNorm decay."""
-    named = [(name, "bias" in name or "LayerNorm" in name, parameter) for name, parameter in model.named_parameters()]
+def decay_groups(
+    model: torch.nn.Module, weight_decay: float, head_learning_rate: float | None = None
+) -> list[dict[str, Any]]:
+    """Split parameters as the Trainer does: biases and LayerNorm do not decay; a new head may have its own rate."""
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        decays = "bias" not in name and "LayerNorm" not in name
+        is_head = head_learning_rate is not None and name.startswith(HEADS)
+        groups.setdefault((is_head, decays), []).append(parameter)
     return [
-        {"params": [parameter for _, exempt, parameter in named if not exempt], "weight_decay": weight_decay},
-        {"params": [parameter for _, exempt, parameter in named if exempt], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
+        | ({"lr": head_learning_rate} if is_head else {})
+        for (is_head, decays), parameters in groups.items()
     ]
