@@ -25,7 +25,7 @@ _SECONDS_TO_BE_READ = 5 * _SECONDS_BETWEEN_SIGNS
 # A rank that ends tells it to the others at once; their main threads have so long to end on their own.
 _SECONDS_TO_END = 20.0
 # After a failed call: how long a rank looks for the culprit, and how old a sign of life makes one.
-_SECONDS_TO_EXPLAIN, _SECONDS_TO_MISS = 12.0, 4.0
+_SECONDS_TO_EXPLAIN, _SECONDS_TO_MISS, _SECONDS_BETWEEN_LOOKS = 12.0, 4.0, 0.1
 # A disk may take so many times the limit, and so may what no rank alone is to blame for.
 _LONGER = 10
 # A process that takes more of a processor than this is at work, whatever its main thread has called.
@@ -190,10 +190,12 @@ class RankWatch:
         return reason or (f"rank {', '.join(left)} has left before the others" if left else None)
 
     def loss(self, seconds: float) -> str | None:
-        """Return which rank was lost or has failed, looking on for so many seconds as long as others are there."""
-        until = time.monotonic() + seconds
+        """Return which rank was lost or has failed, looking on for so many seconds as long as others are there.
+
+        Looks are counted, not seconds: in a process that was stopped for a while, time passes without a look.
+        """
         others = {rank: view for rank, view in self._views.items() if rank != self.rank}
-        while time.monotonic() < until:
+        for _ in range(round(seconds / _SECONDS_BETWEEN_LOOKS)):
             reasons = [view.ended for view in others.values() if view.ended]
             if reasons:
                 return reasons[0]
@@ -203,7 +205,7 @@ class RankWatch:
             rank, oldest = min(present.items(), key=lambda item: item[1].heard_at)
             if oldest.has_come and time.monotonic() - oldest.heard_at > _SECONDS_TO_MISS:
                 return f"rank {rank} was lost: its process was killed or cut off"
-            time.sleep(0.1)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
         return None
 
     def _run(self) -> None:

@@ -128,3 +128,12 @@ def test_a_rank_that_falls_silent_ends_the_others(monkeypatch) -> None:
     assert ended.wait(60)
     assert "rank 1 was lost" in problems[0]
     first.stop()
+
+
+def test_a_loss_is_told_though_the_process_stood_still_meanwhile(monkeypatch) -> None:
+    first = RankWatch(_Store(), 0, 2, LIMIT)
+    clock = [100.0]
+    first._views = {rank: RankView(sign=3, heard_at=clock[0]) for rank in range(2)}
+    monkeypatch.setattr("maskloom.training.rank_watch.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("maskloom.training.rank_watch.time.sleep", lambda seconds: clock.append(clock.pop() + 30.0))
+    assert first.loss(8.0) == "rank 1 was lost: its process was killed or cut off"
