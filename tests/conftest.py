@@ -15,6 +15,11 @@ settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Keep bytes out of the names of tests: packed files hold the time, and all workers must collect equal names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _interrupts_arrive() -> None:
     """Hear Ctrl-C also where the suite was started in the background, which hands down that it is ignored."""

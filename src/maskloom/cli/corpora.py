@@ -184,7 +184,7 @@ def corpus_instances(
     out: Annotated[Path, typer.Option("--out", help="File to write: .tfrecord or .jsonl.")],
     like: Annotated[Literal["google"], typer.Option("--like", help="Whose instances: bert-tensorflow's.")] = "google",
     vocab: Annotated[
-        Path | None, typer.Option("--vocab", help="Folder with the vocabulary that text is read with.")
+        Path | None, typer.Option("--vocab", help="Folder with the vocabulary for text: as in corpus build.")
     ] = None,
     max_length: Annotated[int, typer.Option("--max-length", min=5, help="Longest instance, in tokens.")] = 128,
     dupe_factor: Annotated[int, typer.Option("--dupe-factor", min=1, help="Passes, each masked anew.")] = 10,

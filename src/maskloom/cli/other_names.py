@@ -16,7 +16,8 @@ _FLAGS = {
     **dict.fromkeys(("model_name_or_path", "model_path", "checkpoint", "pretrained"), "model"),
     **dict.fromkeys(("train_file", "train_data", "training_data"), "train"),
     **dict.fromkeys(("validation_file", "eval_file", "dev_file", "valid", "validation", "eval"), "dev"),
-    **dict.fromkeys(("test", "test_file", "data_dir", "dataset"), "data"),
+    **dict.fromkeys(("test", "test_file", "data_dir", "dataset", "input"), "data"),
+    **dict.fromkeys(("data", "input_file"), "input"),
     **dict.fromkeys(("config", "recipe_file"), "recipe"),
     **dict.fromkeys(("continue", "resume_from_checkpoint"), "resume"),
     **dict.fromkeys(("num_workers", "processes", "jobs"), "workers"),
@@ -43,7 +44,8 @@ def _meant(error: Any) -> list[str]:
     name = error.option_name.lstrip("-").replace("-", "_").lower()
     command = error.ctx.command
     flags = {flag for parameter in command.params if not getattr(parameter, "hidden", False) for flag in parameter.opts}
-    names = (name, *OTHER_NAMES.get(name, ()), *([_FLAGS[name]] if name in _FLAGS else []))
+    first = _FLAGS.get(name, "")
+    names = (name, *OTHER_NAMES.get(name, ()), first, _FLAGS.get(first, ""))
     for candidate in names:
         if (flag := f"--{candidate.replace('_', '-')}") in flags:
             return [flag]

@@ -6,7 +6,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,11 @@ def token_f1(prediction: str, gold: str, *, has_unanswerable: bool) -> float:
         return 0.0
     precision, recall = num_same / len(words), num_same / len(gold_words)
     return 2 * precision * recall / (precision + recall)
+
+
+def is_percent(name: str, scores: Collection[str]) -> bool:
+    """Return whether a score is in percent: among all names of a result, only those of answers hold both totals."""
+    return {"f1", "exact_match"} <= set(scores) and name.endswith(("f1", "exact", "exact_match"))
 
 
 def _percent(values: np.ndarray) -> float:

@@ -63,7 +63,7 @@ def build_corpus_from_files(
     for path in (vocab, out):
         check_name(Path(path))
     paths = {"texts": [os.path.abspath(path) for path in texts], "vocab": os.path.abspath(vocab)}
-    tokenizer = Tokenizer.load(_tokenizer_folder(Path(vocab)))
+    tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)))
     rules: Any = {"sentences": sentences, "language": _language(language, sentences)}
     manifest = build_corpus(
         texts,
@@ -96,7 +96,7 @@ def _language(given: str | None, sentences: str) -> str:
     return "en" if given is None else given
 
 
-def _tokenizer_folder(folder: Path) -> Path:
+def tokenizer_folder(folder: Path) -> Path:
     """Return the folder with the vocabulary: the one named, or `model/` of a run; raises DataError where none is."""
     from maskloom.errors import DataError
 
@@ -129,10 +129,8 @@ def _look_at(
     if found is None or say is None:
         return
     others = " (.parquet not counted)" if found.num_files < len(files) else ""
-    say(
-        f"text: {found.num_files:,} files, {_size(found.num_file_bytes)}, about {_size(found.num_text_bytes)} of text"
-        f"{others}"
-    )
+    num_files = f"{found.num_files:,} file{'' if found.num_files == 1 else 's'}"
+    say(f"text: {num_files}, {_size(found.num_file_bytes)}, about {_size(found.num_text_bytes)} of text{others}")
     say(
         f"corpus: about {found.num_tokens:,} tokens in {found.num_sentences:,} sentences, {_size(found.num_bytes)} at "
         f"{found.token_bytes} bytes a token, 12 a sentence and 8 a document"

@@ -14,6 +14,7 @@ from maskloom.data.google_instances import GoogleInstance, google_instances
 from maskloom.data.tfrecords import example, record
 from maskloom.errors import ConfigError
 from maskloom.files import replacing
+from maskloom.runs.corpus import tokenizer_folder
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -87,7 +88,7 @@ def _documents(
     if not corpora:
         if vocab is None:
             raise ConfigError("text needs --vocab, a folder with the vocabulary that it is read with")
-        tokenizer = Tokenizer.load(vocab, compatibility="google")
+        tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)), compatibility="google")
         documents = _lines_of_documents(sources, on_bad_text)
         return _filled([tokenizer.tokens(line) for line in lines] for lines in documents), tokenizer.vocabulary
     if len(sources) > 1:

@@ -37,7 +37,8 @@ def phase_lines(plan: PhasePlan, account: PretrainingAccount) -> list[str]:
     training, data = plan.training, plan.data
     tokens = training.batch_size * account.tokens_per_instance
     epochs = training.steps * training.batch_size / account.num_instances
-    steps, whole = f"{training.steps:,} steps", f"{_count(training.steps * tokens)} tokens, {epochs:.3g} epochs"
+    steps = _counted(f"{training.steps:,}", "step")
+    whole = f"{_count(training.steps * tokens)} tokens, {_counted(f'{epochs:.3g}', 'epoch')}"
     if training.minutes is not None:
         steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
     lines = [
@@ -58,7 +59,7 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     num_units = len(data)
     unit = "examples" if num_units == data.num_examples else "windows"
     epochs = settings.steps * settings.batch_size / max(1, num_units)
-    steps, whole = f"{settings.steps:,} steps", f"{epochs:.3g} epochs"
+    steps, whole = _counted(f"{settings.steps:,}", "step"), _counted(f"{epochs:.3g}", "epoch")
     lines = []
     if (minutes := recipe.training.minutes) is not None:
         steps, whole, plain = f"{minutes:g} minutes, in steps", "epochs", FinetuneTraining()
@@ -99,6 +100,10 @@ def _optimisation(training: TrainingSection) -> str:
     if training.minutes is not None:
         warmup = f"{training.warmup_share:.0%} of the time"
     return f"learning rate {training.learning_rate:g} after {warmup} of warm-up, then falling to 0"
+
+
+def _counted(number: str, name: str) -> str:
+    return f"{number} {name}{'' if number == '1' else 's'}"
 
 
 def _count(number: float) -> str:

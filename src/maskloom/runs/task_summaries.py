@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Collection
 from typing import Any
 
+from maskloom.metrics.answers import is_percent
+
 _TAKES = {
     "pair": "pairs of sentences",
     "span": "questions with their contexts",
@@ -81,15 +83,14 @@ def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:
     """Put the deciding score first, beside the score of a constant answer where there is one."""
-    constant = "" if reference is None else f"  (a constant answer has {reference:.4f})"
+    constant = "" if reference is None else f"  (a constant answer has {_figure(primary, reference, scores)})"
     rows = [(primary, f"{_figure(primary, scores[primary], scores)}{constant}")]
     return rows + [(name, _figure(name, value, scores)) for name, value in scores.items() if name != primary]
 
 
 def _figure(name: str, value: float, scores: Collection[str]) -> str:
-    """Return a score in decimals, or in percent where it stands among those of SQuAD's official script."""
-    is_percent = "exact_match" in scores and name.endswith(("f1", "exact_match"))
-    return f"{value:.2f} %" if is_percent else f"{value:.4f}"
+    """Return a score in decimals, or in percent where its name among the others says so."""
+    return f"{value:.2f} %" if is_percent(name, scores) else f"{value:.4f}"
 
 
 def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -26,6 +26,8 @@ from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, r
         (["pretrain", "--mlm-probability", "0.3"], "--set data.masking_rate=VALUE"),
         (["pretrain", "--learning-rat", "0.3"], "--learning-rate"),
         (["predict", "--output_dir", "x"], "--output"),
+        (["predict", "--test-file", "x"], "--input"),
+        (["evaluate", "--input", "x"], "--data"),
         (["vocab", "train", "--vocab-size", "9"], "--size"),
     ],
 )

@@ -42,6 +42,14 @@ def test_a_corpus_gives_the_instances_of_its_text(text: Path, vocab: Path, tmp_p
     assert {**report, "file": ""} == {**again, "file": ""}
 
 
+def test_a_run_lends_its_vocabulary(text: Path, vocab: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").symlink_to(vocab, target_is_directory=True)
+    for name, folder in (("a", vocab), ("b", tmp_path / "run")):
+        write_google_instances([text], tmp_path / f"{name}.jsonl", vocab=folder, max_length=16)
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
 def test_the_end_of_a_file_ends_no_document_but_a_blank_line_does(text: Path, vocab: Path, tmp_path: Path) -> None:
     (tmp_path / "next.txt").write_text("a\nb\n")
     counts = []

@@ -164,13 +164,25 @@ def test_what_is_not_seen_is_shown():
 
 def test_percent_and_fractions_are_kept_apart(tmp_path):
     records = []
-    for task, f1 in (("span", 4.93), ("tagging", 0.5)):
+    for task, metrics in (
+        ("span", {"f1": 4.93, "exact_match": 3.5, "HasAns_exact": 2.5, "best_f1_thresh": -1.5}),
+        ("tagging", {"f1": 0.5}),
+        ("multilabel", {"f1_micro": 0.75, "exact_match": 0.25}),
+    ):
         (tmp_path / task).mkdir()
-        event = {"event": "evaluation", "stage": "seed-0", "step": 3, "metrics": {"f1": f1, "loss": 1.0}}
+        event = {"event": "evaluation", "stage": "seed-0", "step": 3, "metrics": {**metrics, "loss": 1.0}}
         (tmp_path / task / "events.jsonl").write_text(json.dumps(event) + "\n")
-        about = {"inputs": {"metric": "f1"}}
+        about = {"inputs": {"metric": next(iter(metrics))}}
         records.append(RunRecord(task, tmp_path / task, "finetune", "", {"task": task}, about, None, tmp_path))
-    rows = [["f1, percent", "4.93", "–"], ["loss", "1", "1"], ["f1", "–", "0.5"]]
-    assert score_table(records) == rows
+    assert score_table(records) == [
+        ["f1, percent", "4.93", "–", "–"],
+        ["exact match, percent", "3.5", "–", "–"],
+        ["HasAns exact, percent", "2.5", "–", "–"],
+        ["best f1 thresh", "-1.5", "–", "–"],
+        ["loss", "1", "1", "1"],
+        ["f1", "–", "0.5", "–"],
+        ["f1 micro", "–", "–", "0.75"],
+        ["exact match", "–", "–", "0.25"],
+    ]
     titles = [chart.title for chart in charts_of(records)["Fine-tuning"]]
-    assert titles[:3] == ["Dev f1, percent", "Dev f1", "Loss"]
+    assert titles[:4] == ["Dev f1, percent", "Dev f1", "Dev f1 micro", "Loss"]

@@ -44,6 +44,9 @@ def test_finetuning_tells_the_epochs_over_what_batches_hold():
     assert finetuning_lines(recipe, settings, cast(EncodedData, _Windows()))[0] == (
         "task: span; 300 steps of 32 windows: 1.5 epochs of 6,400 windows up to 64 tokens, 3 seeds"
     )
+    once = load_recipe(FinetuneRecipe, None, ["task=span", "training.epochs=1.0"])
+    one = finetuning_lines(once, once.training.with_steps(6400), cast(EncodedData, _Windows()))[0]
+    assert "; 200 steps of 32 windows: 1 epoch of 6,400 windows" in one
 
 
 def test_the_clock_leaves_steps_and_epochs_aside():

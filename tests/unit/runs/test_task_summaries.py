@@ -74,6 +74,23 @@ def test_official_scores_of_answers_are_marked_as_percent():
     assert "f1 80.62 % on average, standard deviation 0.88 %: 80.00 % (seed 0), 81.25 % (seed 1)" in text
 
 
+def test_several_labels_have_fractions_and_unanswerable_questions_percent():
+    def lines(metric, reference, **scores):
+        result = {**scores, "metric": metric, "reference": reference, "degenerate": None, "data": ACCOUNT}
+        return [" ".join(line.split()) for line in evaluation_lines(result)]
+
+    labels = lines("exact_match", 0.2, exact_match=0.25, f1_micro=0.5, f1_macro=0.125)
+    assert labels[:3] == ["exact match 0.2500 (a constant answer has 0.2000)", "f1 micro 0.5000", "f1 macro 0.1250"]
+    answers = lines("f1", 50.0, exact_match=48.0, f1=51.5, NoAns_exact=60.0, best_exact=52.0, best_exact_thresh=-1.5)
+    assert answers[0] == "f1 51.50 % (a constant answer has 50.00 %)"
+    assert answers[1:5] == [
+        "exact match 48.00 %",
+        "NoAns exact 60.00 %",
+        "best exact 52.00 %",
+        "best exact thresh -1.5000",
+    ]
+
+
 def test_files_in_lines():
     counts = {"output": "o.npy", "num_truncated_examples": 3, "max_length": 32, "data": {**ACCOUNT, "dropped": {}}}
     vectors = {"num_vectors": 1_199, "hidden_size": 384, "pooling": "mean", "normalized": True}

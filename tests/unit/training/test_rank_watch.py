@@ -1,6 +1,7 @@
 """Who is to blame when several processes do not get on."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -134,6 +135,6 @@ def test_a_loss_is_told_though_the_process_stood_still_meanwhile(monkeypatch) ->
     first = RankWatch(_Store(), 0, 2, LIMIT)
     clock = [100.0]
     first._views = {rank: RankView(sign=3, heard_at=clock[0]) for rank in range(2)}
-    monkeypatch.setattr("maskloom.training.rank_watch.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("maskloom.training.rank_watch.time.sleep", lambda seconds: clock.append(clock.pop() + 30.0))
+    slow = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: clock.append(clock.pop() + 30.0))
+    monkeypatch.setattr("maskloom.training.rank_watch.time", slow)
     assert first.loss(8.0) == "rank 1 was lost: its process was killed or cut off"

@@ -7,6 +7,7 @@ from typing import Any
 
 from maskloom.config import DataError, FinetuneRecipe, PretrainRecipe
 from maskloom.data.corpus import Corpus
+from maskloom.metrics.answers import is_percent
 from maskloom.runs.display import lines_of
 from maskloom.runs.pages import visible
 from maskloom.runs.report.record import RunRecord
@@ -44,8 +45,7 @@ def scores(run: RunRecord) -> dict[str, float]:
 
 def with_unit(run: RunRecord, name: str) -> str:
     """Return the name of a score, with "percent" for the official scores of answers: all others are fractions."""
-    in_percent = name.endswith(("f1", "exact_match")) and run.trained and run.trained[0].recipe.get("task") == "span"
-    return f"{name}, percent" if in_percent else name
+    return f"{name}, percent" if is_percent(name, scores(run)) else name
 
 
 def score_table(runs: list[RunRecord]) -> Table:
