@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from maskloom import fault_points
 from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.folder_lock import folder_lock
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.run_lock import run_lock
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
 
 SETTINGS = [
@@ -283,7 +283,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_resumes_to_the_bit(
 
 
 def test_a_folder_in_use_is_refused_by_the_name_of_its_holder(command, corpus, run_folder: Path) -> None:
-    with run_lock(run_folder):
+    with folder_lock(run_folder):
         code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume")
     assert code == 1
     assert f"error: {run_folder} is in use by PID " in said

@@ -106,10 +106,10 @@ MUTANTS = (
     ),
     Mutant(
         "lock by existence",
-        "runs/run_lock.py",
+        "folder_lock.py",
         "    reason = former.why_gone()\n    if reason is None and",
         "    reason = None\n    if reason is None and",
-        ("tests/unit/runs/test_run_lock.py::test_a_stale_lock_is_taken_over_and_said",),
+        ("tests/unit/test_folder_lock.py::test_a_stale_lock_is_taken_over_and_said",),
     ),
     Mutant(
         "saves without bound",  # in place of the sheet's "queue unbounded": there is no server yet

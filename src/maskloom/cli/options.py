@@ -64,7 +64,7 @@ def chosen_recipe(
 
     Raises FolderInUseError where one works.
     """
-    from maskloom.runs.run_lock import refuse_if_in_use
+    from maskloom.folder_lock import refuse_if_in_use
     from maskloom.runs.training_flags import recipe_of_run, run_to_resume
 
     refuse_if_in_use(out)  # before the heavy imports

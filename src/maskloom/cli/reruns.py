@@ -23,7 +23,7 @@ def rerun(
     as_json: AsJson = False,
 ) -> None:
     """Repeat a run from its own folder and check that the same bits come out (exit code 1 if not)."""
-    from maskloom.runs.run_lock import refuse_if_in_use
+    from maskloom.folder_lock import refuse_if_in_use
 
     if out is None:
         whole = run.resolve()

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from maskloom.build_lock import held_alone
 from maskloom.data.corpus_manifest import (
     BUILD,
     DOCUMENT_OFFSETS,
@@ -42,6 +41,7 @@ from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, r
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
 from maskloom.files import sync, write_json
+from maskloom.folder_lock import folder_lock
 from maskloom.text.sentences import check_language
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.worker_processes import Engine, results_of_processes
@@ -111,9 +111,9 @@ def build_corpus(
     takes `origin`. A folder that holds the finished corpus is left as it is; `already_built` is in what is returned.
 
     Raises ConfigError for a wrong setting, and when the folder holds a corpus made from other text or settings or
-    anything else, lies in a folder of the text, or is being built by another process; DataError when the text holds no
-    document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a disk that is full
-    or broken.
+    anything else, or lies in a folder of the text; FolderInUseError when another process builds in it; DataError when
+    the text holds no document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a
+    disk that is full or broken.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
@@ -209,7 +209,7 @@ def _building(out: Path) -> Iterator[None]:
             raise ConfigError(f"{out}: the folder holds other files, such as {others[0]}; choose a new or empty folder")
     (out / BUILDING_FOLDER).mkdir(parents=True, exist_ok=True)
     (out / SHARD_FOLDER).mkdir(exist_ok=True)
-    with held_alone(out / BUILDING_FOLDER / "lock", "building a corpus"):
+    with folder_lock(out):
         # a build that was killed may have left large files under temporary names
         for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
             _remove_temporaries(folder)

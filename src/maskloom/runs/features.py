@@ -16,6 +16,7 @@ from maskloom.config import ConfigError, DataError
 from maskloom.data.bucketing import sorted_batches
 from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
 from maskloom.files import output_file
+from maskloom.folder_lock import alone_in_folder
 from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import EncoderWithHeads
@@ -24,7 +25,6 @@ from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.first_look import check_place
 from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_lock import alone_in_folder
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.evaluation import PROCESSOR_TOKENS

@@ -14,6 +14,7 @@ import maskloom
 from maskloom.checkpoints.huggingface import CONFIG, read_config
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
 from maskloom.files import write_json
+from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
 from maskloom.launch import claim, is_restarted
@@ -34,7 +35,6 @@ from maskloom.runs.model_card import finetuning_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folder, seeds_of
-from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
 from maskloom.runs.verification import VERIFY_FINISHED

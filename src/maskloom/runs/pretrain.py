@@ -21,6 +21,7 @@ from maskloom.data.rank_rows import rows_of_rank
 from maskloom.data.sampling import SamplingSettings
 from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
+from maskloom.folder_lock import alone_in_folder
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.machine_memory import require_memory
@@ -36,7 +37,6 @@ from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
-from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer

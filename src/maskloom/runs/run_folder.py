@@ -17,9 +17,9 @@ from typing import Any
 import maskloom
 from maskloom.config import ConfigError, DataError, Section, load_recipe, recipe_toml
 from maskloom.files import remove_tree, write_json, write_text
+from maskloom.folder_lock import LOCK
 from maskloom.foreign_files import check_name, read_json_object, shown_name
 from maskloom.launch import num_processes
-from maskloom.runs.run_lock import LOCK
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"
 METRICS = "metrics.json"

@@ -13,13 +13,13 @@ from typing import Any, Literal, Protocol
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
+from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.finetune import finetune, with_task
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder
-from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.search_space import (
     Space,
     ValueRange,

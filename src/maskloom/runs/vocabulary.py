@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from maskloom.build_lock import held_alone
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
 from maskloom.files import sync, write_json
+from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object
-from maskloom.runs.run_lock import alone_in_folder
 
 if TYPE_CHECKING:
     from maskloom.data.documents import Document, ReadingReport
@@ -51,7 +50,7 @@ def train_vocabulary_from_files(
     was killed starts anew when it is run again, and what it left behind is removed. Settings: see `train_vocabulary`
     and `chosen_engine`.
     Raises ConfigError for impossible settings, an `out` that holds something else, or a vocabulary of other text or
-    settings, and one that another process trains, DataError for bad text.
+    settings; FolderInUseError for one that another process trains; DataError for bad text.
     """
     from maskloom.data.corpus_manifest import describe_file
     from maskloom.data.documents import ReadingReport, read_documents, refuse_output_inside, source_files
@@ -141,20 +140,19 @@ class _Texts:
 
 @contextmanager
 def _staging(out: Path) -> Iterator[Path]:
-    """Make the folder `.NAME.building` beside `out`, for one process, without what an earlier one left; remove it."""
+    """Make the folder `.NAME.building` beside `out`, without what an earlier one left; remove it."""
     staging = out.parent / f".{out.name}.building"
-    with held_alone(staging / "lock", f"training the vocabulary of {out.name}"):
-        try:
-            for left in (path for path in staging.iterdir() if path.is_dir()):
-                shutil.rmtree(left)
-            yield staging
-        except OSError as error:
-            if error.errno is not None and error.filename is None:
-                # a full disk does not say which one it is
-                error.filename = str(out)
-            raise
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        yield staging
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            # a full disk does not say which one it is
+            error.filename = str(out)
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:

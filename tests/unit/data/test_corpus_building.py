@@ -1,6 +1,5 @@
 """Building corpora: the same bytes in every way, and a clear refusal of what cannot be built."""
 
-import fcntl
 import functools
 import gzip
 import json
@@ -23,6 +22,7 @@ from maskloom.data.corpus_building import _Counts, build_corpus
 from maskloom.data.documents import source_files
 from maskloom.data.sentence_encoding import SentenceEncoder
 from maskloom.data.shards import ShardRecord
+from maskloom.folder_lock import FolderInUseError, folder_lock
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -370,12 +370,11 @@ def test_a_folder_of_anything_else_is_refused_and_left_alone(text: Path, tmp_pat
 
 
 def test_two_builds_of_one_folder_do_not_meet(text: Path, tmp_path: Path) -> None:
-    (tmp_path / "out" / "building").mkdir(parents=True)
-    with (tmp_path / "out" / "building" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another process is building a corpus there"):
-            build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out")
-    assert build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out")["num_documents"] == 60
+    out = tmp_path / "out"
+    with folder_lock(out), pytest.raises(FolderInUseError, match=f"out is in use by PID {os.getpid()} on"):
+        build_corpus(text, tokenizer=TOKENIZER, out=out)
+    assert build_corpus(text, tokenizer=TOKENIZER, out=out)["num_documents"] == 60
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("content", ["", " \n\n \n", "\x01\n\n\u200b\n"])

@@ -4,8 +4,8 @@ import os
 import pytest
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.folder_lock import folder_lock
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder, run_id
-from maskloom.runs.run_lock import run_lock
 
 
 def test_a_run_folder_is_created_once(tmp_path) -> None:
@@ -105,7 +105,7 @@ def test_a_run_that_was_killed_in_its_first_moment_starts_again(tmp_path, left: 
     out.mkdir()
     for name in left:
         (out / name).write_text("{")
-    with run_lock(out):
+    with folder_lock(out):
         assert prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=True) is False
     assert json.loads((out / "run.json").read_text())["inputs"] == {}
 

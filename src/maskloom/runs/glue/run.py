@@ -8,6 +8,7 @@ from typing import Any
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe
 from maskloom.files import write_json, write_text
+from maskloom.folder_lock import alone_in_folder
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.glue_score import OFFICIAL_METRICS, GlueScore, leaderboard_score, paper_average
 from maskloom.runs.evaluate import evaluate
@@ -16,7 +17,6 @@ from maskloom.runs.glue.majority import answer_by_majority
 from maskloom.runs.glue.table import glue_report
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import RECIPE, described, prepare_run_folder
-from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.search import AllTrialsFailedError, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.tasks.catalog import catalog_row

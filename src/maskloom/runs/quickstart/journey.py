@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.files import write_json, write_text
+from maskloom.folder_lock import alone_in_folder
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
@@ -22,7 +23,6 @@ from maskloom.runs.quickstart.report import report_page
 from maskloom.runs.quickstart.stages import Stages
 from maskloom.runs.quickstart.tasks import build_tasks
 from maskloom.runs.run_folder import RECIPE
-from maskloom.runs.run_lock import alone_in_folder
 from maskloom.runs.vocabulary import train_vocabulary_from_files
 
 VOCABULARY_SIZE = 8000

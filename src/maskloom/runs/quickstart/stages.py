@@ -9,8 +9,8 @@ from typing import Any
 
 from maskloom.config import ConfigError
 from maskloom.files import write_json
+from maskloom.folder_lock import LOCK
 from maskloom.foreign_files import read_json_object
-from maskloom.runs.run_lock import LOCK
 
 
 class Stages:

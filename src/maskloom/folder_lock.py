@@ -1,4 +1,4 @@
-"""One run at a time in a folder: a lock that says who holds it, and that does not outlive its holder."""
+"""One run or build at a time in a folder: a lock that names its holder and does not outlive it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Holder:
 
 
 def alone_in_folder(*, beside: bool = False) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
-    """Decorate a run with an argument `out` to hold that folder's lock as long as it works; see `run_lock`."""
+    """Decorate a run with an argument `out` to hold that folder's lock as long as it works; see `folder_lock`."""
 
     def decorate(run: Callable[Given, Result]) -> Callable[Given, Result]:
         signature = inspect.signature(run)
@@ -91,8 +91,7 @@ def alone_in_folder(*, beside: bool = False) -> Callable[[Callable[Given, Result
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
             progress = given.arguments.get("progress")
-            say = getattr(progress, "say", None) or (lambda message: print(message, file=sys.stderr))
-            with run_lock(given.arguments["out"], beside=beside, say=say):
+            with folder_lock(given.arguments["out"], beside=beside, say=getattr(progress, "say", _warn)):
                 return run(*args, **kwargs)
 
         return locked
@@ -100,9 +99,13 @@ def alone_in_folder(*, beside: bool = False) -> Callable[[Callable[Given, Result
     return decorate
 
 
+def _warn(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
 @contextmanager
-def run_lock(out: str | Path, *, beside: bool = False, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Hold the folder of a run, which is made, alone among all processes; of several ranks the first one holds it.
+def folder_lock(out: str | Path, *, beside: bool = False, say: Callable[[str], None] = _warn) -> Iterator[None]:
+    """Hold a folder, which is made, alone among all processes; of several ranks the first one holds it.
 
     The lock is the file `.run.lock` in the folder, or one `beside` it for a folder that is replaced as a whole. A kill
     of any kind frees it; the next run says that it takes it over. Raises FolderInUseError when another run holds it.
@@ -116,7 +119,7 @@ def run_lock(out: str | Path, *, beside: bool = False, say: Callable[[str], None
     descriptor = _taken(path, out, say)
     _held.add(descriptor)
     beat = threading.Event()
-    thread = threading.Thread(target=_touch, args=(descriptor, beat), name="run-lock", daemon=True)
+    thread = threading.Thread(target=_touch, args=(descriptor, beat), name="folder-lock", daemon=True)
     thread.start()
     try:
         yield

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.runs import run_lock as module
-from maskloom.runs.run_lock import LOCK, FolderInUseError, alone_in_folder, refuse_if_in_use, run_lock
+from maskloom import folder_lock as module
+from maskloom.folder_lock import LOCK, FolderInUseError, alone_in_folder, folder_lock, refuse_if_in_use
 
 HOLD = """
 import os, sys
-from maskloom.runs.run_lock import FolderInUseError, run_lock
+from maskloom.folder_lock import FolderInUseError, folder_lock
 {before}
 sys.stdin.readline()
 try:
-    with run_lock(sys.argv[1]):
+    with folder_lock(sys.argv[1]):
         print("held", os.getpid(), flush=True)
         sys.stdin.readline()
 except FolderInUseError as error:
@@ -78,7 +78,7 @@ def test_of_several_that_start_at_once_exactly_one_holds(tmp_path, before: str) 
         winner.send_signal(signal.SIGKILL)
         winner.wait()
         taken: list[str] = []
-        with run_lock(folder, say=taken.append):
+        with folder_lock(folder, say=taken.append):
             assert len(taken) == 1
             assert f"the lock of PID {held[0]} on" in taken[0]
             assert "is stale: that process is gone; taken over" in taken[0]
@@ -111,7 +111,7 @@ def test_a_stale_lock_is_taken_over_and_said(tmp_path, monkeypatch, case: str, h
     folder, said = tmp_path / "run", []
     _lock_of(folder, **changed)
     refuse_if_in_use(folder)
-    with run_lock(folder, say=said.append):
+    with folder_lock(folder, say=said.append):
         assert f"is stale: {reason}; taken over" in said[-1]
         assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
     assert not (folder / LOCK).exists()
@@ -130,7 +130,7 @@ def test_a_holder_on_another_machine_that_gives_signs_keeps_its_lock(tmp_path, m
     _lock_of(folder, host="elsewhere", pid=77)
     monkeypatch.setattr(module.time, "sleep", lambda _: os.utime(folder / LOCK))  # what it does every 30 seconds
     started = time.monotonic()
-    with pytest.raises(FolderInUseError, match="PID 77 on elsewhere"), run_lock(folder):
+    with pytest.raises(FolderInUseError, match="PID 77 on elsewhere"), folder_lock(folder):
         pass
     assert time.monotonic() - started < 20
     assert json.loads((folder / LOCK).read_text())["pid"] == 77
@@ -138,7 +138,7 @@ def test_a_holder_on_another_machine_that_gives_signs_keeps_its_lock(tmp_path, m
 
 def test_the_holder_gives_signs(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT", 0.01)
-    with run_lock(tmp_path):
+    with folder_lock(tmp_path):
         os.utime(tmp_path / LOCK, (1, 1))
         deadline = time.monotonic() + 60
         while (tmp_path / LOCK).stat().st_mtime < 2 and time.monotonic() < deadline:
@@ -158,20 +158,20 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(tmp_path) -> No
     child = int(_said(process).split()[1])
     try:
         _end(process)
-        with run_lock(tmp_path / "run", say=lambda _: None):
+        with folder_lock(tmp_path / "run", say=lambda _: None):
             os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_a_lock_leaves_nothing_behind_and_makes_no_folder_that_stays_empty(tmp_path) -> None:
-    with pytest.raises(KeyError), run_lock(tmp_path / "new"):
+    with pytest.raises(KeyError), folder_lock(tmp_path / "new"):
         raise KeyError
-    with run_lock(tmp_path / "full"):
+    with folder_lock(tmp_path / "full"):
         (tmp_path / "full" / "a").write_text("")
-    with run_lock(tmp_path / "folder", beside=True):
+    with folder_lock(tmp_path / "folder", beside=True):
         assert not (tmp_path / "folder").exists()
-        with pytest.raises(FolderInUseError), run_lock(tmp_path / "folder", beside=True):
+        with pytest.raises(FolderInUseError), folder_lock(tmp_path / "folder", beside=True):
             pass
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["full", "full/a"]
 
@@ -185,7 +185,7 @@ def test_a_decorated_run_is_alone_and_other_ranks_than_the_first_take_no_lock(tm
     assert run(0) == 7
     with pytest.raises(FolderInUseError, match="wait for its end or choose another --out"):
         run(1)
-    with run_lock(tmp_path / "run"):
+    with folder_lock(tmp_path / "run"):
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "1")
         refuse_if_in_use(tmp_path / "run")
