@@ -81,25 +81,25 @@ def page(figures: dict[str, Any]) -> str:
 def summary_rows(figures: dict[str, Any]) -> list[dict[str, str]]:
     """Return the rows of the README's table."""
     rows = []
-    for ours, name in (("ours", "fp32"), ("ours_int8", "eight bits")):
+    for ours, name in (("ours", "fp32"), ("ours_int8", "int8")):
         ratios = []
         for peer in ("sentence_transformers", "onnxruntime_sorted", "onnxruntime_int8"):
             found = [row["sides"][peer][0] / row["sides"][ours][0] for row in figures["rounds"]]
             ratios.append(f"{statistics.median(found):.2f}")
         rows.append(
             {
-                "job": f"vectors of sentences, MiniLM, {name}",
-                "beside": "sentence-transformers / onnxruntime fp32 / int8, both fed sorted batches",
-                "result": f"{' / '.join(ratios)} times its sentences a second",
+                "job": f"sentence embeddings, MiniLM, {name}",
+                "beside": "sentence-transformers / onnxruntime fp32 / onnxruntime int8, the last two on sorted batches",
+                "result": f"{' / '.join(ratios)} times the sentences per second",
             }
         )
     latency = figures["latency"]
     parts = [f"{latency[ours][0] / latency[peer][0]:.2f}" for ours, peer, _ in LATENCY_AIMS]
     rows.append(
         {
-            "job": "one sentence, fp32 / eight bits",
+            "job": "latency for one sentence, fp32 / int8",
             "beside": "transformers fp32 / onnxruntime int8",
-            "result": f"{' / '.join(parts)} of its milliseconds",
+            "result": f"{' / '.join(parts)} of its time",
         }
     )
     return rows

@@ -176,7 +176,7 @@ def main() -> None:
         {
             "job": "text to token ids, 1 thread",
             "beside": f"{row['side']}, 2 threads",
-            "result": f"{row['ratio']:.1f} times its bytes a second",
+            "result": f"{row['ratio']:.1f} times the bytes per second",
         }
         for row in result["sides"]
         if "ratio" in row

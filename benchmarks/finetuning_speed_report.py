@@ -152,10 +152,10 @@ def write_report(path: Path, jobs: list[Job], memory: list[Memory], around: Surr
 
 
 def summary_rows(jobs: list[Job]) -> list[dict[str, str]]:
-    """Return the rows of the README's table: one a kind of job and a peer that users have."""
+    """Return the rows of the README's table: one for each kind of job and each peer that users have."""
     beside = {
-        "dynamic": "transformers, padding to the longest of a batch",
-        "grouped": "transformers, batches of like length",
+        "dynamic": "transformers, padding to the longest in the batch",
+        "grouped": "transformers, batches grouped by length",
     }
     rows = []
     for name in dict.fromkeys(job.name for job in jobs):
@@ -167,7 +167,7 @@ def summary_rows(jobs: list[Job]) -> list[dict[str, str]]:
                 {
                     "job": f"{name}, lengths of {lengths}",
                     "beside": words,
-                    "result": f"{ratios} times its examples a second",
+                    "result": f"{ratios} times the examples per second",
                 }
             )
     return rows

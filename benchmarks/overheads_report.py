@@ -41,22 +41,22 @@ def summary_rows(figures: dict[str, Any]) -> list[dict[str, str]]:
     for ours, peer in _PEERS.items():
         if peer in start:
             seconds = [f"{median(start[name]['wall']):.1f}" for name in (ours, peer)]
-            rows.append({"job": ours, "beside": "transformers", "result": f"{seconds[0]} s against {seconds[1]} s"})
+            rows.append({"job": ours, "beside": "transformers", "result": f"{seconds[0]} s versus {seconds[1]} s"})
     found = figures["evaluation"]["results"]
     ratios = [median([b / a for b, a in zip(each["peer"], each["ours"], strict=True)]) for each in found]
     rows.append(
         {
             "job": f"evaluation on {' / '.join(each['name'] for each in found)}",
-            "beside": "transformers' Trainer.evaluate, its defaults",
-            "result": f"{' / '.join(f'{ratio:.1f}' for ratio in ratios)} times its examples a second",
+            "beside": "transformers' Trainer.evaluate with its defaults",
+            "result": f"{' / '.join(f'{ratio:.1f}' for ratio in ratios)} times the examples per second",
         }
     )
     saves = figures["saves"]["results"]
     stalls = [f"{max(each['stall']):.2f}" for each in saves]
     rows.append(
         {
-            "job": f"what a step waits for a save, {' / '.join(each['size'] for each in saves)}",
-            "beside": "one step",
+            "job": f"delay from saving a checkpoint, {' / '.join(each['size'] for each in saves)}",
+            "beside": "one training step",
             "result": f"{' / '.join(stalls)} of a step at most",
         }
     )

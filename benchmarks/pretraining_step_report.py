@@ -80,11 +80,11 @@ def write_report(path: Path, results: list[Result], *, text: str, command: str, 
 
 
 def summary_rows(results: list[Result]) -> list[dict[str, str]]:
-    """Return the rows of the README's table: beside the peer as shipped, and beside it in its best plain form."""
+    """Return the rows of the README's table: against the peer as shipped, and against it in its best plain form."""
     names = {"128": "rows of 128 tokens", "512": "rows of 512 tokens", "mixed": "mixed lengths up to 128"}
     besides = {
         SHIPPED: "transformers' BertForPreTraining as shipped",
-        PREDICTED: "the same, scoring predicted positions alone",
+        PREDICTED: "the same, with the MLM head on predicted positions only",
     }
     rows = []
     for mix in dict.fromkeys(result.mix for result in results):
@@ -98,7 +98,7 @@ def summary_rows(results: list[Result]) -> list[dict[str, str]]:
                 {
                     "job": f"pre-training step, {sizes}, {names[mix]}",
                     "beside": beside,
-                    "result": f"{ratios} times its tokens a second",
+                    "result": f"{ratios} times the tokens per second",
                 }
             )
     return rows

@@ -1,8 +1,8 @@
-"""Write the README's tables: speed, from benchmarks/, and scores beside transformers and the papers, from results/.
+"""Write the README's tables: speed from benchmarks/, task scores from results/.
 
     python tools/readme_table.py [--check]
 
-Figures stand between marks in README.md and nowhere else; --check fails when they are not those of the two folders.
+The figures lie between marks in README.md; --check fails when they differ from those in the two folders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAGES = (
 
 @dataclass(frozen=True)
 class Row:
-    """A task of the table; `options` beside the recipe, `published` figures of BERT base, with where they stand."""
+    """A task of the table; `options` go with the recipe, `published` are BERT base's scores and their data."""
 
     task: str
     score: str
@@ -75,7 +75,7 @@ def with_table(text: str, name: str, table: str) -> str:
 
 def speed_table() -> str:
     """Return one row for each job that a benchmark names in its summary."""
-    lines = ["| job | beside | result | page |", "|---|---|---|---|"]
+    lines = ["| job | compared with | maskloom | page |", "|---|---|---|---|"]
     for page in PAGES:
         path = ROOT / "benchmarks" / f"{page}.json"
         if path.exists():
@@ -121,20 +121,21 @@ def changes(recipe: dict[str, Any]) -> list[str]:
 
 
 def _answers() -> str:
-    """Return what was reached on the whole dev sets of SQuAD, beside a constant answer."""
+    """Return the scores on the whole dev sets of SQuAD, with those of a constant answer."""
     results = json.loads((ROOT / "results" / "squad.json").read_text(encoding="utf-8"))
     stages, constant = results["stages"], results["baselines"]
-    scores = " and ".join(
+    scores = "\nand ".join(
         f"EM {stages[stage]['exact_match']:.1f}, F1 {stages[stage]['f1']:.1f} on v{version} "
-        f"({what}: {constant[f'{stage}: {what}']['exact_match']:.1f}, {constant[f'{stage}: {what}']['f1']:.1f})"
+        f"(constant answer, {what}: {constant[f'{stage}: {what}']['exact_match']:.1f}, "
+        f"{constant[f'{stage}: {what}']['f1']:.1f})"
         for stage, version, what in (
             ("dev-v1.1", "1.1", "the first sentence"),
             ("dev-v2.0", "2.0", "no answer at all"),
         )
     )
     return (
-        "On all questions of SQuAD's dev sets, from the same weights and a part of v1.1's training questions alone:\n"
-        f"{scores}\n([what was trained on what](results/squad.md))."
+        "On SQuAD's full dev sets, from the same weights, trained on part of v1.1's training questions only:\n"
+        f"{scores} ([details](results/squad.md))."
     )
 
 

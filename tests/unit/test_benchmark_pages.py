@@ -56,8 +56,8 @@ def test_the_table_quotes_the_peer_as_shipped_and_in_its_best_plain_form():
     )
     beside = [(row["beside"], row["result"]) for row in summary_rows([result])]
     assert beside == [
-        ("transformers' BertForPreTraining as shipped", "10.0 times its tokens a second"),
-        ("the same, scoring predicted positions alone", "1.25 times its tokens a second"),
+        ("transformers' BertForPreTraining as shipped", "10.0 times the tokens per second"),
+        ("the same, with the MLM head on predicted positions only", "1.25 times the tokens per second"),
     ]
     page = _page([result], "text", "command", 0.1, 2)
     assert "| tiny | 128 | transformers | **10.00x** | 9.00-11.00 | stretch (4.5 / 6 / 9) |" in page
