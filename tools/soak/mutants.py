@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "every rank renames",
         "training/session.py",
-        "        if not self.ranks.is_first:\n            return NoSaves()\n",
+        "        if not self.ranks.is_first:\n            return Saves()\n",
         "",
         (f"{_TRAINING}/test_write_order.py",),
     ),

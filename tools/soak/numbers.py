@@ -133,7 +133,8 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _replay_problems(folder: Path, place: str, value: str, precision: str) -> list[str]:
-    from maskloom.training.step_dumps import REPORT, replay_dump
+    from maskloom.training.step_dumps import REPORT
+    from tools.replaying import replay_dump
 
     (dump,) = (folder / "dumps" / "train").iterdir()
     report = json.loads((dump / REPORT).read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ import torch
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.loop import TrainState
 from maskloom.training.memory import available_memory
-from maskloom.training.saves import DiskTroubles
+from maskloom.training.saves import DiskTroubles, Saves
 
 # A copy that would take more of the memory that is left than this is not made: training waits for the disk instead.
 _LARGEST_SHARE = 0.5
@@ -25,7 +25,7 @@ class _Abandoned(Exception):  # noqa: N818 - the person asked for it
     """The write was given up."""
 
 
-class BackgroundSaves:
+class BackgroundSaves(Saves):
     """Context that saves a state's checkpoints in a folder, one at a time; leaving it waits for the one under way.
 
     `start` copies weights and moments into buffers that are kept (12 bytes a parameter with Adam in fp32) and lets a

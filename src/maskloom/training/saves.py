@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from maskloom.files import DISK_ERRORS
 from maskloom.training.loop import TrainState
 
 
-class Saves(Protocol):
-    """A context that saves the checkpoints of one state; the ranks of a run all ask, each of its own."""
+class Saves:
+    """A context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing.
+
+    The ranks of a run all ask, each of its own. Checkpoints of the `pinned` steps are kept.
+    """
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
-        """Save the state as it stands, perhaps while training goes on; checkpoints of the `pinned` steps are kept."""
-        ...
+        """Save the state as it stands, perhaps while training goes on."""
 
     def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> object:
         """Return when the state is saved."""
-        ...
 
     def check(self) -> None:
         """Raise what a save that has ended failed with."""
-        ...
 
     def wait(self) -> None:
         """Return when no save is under way; raises what it failed with."""
-        ...
 
     def __enter__(self) -> Self:
         """Return the object itself."""
-        ...
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the save under way."""
-        ...
 
 
 class DiskTroubles:
@@ -56,26 +54,3 @@ class DiskTroubles:
     def end(self) -> None:
         """Forget what failed, as a save has succeeded."""
         self._failures = 0
-
-
-class NoSaves:
-    """The saves of a rank whose state another one saves."""
-
-    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
-        """Do nothing."""
-
-    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
-        """Do nothing."""
-
-    def check(self) -> None:
-        """Do nothing."""
-
-    def wait(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> NoSaves:
-        """Return the object itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for nothing."""

@@ -30,7 +30,7 @@ from maskloom.training.loop import (
 from maskloom.training.loss_watch import LossWatch
 from maskloom.training.memory import note_micro_batch_size, noted_micro_batch_size, release_free_memory
 from maskloom.training.ranks import ONE_RANK, Ranks
-from maskloom.training.saves import NoSaves, Saves
+from maskloom.training.saves import Saves
 from maskloom.training.step_dumps import write_dump
 from maskloom.training.time_budget import TimeBudget
 
@@ -328,7 +328,7 @@ class TrainingSession:
 
             return ShardedSaves(folder, self.ranks, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
         if not self.ranks.is_first:
-            return NoSaves()
+            return Saves()
         return BackgroundSaves(folder, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
 
     def _warn(self, report: StepReport) -> None:

@@ -1,4 +1,4 @@
-"""What is written down of a step whose loss or gradient is not finite, and doing that step again from it."""
+"""What is written down of a step whose loss or gradient is not finite, so that it can be looked into."""
 
 from __future__ import annotations
 
@@ -9,40 +9,26 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file as load_arrays
-from safetensors.torch import load_file as load_tensors
 from torch import Tensor, nn
 
-import maskloom.data.batch as batches
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
-from maskloom.errors import DataError
 from maskloom.files import rename, sync, write_hashed, write_json
-from maskloom.foreign_files import check_regular, read_json_object
-from maskloom.models.assembled import EncoderWithHeads
+from maskloom.foreign_files import read_json_object
 from maskloom.objectives.objective import Objective
-from maskloom.training.loop import NonFiniteStepError, TrainState, accumulate_gradients, dropout_seed
+from maskloom.training.loop import NonFiniteStepError, TrainState, dropout_seed
 from maskloom.training.memory import is_out_of_memory
-from maskloom.training.ranks import ONE_RANK, OneRank, Ranks
+from maskloom.training.ranks import ONE_RANK, Ranks
 
 FORMAT_VERSION = 1
 REPORT, BATCH, WEIGHTS = "report.json", "batch.safetensors", "model.safetensors"
 _SHOWN = 20
 # Weights are the large part of a dump; those of older ones go.
 _DUMPS_WITH_WEIGHTS = 3
-
-
-@dataclass(frozen=True)
-class Replay:
-    """What a dumped step gave when it was done again."""
-
-    losses: dict[str, float]
-    gradient_norm: float
 
 
 def write_dump(
@@ -101,51 +87,6 @@ def write_dump(
         raise
     _drop_weights(folder)
     return final
-
-
-def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> Replay:
-    """Do a dumped step again, with its weights, batch and dropout draws, and return what it gives.
-
-    `model` is of the dumped architecture and takes on the dumped weights; its gradients are left in place to be looked
-    at. Equal to the bit on the same machine with the same torch and thread count. Raises DataError for a folder that is
-    no dump, or that holds no weights.
-    """
-    try:
-        report = read_json_object(folder / REPORT)
-        first = folder.with_name(folder.name.replace(f"-rank-{report['rank']}", "-rank-0"))
-        for path in (folder / BATCH, first / WEIGHTS):
-            check_regular(path)
-        batch = _batch_of_data(report["batch"], load_arrays(folder / BATCH))
-        weights = load_tensors(first / WEIGHTS)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}: cannot be replayed: {error}") from None
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    model.zero_grad(set_to_none=True)
-    model.train()
-    seed, step = report["seed"], report["step"] - 1
-    losses = accumulate_gradients(
-        model,
-        objective,
-        batch,
-        report["micro_batch_size"],
-        seed_of=lambda number: dropout_seed(seed, step, number),
-        ranks=_RankOfDump(report["rank"], report["target_counts"]),
-    )
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return Replay(losses, float(torch.nn.utils.get_total_norm(gradients, foreach=True)))
-
-
-class _RankOfDump(OneRank):
-    """One rank that does its part of a batch again, alone, as it did it among the others."""
-
-    def __init__(self, rank: int, counts: dict[str, float]) -> None:
-        self.rank, self._counts = rank, counts
-
-    def sum_(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the counts of the whole batch."""
-        return self._counts
 
 
 def _place(folder: Path, report: dict[str, Any]) -> Path:
@@ -262,13 +203,6 @@ def _batch_as_data(batch: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     plain = {name: value for name, value in values.items() if name not in arrays}
     return arrays, {"class": type(batch).__name__, "values": plain}
-
-
-def _batch_of_data(described: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
-    kind = getattr(batches, described["class"], None)
-    if not (isinstance(kind, type) and issubclass(kind, batches.PackedBatch)):
-        raise ValueError(f"{described['class']!r} is no kind of batch")
-    return kind(**arrays, **described["values"])
 
 
 def _plain(value: float) -> float | str:

@@ -15,7 +15,8 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import NonFiniteStepError, TrainState, train_steps
-from maskloom.training.step_dumps import _batch_as_data, _batch_of_data, replay_dump, write_dump
+from maskloom.training.step_dumps import _batch_as_data, write_dump
+from tools.replaying import batch_of_data, replay_dump
 
 SETTINGS = TrainingSection(steps=5, learning_rate=1e-3, warmup_share=0.0, micro_batch_size=2)
 
@@ -138,9 +139,9 @@ def test_only_the_newest_dumps_keep_their_weights(tmp_path: Path) -> None:
 def test_batches_of_other_kinds_come_back() -> None:
     batch = ChoiceBatch(np.arange(4), np.zeros(4, dtype=np.int64), np.array([2, 2]), None, np.array([5]), np.array([2]))
     arrays, described = _batch_as_data(batch)
-    back = _batch_of_data(json.loads(json.dumps(described)), arrays)
+    back = batch_of_data(json.loads(json.dumps(described)), arrays)
     assert isinstance(back, ChoiceBatch)
     assert (back.num_choices.tolist(), back.labels) == ([2], None)
     assert np.array_equal(back.token_ids, batch.token_ids)
     with pytest.raises(ValueError, match="no kind of batch"):
-        _batch_of_data({"class": "np", "values": {}}, {})
+        batch_of_data({"class": "np", "values": {}}, {})
