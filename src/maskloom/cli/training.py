@@ -146,7 +146,7 @@ def quickstart(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a BERT and two classifiers on the documentation inside your Python installation, in about seven minutes."""
+    """Train a BERT and two classifiers on the documentation inside your Python installation, in about 15 minutes."""
     from maskloom.runs.quickstart import quickstart as run
     from maskloom.runs.quickstart import summary_lines
 
