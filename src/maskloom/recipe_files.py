@@ -184,7 +184,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     if "\n" in override or "\r" in override:
         raise ConfigError(f"--set {override!r:.200}: a line break in it; each key takes a --set of its own")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        # within braces a # of the text cannot begin a comment, which would drop what comes behind it
+        found = tomllib.loads(f"found = {{value = {text}}}")["found"]
+        value = found["value"] if len(found) == 1 else text
     except (ValueError, RecursionError):
         value = text
     _put(values, key, value, f"--set {override!r:.200}")

@@ -106,6 +106,13 @@ def test_a_page_takes_the_place_of_no_other_file(setting, tmp_path):
         report([tmp_path / "run"], tmp_path / "run" / "recipe.toml")
 
 
+def test_a_link_to_a_page_stays(setting, tmp_path):
+    (tmp_path / "page.html").symlink_to("held.html")
+    report([setting / "run"], out=tmp_path / "page.html", num_examples=0)
+    assert (tmp_path / "page.html").is_symlink()
+    assert "</html>" in (tmp_path / "held.html").read_text()
+
+
 def test_a_search_shows_its_trials_and_its_best_model(setting, tmp_path):
     files = {name: setting / f"{name}.jsonl" for name in ("train", "dev")}
     space = {"training.learning_rate": (1e-4, 1e-3)}

@@ -1,6 +1,7 @@
 """A model's vocabulary grown by pieces of a domain: what was there stays, what is new starts as a mean."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,10 @@ def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Pa
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="holds files that no extension wrote"):
         extend_vocabulary([text], model=model, num_pieces=1, out=tmp_path / "other")
+    (tmp_path / "texts").mkdir()
+    shutil.copy(text, tmp_path / "texts")
+    with pytest.raises(ConfigError, match=r"lies inside .*texts, which is read as text"):
+        extend_vocabulary([tmp_path / "texts"], model=model, num_pieces=1, out=tmp_path / "texts" / "out")
     text.write_text("the heart and the heart")
     with pytest.raises(DataError, match="no piece to add: no run of pieces within a word occurs 5 times"):
         extend_vocabulary([text], model=model, num_pieces=1, out=tmp_path / "out")

@@ -37,6 +37,7 @@ def test_defaults_are_the_papers_masking_and_optimiser() -> None:
         ("seed", "expected key=value"),
         ("training.steps=5\nseed=3", "a line break"),
         ("training.steps=5\r\nseed=3", "a line break"),
+        ("training.steps=5#000", "training.steps = '5#000'"),
         ("seed.sub=1", "seed"),
     ],
 )

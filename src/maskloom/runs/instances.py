@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.data.corpus import Corpus
-from maskloom.data.documents import read_documents, source_files
+from maskloom.data.documents import read_documents, refuse_output_inside, source_files
 from maskloom.data.google_instances import GoogleInstance, google_instances
 from maskloom.data.tfrecords import example, record
 from maskloom.errors import ConfigError
-from maskloom.files import replacing
+from maskloom.files import output_file
 from maskloom.runs.corpus import tokenizer_folder
+from maskloom.runs.first_look import check_place
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -46,6 +47,9 @@ def write_google_instances(
     out = Path(out)
     if out.suffix not in (".tfrecord", ".jsonl"):
         raise ConfigError(f"{out}: instances are written as .tfrecord or .jsonl")
+    for source in sources:
+        check_place(Path(source), out)
+    refuse_output_inside(sources, out)
     for name, value in (("short_sequence_rate", short_sequence_rate), ("masking_rate", masking_rate)):
         if not 0.0 <= value <= 1.0:
             raise ConfigError(f"{name} = {value}: it must be from 0 to 1")
@@ -65,7 +69,7 @@ def write_google_instances(
         max_predictions=max_predictions,
         whole_word=whole_word,
     )
-    with replacing(out) as file:
+    with output_file(out) as file:
         for instance in instances:
             if out.suffix == ".jsonl":
                 file.write(json.dumps(_as_json(instance), ensure_ascii=False).encode() + b"\n")

@@ -11,7 +11,7 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
 from maskloom.checkpoints.sentence_transformers import copy_modules
-from maskloom.data.documents import ReadingReport, read_documents
+from maskloom.data.documents import ReadingReport, read_documents, refuse_output_inside
 from maskloom.errors import ConfigError, DataError
 from maskloom.files import replacing_folder, write_bytes, write_json
 from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_bytes
@@ -50,7 +50,8 @@ def extend_vocabulary(
     and an `out` that holds something else, DataError for a damaged model or bad text.
     """
     folder, out = resolve_model_folder(model), Path(out)
-    _check_out(folder, out)
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    _check_out(folder, out, paths)
     tokenizer, reading = load_tokenizer(folder), ReadingReport()
     texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))
     counted = count_words(
@@ -89,7 +90,8 @@ def extend_vocabulary(
     return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}
 
 
-def _check_out(folder: Path, out: Path) -> None:
+def _check_out(folder: Path, out: Path, paths: Iterable[str | Path]) -> None:
+    refuse_output_inside(paths, out)
     if out.exists() and out.resolve() == folder.resolve():
         raise ConfigError(f"{out} is the model that is extended; choose another --out")
     if out.is_file():

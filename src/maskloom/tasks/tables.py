@@ -20,6 +20,7 @@ MAX_ROW_BYTES = 16 << 20
 
 _BLOCK = 1 << 18
 _WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_OTHER_ENDS = (b"\r", "\u2028".encode(), "\u2029".encode())
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
 
@@ -51,11 +52,11 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
     """Yield the rows of a file in order, a header among them.
 
     `csv` has quoted fields as RFC 4180 says; `tsv` is split at tabs and knows no quotes, as GLUE's files need; `jsonl`
-    holds one object a line; `text` gives each line as one field. A UTF-8 byte-order mark and CRLF are taken off.
-    Raises DataError for a file that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of
-    more than `MAX_ROW_BYTES`.
+    holds one object a line; `text` gives each line as one field. A UTF-8 byte-order mark and CRLF are taken off. Where
+    no line ends with LF, lines end with CR, those of `text` also with U+2028 and U+2029. Raises DataError for a file
+    that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than `MAX_ROW_BYTES`.
     """
-    lines = _text_lines(path)
+    lines = _text_lines(path, _OTHER_ENDS if layout == "text" else _OTHER_ENDS[:1])
     if layout == "csv":
         yield from _csv_rows(path, lines)
     elif layout == "tsv":
@@ -80,13 +81,13 @@ def read_json_row(path: Path, number: int) -> Row:
     return _json_row(_decoded(raw, path, 1), number)
 
 
-def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, text without its line end)."""
+def _text_lines(path: Path, other_ends: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, text without its line end); `other_ends` count where there is no LF."""
     number = 0
     check_regular(path)
     try:
         with _open(path) as file:
-            for block in _blocks_of_lines(file):
+            for block in _blocks_of_lines(file, other_ends):
                 for line in _lines_of(block, path, number):
                     number += 1
                     yield number, line
@@ -98,18 +99,23 @@ def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}: the file is empty")
 
 
-def _blocks_of_lines(file: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
+def _blocks_of_lines(file: BufferedReader | gzip.GzipFile, other_ends: tuple[bytes, ...]) -> Iterator[bytes]:
     """Yield a file in blocks that end where a line ends, without that line end; a line beyond the limit is cut."""
-    parts, size = list[bytes](), 0
+    parts, size, has_line_feed = list[bytes](), 0, False
     while size <= MAX_ROW_BYTES and (block := file.read1(_BLOCK)):
         head, end, tail = block.rpartition(b"\n")
         if end:
             yield b"".join([*parts, head])
-            parts, size = [], 0
+            parts, size, has_line_feed = [], 0, True
         parts.append(tail)
         size += len(tail)
+    last = b"".join(parts)
+    if not has_line_feed and size <= MAX_ROW_BYTES:
+        for end in other_ends:
+            last = last.replace(end, b"\n")
+        last = last.removesuffix(b"\n")
     if size:
-        yield b"".join(parts)
+        yield last
 
 
 def _lines_of(block: bytes, path: Path, number: int) -> Iterator[str]:

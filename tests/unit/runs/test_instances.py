@@ -81,6 +81,22 @@ def test_wrong_settings_are_named(
     assert not list(tmp_path.glob("a.*"))
 
 
+def test_an_output_that_is_a_folder_or_lies_in_the_text_is_refused_and_links_stay(
+    text: Path, vocab: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text(TEXT)
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(ConfigError, match="the output is a file, this is a folder"):
+        write_google_instances([text], tmp_path / "folder.jsonl", vocab=vocab)
+    with pytest.raises(ConfigError, match=r"lies inside .*texts, which is read as text"):
+        write_google_instances([tmp_path / "texts"], tmp_path / "texts" / "a.jsonl", vocab=vocab)
+    (tmp_path / "link.jsonl").symlink_to("held.jsonl")
+    write_google_instances([text], tmp_path / "link.jsonl", vocab=vocab)
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert rows(tmp_path / "held.jsonl")
+
+
 def test_a_corpus_stands_alone(text: Path, vocab: Path, tmp_path: Path) -> None:
     build_corpus([text], tokenizer=Tokenizer.load(vocab), out=tmp_path / "corpus")
     with pytest.raises(ConfigError, match="is a corpus and stands alone; 2 sources are given"):

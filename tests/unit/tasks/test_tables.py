@@ -38,6 +38,29 @@ def test_line_separators_inside_text_do_not_split_lines(tmp_path):
     assert rows_of(tmp_path, "a\u2028b\x0bc\x85\n", "text") == [(1, ["a\u2028b\x0bc\x85"])]
 
 
+@pytest.mark.parametrize("name", ["data.txt", "data.txt.gz"])
+def test_a_file_without_any_line_feed_has_the_line_ends_of_old_and_of_unicode(tmp_path, monkeypatch, name):
+    """Such a file was one row, or a header without rows: one prediction for all of its lines, and exit code 0."""
+    monkeypatch.setattr(tables, "_BLOCK", 3)
+    pack = gzip.compress if name.endswith(".gz") else bytes
+
+    def found(text, layout):
+        return [fields for _, fields in rows_of(tmp_path, pack(text.encode()), layout, name)]
+
+    for end in ("\r", "\u2028", "\u2029"):
+        lines = [["one"], [""], ["two \u00e9"], ["three"]]
+        assert found(end.join(["one", "", "two \u00e9", "three", ""]), "text") == lines
+        assert found(end.join(["one", "", "two \u00e9", "three"]), "text") == lines
+    assert found("text\tlabel\ra\tb\r", "tsv") == [["text", "label"], ["a", "b"]]
+    assert found('text,label\r"a\rb",c\r', "csv") == [["text", "label"], ["a\nb", "c"]]
+    assert found('{"text": "a"}\r{"text": "b"}\r', "jsonl") == [{"text": "a"}, {"text": "b"}]
+    assert found('{"text": "a\u2028b"}', "jsonl") == [{"text": "a\u2028b"}]
+    assert found("a\rb\nc", "text") == [["a\rb"], ["c"]]
+    monkeypatch.setattr(tables, "MAX_ROW_BYTES", 8)
+    with pytest.raises(DataError, match="line 1: a row of more than 8 bytes"):
+        found("one\rtwo\rthree\rfour", "text")
+
+
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_lines_are_the_same_wherever_a_block_ends(tmp_path, monkeypatch, block, is_packed):

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import escape
 
 from maskloom.config import ConfigError
-from maskloom.files import write_text
+from maskloom.files import output_file
 from maskloom.runs.charts import DotRow, dot_chart
 from maskloom.runs.pages import distinct_names, page_template, visible
 from maskloom.runs.progress import Progress, SilentProgress
@@ -73,7 +73,8 @@ def report(
         examples=shown,
         recipes=[(record.name, visible(record.recipe_text)) for record in records],
     )
-    write_text(target, page)
+    with output_file(target, "w") as file:
+        file.write(page)
     return {"page": str(target), "runs": {name: record.kind for name, record in zip(names, records, strict=True)}}
 
 

@@ -21,6 +21,7 @@ from maskloom.tasks.tables import Row, read_json_row
 PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", None, choices_are_list=True)
 """Where the keys of `plain_rows` stand."""
 
+_ANSWERS = ("answerKey", "answers", "label")
 # What joins a premise to its cause or its effect.
 _JOINTS = {"cause": "because", "effect": "so"}
 # RACE keeps what comes from high schools and from middle schools apart.
@@ -64,22 +65,27 @@ def race_files(folder: Path) -> list[Path]:
     return found
 
 
-def race_rows(files: Sequence[Path]) -> Iterator[Row]:
+def race_rows(files: Sequence[Path], *, needs_label: bool) -> Iterator[Row]:
     """Yield a row for each question of the articles in files; the line of a row is the number of its file, from 1.
 
-    Raises DataError that names a file which is too large, or is not UTF-8.
+    Answers are looked at only where they are needed. Raises DataError that names a file which is too large, or is not
+    UTF-8.
     """
     for number, path in enumerate(files, start=1):
-        yield from plain_rows(read_json_row(path, number), _race)
+        yield from plain_rows(read_json_row(path, number), _race, needs_label=needs_label)
 
 
-def plain_rows(row: Row, form: Form) -> Iterator[Row]:
-    """Yield a row of a published set with plain keys, one for each question; what breaks a rule says which."""
+def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
+    """Yield a row of a published set with plain keys, one for each question; what breaks a rule says which.
+
+    Answers are looked at only where they are needed: those of test sets are often placeholders.
+    """
     if row.problem or not isinstance(row.fields, dict):
         yield row
         return
     try:
-        for fields in form(row.fields):
+        held = row.fields.items()
+        for fields in form({key: value for key, value in held if needs_label or key not in _ANSWERS}):
             yield Row(fields, row.line)
     except BadRowError as problem:
         yield Row({}, row.line, problem=str(problem))

@@ -26,6 +26,7 @@ from maskloom.tasks.tables import Row, layout_of, read_rows
 
 _MOST_LETTERS = 26
 _MOST_DIGITS = 9
+_PLACEHOLDERS = ("-1", "?")
 
 
 def iterate_choices(
@@ -50,7 +51,7 @@ def iterate_choices(
     report = report or ReadingReport(path)
     articles = _articles(path, options)
     if articles is not None:
-        columns, rows = PLAIN_COLUMNS, race_rows(articles)
+        columns, rows = PLAIN_COLUMNS, race_rows(articles, needs_label=needs_label)
     else:
         layout = layout_of(path)
         if layout == "text":
@@ -95,14 +96,16 @@ def _find_columns(
     place = f"{path}: line {first.line}"
     if isinstance(first.fields, dict):
         if options.text_column is None and (published := published_form(first.fields)) is not None:
-            rows = (plain for row in chain(skipped, [first], rows) for plain in plain_rows(row, published))
-            return PLAIN_COLUMNS, rows
+            held = chain(skipped, [first], rows)
+            return PLAIN_COLUMNS, (
+                plain for row in held for plain in plain_rows(row, published, needs_label=needs_label)
+            )
         keys = list(first.fields)
         lists = [key for key in keys if isinstance(first.fields[key], list)]
         columns = choose_columns(keys, options, place=place, lists=lists, needs_label=needs_label)
         return columns, chain(skipped, [first], rows)
     fields = [field.strip() for field in first.fields]
-    if layout == "tsv" and _is_codah(fields, options):
+    if layout == "tsv" and _is_codah(fields, options, needs_label=needs_label):
         last = len(fields) - 1
         columns = ChoiceColumns(1, None, tuple(range(2, last)), last, None, len(fields))
         return columns, chain(skipped, [first], rows)
@@ -113,10 +116,11 @@ def _find_columns(
     return columns.by_place(fields), chain(skipped, rows)
 
 
-def _is_codah(fields: list[str], options: ReadingOptions) -> bool:
+def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) -> bool:
     """Tell whether a row without header is CODAH's: letters of its category, prompt, at least two choices, label."""
     wants_names = options.text_column or options.pair_column or options.label_column or options.header
-    if wants_names or len(fields) < 5 or not fields[-1].isdecimal():
+    is_label = fields[-1].isdecimal() or (not needs_label and fields[-1] in _PLACEHOLDERS)
+    if wants_names or len(fields) < 5 or not is_label:
         return False
     return len(fields[0]) <= 4 and (not fields[0] or fields[0].isalpha())
 

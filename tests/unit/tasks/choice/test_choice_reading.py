@@ -73,6 +73,13 @@ def test_codah_has_no_header_and_no_quotes(tmp_path):
     assert [example.line for example in data.examples] == [1, 2]
 
 
+@pytest.mark.parametrize("label", ["-1", "?"])
+def test_codah_with_placeholders_for_labels_is_read_for_prediction(tmp_path, label):
+    path = write(tmp_path, "codah.tsv", f"o\tHe said\tam.\twas.\tdo.\tgo.\t{label}", "in\tShe\ta\tb\tc\td\t?")
+    examples = read_choices(path, needs_label=False).examples
+    assert [(len(example.choices), example.label) for example in examples] == [(4, None), (4, None)]
+
+
 def test_context_question_and_answers(tmp_path):
     path = write(tmp_path, "cosmos.csv", "id,context,question,answer0,answer1,answer2,label", "x,C.,Why?,a,b,c,2")
     assert read_choices(path).examples[0].pairs()[2] == ("C.", "Why? c")

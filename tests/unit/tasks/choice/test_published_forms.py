@@ -167,6 +167,16 @@ def test_files_without_answers_are_read_for_prediction(tmp_path, row):
         read(tmp_path, row, json.dumps(fields | ({"id": "another"} if "id" in fields else {"idx": 7})))
 
 
+@pytest.mark.parametrize("row", [ARC, ARC_AS_LISTS, COMMONSENSEQA, COPA, RACE])
+@pytest.mark.parametrize("given", ["?", "-1", ["?"], ""])
+def test_placeholders_in_place_of_answers_do_not_stop_prediction(tmp_path, row, given):
+    """ARC's were looked up among the labels of the choices, which ended `predict` on a test set."""
+    fields = json.loads(row)
+    (key,) = {"answerKey", "label", "answers"} & set(fields)
+    examples = read(tmp_path, json.dumps({**fields, key: given}), needs_label=False).examples
+    assert [one.label for one in examples] == [None] * len(examples) != []
+
+
 @pytest.mark.parametrize(
     ("row", "changes", "message"),
     [
