@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from communication_report import SIZES, bytes_per_step, page, size_facts
-from rounds import MIN_ROUNDS, in_turn
+from rounds import MIN_ROUNDS, in_turn, quiet_load
 
 LENGTH, PREDICTED = 128, 0.15
 _MODES = ("ddp", "fsdp")
@@ -39,9 +39,10 @@ def main() -> None:
     if not options.report:
         from surroundings import processor
 
+        load = quiet_load()
         checks = {mode: _two_processes(mode, options.sizes) for mode in _MODES}
         facts = {size: size_facts(size, length=LENGTH, predicted=PREDICTED) for size in SIZES}
-        figures = {"processor": processor(), "load_before": os.getloadavg()[0], "sizes": facts, "checks": checks}
+        figures = {"processor": processor(), "load_before": load, "sizes": facts, "checks": checks}
         place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     place.with_suffix(".md").write_text(page(json.loads(place.read_text(encoding="utf-8"))), encoding="utf-8")
 

@@ -12,6 +12,7 @@ from rounds import reached
 # Floor, target and stretch: less is better.
 IMPORT_SECONDS = (1.5, 0.8, 0.3)
 STALL_STEPS = (2.0, 1.0, 0.2)
+OFF_PERCENT = (1.0, 0.0, 0.0)
 _PEERS = {"first vector from a model folder": "peer: first vector with transformers"}
 
 
@@ -144,8 +145,10 @@ def _saves(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _options(results: dict[str, Any]) -> list[str]:
-    counted = results["counted"]
+    counted, ratios = results["counted"], results["ratios"]
     bare, off = counted["bare loop"], counted["all off"]
+    more = {"operations": 100 * (off["ops"] / bare["ops"] - 1), "processor time": 100 * (median(ratios) - 1)}
+    levels = (f"{value:+.1f} % {name}: {reached(value, OFF_PERCENT, smaller=True)}" for name, value in more.items())
     lines = [
         "## Options that are off",
         "",
@@ -158,6 +161,7 @@ def _options(results: dict[str, Any]) -> list[str]:
         "",
         f"All off takes {off['ops'] - bare['ops']:+,.0f} operations over the bare loop, and "
         f"{off['calls'] - bare['calls']:+,.0f} calls, most of them of torch, which walks the stack when it is seeded.",
-        f"Processor time of the session with all off over that of the bare loop: {_spread(results['ratios'], 3)}.",
+        f"Processor time of the session with all off over that of the bare loop: {_spread(ratios, 3)}.",
+        f"Reached, in percent: {'; '.join(levels)}.",
     ]
     return [*lines, ""]

@@ -116,7 +116,7 @@ def changes(recipe: dict[str, Any]) -> list[str]:
         missing = sorted(before.keys() - values.keys())
         if missing:
             raise ValueError(f"results/finetuning_parity.json: settings without {section}.{missing[0]}")
-        found += [f"{section}.{key}={value}" for key, value in values.items() if value != before.get(key)]
+        found += [f"{section}.{key}={json.dumps(value)}" for key, value in values.items() if value != before.get(key)]
     return found
 
 

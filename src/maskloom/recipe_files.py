@@ -42,8 +42,16 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("early_stopping_patience",), ("patience",)),
     **dict.fromkeys(("random_seed",), ("seed",)),
     **dict.fromkeys(("wd", "decay"), ("weight_decay",)),
+    **dict.fromkeys(("layers", "num_layers"), ("num_hidden_layers",)),
+    **dict.fromkeys(("heads", "num_heads"), ("num_attention_heads",)),
 }
 """Names that other programs use, with ours in the order of likeness; a kind of recipe may have only some of them."""
+
+MODEL_KEYS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
+    "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps",
+)  # fmt: skip
+"""BERT's own names, which a recipe with a section [model.config] holds there."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,14 @@ def recipe_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[RecipeKey]:
         default = field.get_default(call_default_factory=True, validated_data={})
         choices = tuple(choice for choice in _literals(field.annotation))
         yield RecipeKey(path, None if default is PydanticUndefined else default, choices, field.description or "")
+
+
+def keys_named(kind: type[BaseModel], name: str) -> list[str]:
+    """Return the keys of a kind of recipe with that last part; those in a list of tables only where no other has it."""
+    keys = [key.path for key in recipe_keys(kind)]
+    keys += [f"model.config.{key}" for key in MODEL_KEYS if "model.config" in keys]
+    found = [key for key in keys if key.rpartition(".")[2] == name]
+    return [key for key in found if ".N." not in key] or found
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
@@ -239,12 +255,8 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
 
 def _hint(kind: type[BaseModel], path: list[str]) -> str:
     """Return what key was meant: the same or a like name in another section, a near one here, or what there is."""
-    everywhere: dict[str, list[str]] = {}
-    for known in recipe_keys(kind):
-        everywhere.setdefault(known.path.rpartition(".")[2], []).append(known.path)
     for name in (path[-1], *OTHER_NAMES.get(path[-1].lower().replace("-", "_"), ())):
-        if found := everywhere.get(name):
-            found = [path for path in found if ".N." not in path] or found
+        if found := keys_named(kind, name):
             return f"did you mean {' or '.join(map(repr, found))}?"
     here = _keys_at(kind, path[:-1])
     near = difflib.get_close_matches(path[-1], here, n=1, cutoff=0.5)

@@ -380,10 +380,10 @@ def test_class_lists(model_folder, data, tmp_path):
     with pytest.raises(DataError, match=r"labels\.txt: line 2: a label name is empty"):
         finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
     dev.write_text(dev.read_text() + '{"id": 99, "text": "very film", "label": "mixed"}\n')
-    with pytest.raises(DataError, match=r"the label 'mixed' is not one of the labels of training: .*\(--labels FILE\)"):
+    with pytest.raises(DataError, match=r"the label 'mixed' is not one of the task's labels: .*\(--labels FILE\)"):
         finetune(settings, **inputs, out=tmp_path / "one")
     classes.write_text("good\nbad\nodd\n")
-    with pytest.raises(DataError, match=r"the label 'mixed' is not one of the labels of .*: 'good', 'bad', 'odd'$"):
+    with pytest.raises(DataError, match=r"the label 'mixed' is not one of the task's labels: 'good', 'bad', 'odd'$"):
         finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
     classes.write_text("good\nbad\nmixed\nodd\n")
     result = finetune(settings, **inputs, out=tmp_path / "one", reading=listed)

@@ -194,7 +194,7 @@ def test_wrong_files_for_every_use(classifier, tmp_path, use, name, content, mes
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"text,label\na,x\nb,q\n", r"in\.csv: line 3: the label 'q' is not one of the labels of training: 'x', 'y'"),
+        (b"text,label\na,x\nb,q\n", r"in\.csv: line 3: the label 'q' is not one of the task's labels: 'x', 'y'"),
         (b"text\na\n", r"in\.csv: line 1: no column of labels"),
         (b"text,label\na,\n", r"in\.csv: line 2: missing label"),
         (b"text,label\n", r"in\.csv: .*no examples"),

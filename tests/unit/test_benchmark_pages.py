@@ -69,12 +69,32 @@ def test_the_table_quotes_the_peer_as_shipped_and_in_its_best_plain_form():
 def test_rows_of_tasks_name_what_they_change_of_the_recipe():
     import tomllib
 
+    from maskloom.config import FinetuneRecipe, load_recipe
     from tools.readme_table import RECIPE, changes
 
     recipe = tomllib.loads((ROOT / "recipes" / f"{RECIPE}.toml").read_text(encoding="utf-8"))
     assert changes(recipe) == []
     recipe["training"]["epochs"], recipe["data"]["max_length"] = 1.0, 64
     assert changes(recipe) == ["data.max_length=64", "training.epochs=1.0"]
+    recipe["training"]["group_by_length"] = True
+    taken = load_recipe(FinetuneRecipe, ROOT / "recipes" / f"{RECIPE}.toml", changes(recipe))
+    assert (taken.training.epochs, taken.training.group_by_length, taken.data.max_length) == (1.0, True, 64)
     del recipe["training"]["schedule"]
     with pytest.raises(ValueError, match=r"without training\.schedule"):
         changes(recipe)
+
+
+def test_options_that_are_off_say_what_they_reach():
+    from overheads_report import _options
+
+    counted = {"bare loop": {"ops": 100, "calls": 9}, "all off": {"ops": 102, "calls": 10}}
+    text = "\n".join(_options({"counted": counted, "ratios": [1.004, 1.005, 1.3]}))
+    assert "+2.0 % operations: below floor (1 / 0 / 0); +0.5 % processor time: floor (1 / 0 / 0)." in text
+
+
+def test_scripts_whose_pages_tell_the_load_wait_until_it_is_low():
+    folder = ROOT / "benchmarks"
+    pages = [page for page in folder.glob("*.md") if "before the start" in page.read_text(encoding="utf-8")]
+    assert len(pages) >= 8
+    scripts = {page.stem: page.with_suffix(".py").read_text(encoding="utf-8") for page in pages}
+    assert [name for name, script in scripts.items() if "quiet_load()" not in script] == []

@@ -3,7 +3,8 @@
 import pytest
 
 from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
-from maskloom.recipe_files import OTHER_NAMES, SHIPPED, recipe_keys, recipe_path, shipped_recipes
+from maskloom.models.bert_config import BertConfig
+from maskloom.recipe_files import MODEL_KEYS, OTHER_NAMES, SHIPPED, recipe_keys, recipe_path, shipped_recipes
 
 
 @pytest.mark.parametrize("kind", [PretrainRecipe, FinetuneRecipe])
@@ -32,6 +33,8 @@ def test_keys_carry_their_defaults_and_choices():
         (PretrainRecipe, "data.mlm_probability=0.3", "did you mean 'data.masking_rate'?"),
         (PretrainRecipe, "training.max_length=64", "did you mean 'data.max_length'?"),
         (PretrainRecipe, "training.stpes=64", "did you mean 'training.steps'?"),
+        (PretrainRecipe, "model.hidden_size=64", "did you mean 'model.config.hidden_size'?"),
+        (PretrainRecipe, "num_layers=3", "did you mean 'model.config.num_hidden_layers'?"),
         (PretrainRecipe, "data.zzzz=64", "known keys: held_out_share, "),
     ],
 )
@@ -43,7 +46,8 @@ def test_a_wrong_key_points_to_the_right_one(kind, override, hint):
 
 def test_other_names_lead_to_keys_that_there_are():
     leaves = {key.path.rpartition(".")[2] for kind in (PretrainRecipe, FinetuneRecipe) for key in recipe_keys(kind)}
-    assert {name for names in OTHER_NAMES.values() for name in names} <= leaves | {"patience"}
+    assert {name for names in OTHER_NAMES.values() for name in names} <= leaves | {"patience", *MODEL_KEYS}
+    assert set(MODEL_KEYS) == BertConfig.model_fields.keys() - {"vocab_size", "pad_token_id", "classifier_dropout"}
 
 
 def test_a_key_of_a_phase_can_be_set_by_its_number(tmp_path):

@@ -39,7 +39,7 @@ class PointingGroup(TyperGroup):
 
 def _meant(error: Any) -> list[str]:
     from maskloom.config import FinetuneRecipe, PretrainRecipe
-    from maskloom.recipe_files import OTHER_NAMES, recipe_keys
+    from maskloom.recipe_files import OTHER_NAMES, keys_named
 
     name = error.option_name.lstrip("-").replace("-", "_").lower()
     command = error.ctx.command
@@ -51,8 +51,8 @@ def _meant(error: Any) -> list[str]:
             return [flag]
     if "--set" not in flags:
         return []
-    keys = [key.path for key in recipe_keys(PretrainRecipe if command.name == "pretrain" else FinetuneRecipe)]
+    kind = PretrainRecipe if command.name == "pretrain" else FinetuneRecipe
     for candidate in names:
-        if found := [key for key in keys if key.rpartition(".")[2] == candidate and ".N." not in key]:
+        if found := [key for key in keys_named(kind, candidate) if ".N." not in key]:
             return [f"--set {key}=VALUE" for key in found]
     return []

@@ -51,8 +51,10 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         info |= read_json_object(folder / "run.json")
     if isinstance(inputs := info.get("inputs"), dict) and "space" in inputs:
         info["kind"] = "GLUE" if "tasks" in inputs else "search"
-    checkpoints = sorted(path.name for path in (folder / "checkpoints").rglob("step-*") if path.is_dir())
-    info["checkpoints"] = checkpoints
+    steps = [
+        path for place in ("checkpoints", "restarts") for path in (folder / place).rglob("step-*") if path.is_dir()
+    ]
+    info["checkpoints"] = sorted(f"{path.relative_to(folder).parts[1]}/{path.name}" for path in steps)
     # of training; of a search or a GLUE run
     results = [folder / name for name in ("metrics.json", "results.json", "glue.json") if (folder / name).exists()]
     info["finished"] = bool(results)

@@ -196,7 +196,7 @@ def _id_of(label: object, ids: dict[str, int], names: tuple[str, ...], path: Pat
     if label not in ids:
         shown = ", ".join(f"{name!r:.80}" for name in names[:20]) + (" ..." if len(names) > 20 else "")
         raise UnknownLabelError(
-            f"{path}: line {line}: the label {label!r:.80} is not one of the labels of training: "
+            f"{path}: line {line}: the label {label!r:.80} is not one of the task's labels: "
             f"{shown}{did_you_mean(str(label), names)}"
         )
     return ids[str(label)]

@@ -25,6 +25,8 @@ from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, r
         (["pretrain", "--max_steps", "3"], "--steps"),
         (["pretrain", "--mlm-probability", "0.3"], "--set data.masking_rate=VALUE"),
         (["pretrain", "--learning-rat", "0.3"], "--learning-rate"),
+        (["pretrain", "--hidden-size", "64"], "--set model.config.hidden_size=VALUE"),
+        (["pretrain", "--num_layers", "3"], "--set model.config.num_hidden_layers=VALUE"),
         (["predict", "--output_dir", "x"], "--output"),
         (["predict", "--test-file", "x"], "--input"),
         (["evaluate", "--input", "x"], "--data"),

@@ -23,6 +23,13 @@ def test_kinds_of_runs(tmp_path, inputs, kind):
     assert describe_folder(tmp_path)["kind"] == kind
 
 
+def test_checkpoints_are_named_with_their_phase_or_seed(tmp_path):
+    (tmp_path / "recipe.toml").write_text('kind = "finetune"\n')
+    for place in ("checkpoints/phase-1", "restarts/seed-3/checkpoints"):
+        (tmp_path / place / "step-00000004").mkdir(parents=True)
+    assert describe_folder(tmp_path)["checkpoints"] == ["phase-1/step-00000004", "seed-3/step-00000004"]
+
+
 @pytest.mark.parametrize("training", ["training = 3", "[training]\nsteps = 9\nextensions = [{at = 5}]"])
 def test_a_recipe_that_no_run_wrote_is_named(tmp_path, training):
     (tmp_path / "recipe.toml").write_text(f"{training}\n")
