@@ -17,11 +17,10 @@ __all__ = ["__version__", "finetune", "load", "pretrain"]
 def load(folder: str | Path, *, int8: bool = False, device: str = "cpu", batch_size: int | None = None) -> Predictor:
     """Open a model folder for use: an object with `encode`, `predict` and `fill_mask`, which threads may share.
 
-    `int8` computes in eight-bit integers, which is faster on a processor and close to what fp32 gives. `device` is
-    "cpu", "cuda", "cuda:1" and so on, or "auto": CUDA where there is any. `batch_size` bounds how many texts are
-    computed at once; by default batches are bounded in tokens only. Raises ValueError when the folder is not a model
-    folder that maskloom, transformers or sentence-transformers wrote, the device is not there, or the processor lacks
-    int8.
+    `int8` computes in 8-bit integers, which is faster on a CPU and close to fp32. `device` is "cpu", "cuda", "cuda:1"
+    and so on, or "auto": CUDA if available. `batch_size` bounds how many texts are computed at once; by default batches
+    are bounded in tokens only. Raises ValueError when the folder is not a model folder that maskloom, transformers or
+    sentence-transformers wrote, the device is not there, or the processor lacks int8.
     """
     from maskloom.inference import Predictor
 
@@ -49,11 +48,11 @@ def pretrain(
 
     `corpus` is what `maskloom corpus build` wrote; `out` becomes the run folder, with the model in `out/model`.
     `recipe` is a TOML file, the name of a shipped recipe, or values by key, such as `{"training.save_every": 500}`; the
-    other settings are the command's flags and win over it. `init` starts from the weights of a model folder. `minutes`
-    bounds the run by the clock in place of `steps`. `resume` goes on with the run in `out`, with another number of
-    `steps` it extends or shortens it; `verify` first shows that resuming gives the same bits. With `progress` the run
-    tells on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for wrong input before any
-    training, and maskloom.training.interruption.Interrupted, with all saved, when a signal asks to stop.
+    other settings are the command's flags and override it. `init` starts from the weights of a model folder. `minutes`
+    sets a time budget in place of `steps`. `resume` continues the run in `out`; a different number of `steps` extends
+    or shortens it. `verify` first checks that resuming gives the same bits. With `progress` the run reports its
+    progress on standard error. Raises ConfigError and DataError, both ValueErrors, for wrong input before any training,
+    and maskloom.training.interruption.Interrupted, with everything saved, when a signal asks to stop.
     """
     _check_paths({"corpus": corpus, "out": out, "init": init})
     from maskloom.config import PretrainRecipe
@@ -101,14 +100,14 @@ def finetune(
     """Fine-tune a model folder on labelled text, as `maskloom finetune` does, and return its scores on `dev`.
 
     The weights that score best on `dev` are kept in `out/model`. `train` and `dev` are files as the command takes them:
-    CSV, TSV or JSONL, CoNLL columns, SQuAD's JSON, a data set as distributed (`format`); columns are found by their
-    names or given. `recipe` is a TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as
-    `{"training.warmup_share": 0.2}`; the other settings are the command's flags and win over it. `restarts` trains from
-    several seeds, `metric` names the score that decides. `minutes` bounds the run by the clock in place of `epochs` or
-    `steps`. `resume` goes on with the run in `out`; with other `epochs` or `steps` it extends or shortens it. With
-    `progress` the run tells on standard error what it does. Raises ConfigError and DataError, both ValueErrors, for
-    wrong input before any training, NumericalError when no seed ends in finite numbers, and
-    maskloom.training.interruption.Interrupted, with all saved, when a signal asks to stop.
+    CSV, TSV or JSONL, CoNLL columns, SQuAD's JSON, or a data set as distributed (`format`). Columns are found by name,
+    unless given. `recipe` is a TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as
+    `{"training.warmup_share": 0.2}`; the other settings are the command's flags and override it. `restarts` trains with
+    several seeds. `metric` names the score that selects the best weights. `minutes` sets a time budget in place of
+    `epochs` or `steps`. `resume` continues the run in `out`; different `epochs` or `steps` extend or shorten it. With
+    `progress` the run reports its progress on standard error. Raises ConfigError and DataError, both ValueErrors, for
+    wrong input before any training, NumericalError when no seed ends with finite numbers, and
+    maskloom.training.interruption.Interrupted, with everything saved, when a signal asks to stop.
     """
     _check_paths({"model": model, "train": train, "dev": dev, "out": out, "labels": labels})
     from maskloom.config import FinetuneRecipe
@@ -137,7 +136,7 @@ _PATHS = {
     "dev": "the path of a file of labelled examples",
     "out": "the path of the folder to write",
     "init": "the path of a model folder, or None,",
-    "labels": "the path of a file with one label name a line, or None,",
+    "labels": "the path of a file with one label name per line, or None,",
 }
 _OPTIONAL = ("init", "labels")
 

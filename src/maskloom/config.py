@@ -42,33 +42,34 @@ class ModelSection(Section):
 
     architecture: Annotated[Literal["bert"], about("Kind of encoder.")] = "bert"
     size: Annotated[
-        Literal["tiny", "mini", "small", "medium", "base", "large"], about("Published size: layers, width and heads.")
+        Literal["tiny", "mini", "small", "medium", "base", "large"],
+        about("Published size: layers, hidden size, heads."),
     ] = "mini"
     config: Annotated[
-        dict[str, Any], about("Single keys of the model under BERT's own names, such as num_hidden_layers = 3.")
+        dict[str, Any], about("Overrides of single config keys under BERT's own names, such as num_hidden_layers = 3.")
     ] = Field(default_factory=dict)
 
 
 class PretrainingData(Section):
     """Sampling and masking of pre-training instances (paper 3.3.1, 3.3.2)."""
 
-    max_length: Annotated[Length, Field(ge=5), about("Longest sequence in tokens, special tokens counted.")] = 128
-    short_sequence_rate: Annotated[Rate, about("Share of documents that are cut for a random shorter length.")] = 0.1
+    max_length: Annotated[Length, Field(ge=5), about("Maximum tokens per sequence, special ones included.")] = 128
+    short_sequence_rate: Annotated[Rate, about("Fraction of documents that are cut to a random shorter length.")] = 0.1
     next_sentence: Annotated[
-        bool, about("Pairs of texts with next-sentence prediction; false takes single segments.")
+        bool, about("Train next-sentence prediction on pairs of texts; false uses single segments.")
     ] = True
     masking_rate: Annotated[
-        float, Field(gt=0.0, lt=1.0), about("Share of the tokens of a sequence that are predicted.")
+        float, Field(gt=0.0, lt=1.0), about("Fraction of a sequence's tokens that are predicted.")
     ] = 0.15
     max_predictions: Annotated[
-        Count | None, about("Most predictions in a sequence of max_length tokens; absent, the rate alone decides.")
+        Count | None, about("Most predictions per max_length tokens; absent, masking_rate alone decides.")
     ] = None
-    mask_share: Annotated[Rate, about("Share of predicted tokens that become [MASK].")] = 0.8
-    keep_share: Annotated[Rate, about("Share of predicted tokens that stay; the others become random tokens.")] = 0.1
-    whole_word: Annotated[bool, about("Predict all pieces of a word or none.")] = False
-    static_masks: Annotated[bool, about("The same instances and masks in every epoch.")] = False
+    mask_share: Annotated[Rate, about("Fraction of predicted tokens that become [MASK].")] = 0.8
+    keep_share: Annotated[Rate, about("Fraction of predicted tokens that stay; the rest become random tokens.")] = 0.1
+    whole_word: Annotated[bool, about("Predict either all pieces of a word or none.")] = False
+    static_masks: Annotated[bool, about("Use the same instances and masks in every epoch.")] = False
     held_out_share: Annotated[
-        float, Field(ge=0.0, lt=1.0), about("Share of the documents that are never trained on and measure the loss.")
+        float, Field(ge=0.0, lt=1.0), about("Fraction of documents held out from training to measure the loss.")
     ] = 0.02
 
     @model_validator(mode="after")
@@ -89,15 +90,15 @@ class FinetuningData(Section):
     """How examples of a task are encoded."""
 
     max_length: Annotated[
-        Length, Field(ge=3), about("Longest sequence in tokens; longer texts are cut, contexts and sentences windowed.")
+        Length, Field(ge=3), about("Maximum tokens; longer texts are truncated, contexts and sentences windowed.")
     ] = 128
 
 
 class Extension(Section):
     """A run that was given another number of steps when it had come to one of them."""
 
-    at: Annotated[Count, about("Step from which the new number of steps counts.")]
-    steps: Annotated[Count, about("Steps that the run was planned for until then.")]
+    at: Annotated[Count, about("Step from which the new number of steps applies.")]
+    steps: Annotated[Count, about("Number of steps planned until then.")]
 
 
 class TrainingSection(Section):
@@ -107,7 +108,7 @@ class TrainingSection(Section):
     `learning_rate` like all others. The schedule scales both alike. `on_nonfinite` says what follows a loss or gradient
     that is not finite: "stop"; "skip" goes on with the next batch, at most `max_skips` times in a row; "rewind" goes
     back to the last checkpoint and on with the batches after the bad one, at most `max_skips` times in all.
-    Where torchrun starts several processes, `parallel` says whether each holds the whole model ("ddp") or a share of it
+    Where torchrun starts several processes, `parallel` says whether each holds the whole model ("ddp") or a shard of it
     ("fsdp"), and a process that lets the others wait for `rank_timeout` seconds ends the run.
     With `minutes` the learning rate follows the share of the time that is used, and steps and epochs do not count.
     `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe tells the whole schedule; they
@@ -115,65 +116,63 @@ class TrainingSection(Section):
     """
 
     steps: Annotated[Count, about("Optimiser steps.")] = 10_000
-    batch_size: Annotated[BatchSize, about("Sequences a step, over all processes.")] = 32
-    micro_batch_size: Annotated[
-        Count | None, about("Sequences that are computed at once; batches are summed up from these.")
-    ] = None
+    batch_size: Annotated[BatchSize, about("Sequences per step, over all processes.")] = 32
+    micro_batch_size: Annotated[Count | None, about("Sequences computed at once; their gradients are accumulated.")] = (
+        None
+    )
     learning_rate: Annotated[Positive, about("Peak learning rate.")] = 1e-4
     head_learning_rate: Annotated[Positive | None, about("Peak learning rate of the heads; absent, learning_rate.")] = (
         None
     )
-    warmup_share: Annotated[Rate, about("Share of the steps in which the rate rises from 0.")] = 0.1
-    warmup_steps: Annotated[
-        CountOrNone | None, about("Steps in which the rate rises; takes the place of warmup_share.")
-    ] = None
+    warmup_share: Annotated[Rate, about("Fraction of the steps in which the learning rate rises from 0.")] = 0.1
+    warmup_steps: Annotated[CountOrNone | None, about("Number of warm-up steps; overrides warmup_share.")] = None
     schedule: Annotated[
         Literal["linear", "google"],
-        about("How the rate falls to 0: on a line from its peak, or as the published code has it."),
+        about("How the learning rate falls to 0: linearly from its peak, or as in the published code."),
     ] = "linear"
     optimizer: Annotated[
-        Literal["adamw", "bert_adam"], about("AdamW with bias correction, or the published code's Adam without.")
+        Literal["adamw", "bert_adam"], about("AdamW with bias correction, or the published code's Adam without it.")
     ] = "adamw"
-    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay of the mean of gradients.")] = 0.9
-    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay of the mean of squared gradients.")] = 0.999
-    adam_epsilon: Annotated[Positive, about("Added to the root of the second mean.")] = 1e-6
+    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of gradients.")] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of squared gradients.")] = 0.999
+    adam_epsilon: Annotated[Positive, about("Added to the square root of the mean of squared gradients.")] = 1e-6
     weight_decay: Annotated[NotNegative, about("Decoupled weight decay; biases and LayerNorm have none.")] = 0.01
-    clip_norm: Annotated[Positive | None, about("Largest global L2 norm of the gradient.")] = 1.0
+    clip_norm: Annotated[Positive | None, about("Maximum global L2 norm of the gradient.")] = 1.0
     on_nonfinite: Annotated[
-        Literal["stop", "skip", "rewind"], about("What follows a loss or gradient that is not finite.")
+        Literal["stop", "skip", "rewind"], about("What to do after a loss or gradient that is not finite.")
     ] = "stop"
     max_skips: Annotated[Count, about("Batches skipped in a row, or rewinds in all, before the run ends.")] = 3
     save_every: Annotated[
-        Count | None, about("Steps between checkpoints; absent, ten a phase, or at each evaluation of fine-tuning.")
+        Count | None, about("Steps between checkpoints; absent, ten per phase, or at each evaluation of fine-tuning.")
     ] = None
     evaluate_every: Annotated[
-        Count | None, about("Steps between evaluations; absent, ten a phase, or once an epoch of fine-tuning.")
+        Count | None, about("Steps between evaluations; absent, ten per phase, or once per epoch of fine-tuning.")
     ] = None
     log_every: Annotated[Count, about("Steps between lines of events.jsonl.")] = 10
     log_to: Annotated[
-        list[Literal["tensorboard"]], about("Where else steps and evaluations go: RUN/tensorboard (extra tensorboard).")
+        list[Literal["tensorboard"]], about("Other logs of steps and evaluations: RUN/tensorboard (extra tensorboard).")
     ] = Field(default_factory=list)
-    keep_checkpoints: Annotated[Count, about("Newest checkpoints that are kept.")] = 2
-    keep_best: Annotated[bool, about("Keep the checkpoint that does best on held-out text, and write best-model/.")] = (
+    keep_checkpoints: Annotated[Count, about("Number of newest checkpoints to keep.")] = 2
+    keep_best: Annotated[bool, about("Keep the checkpoint that is best on held-out text, and write best-model/.")] = (
         False
     )
     max_evaluation_instances: Annotated[
-        Count | None, about("Most held-out sequences that an evaluation looks at; absent, all.")
+        Count | None, about("Maximum held-out sequences per evaluation; absent, all.")
     ] = None
-    num_threads: Annotated[int | None, Field(ge=1, le=1024), about("Threads of a process; absent, torch's choice.")] = (
+    num_threads: Annotated[int | None, Field(ge=1, le=1024), about("Threads per process; absent, torch's choice.")] = (
         None
     )
     parallel: Annotated[
-        Literal["ddp", "fsdp"], about("With several processes: each holds the whole model, or a share of it.")
+        Literal["ddp", "fsdp"], about("With several processes: each holds the whole model, or a shard of it.")
     ] = "ddp"
     rank_timeout: Annotated[
         float,
         Field(ge=3.0, le=86_400.0),
-        about("Seconds after which a process that lets the others wait ends the run."),
+        about("Seconds after which a process that keeps the others waiting ends the run."),
     ] = 30.0
     minutes: Annotated[
         Minutes | None,
-        about("Minutes of training instead of steps or epochs, shared by phases or seeds; the rate follows the clock."),
+        about("Minutes to train, in place of steps or epochs, divided among phases or seeds; the schedule follows."),
     ] = None
     extensions: list[Extension] = Field(default_factory=list)
 
@@ -215,13 +214,11 @@ class TrainingSection(Section):
 class Phase(Section):
     """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
 
-    max_length: Annotated[Length, Field(ge=5), about("Longest sequence of the phase in tokens.")]
+    max_length: Annotated[Length, Field(ge=5), about("Maximum sequence length of the phase in tokens.")]
     steps: Annotated[Count, about("Steps of the phase.")]
-    batch_size: Annotated[BatchSize | None, about("Sequences a step; absent, training.batch_size.")] = None
+    batch_size: Annotated[BatchSize | None, about("Sequences per step; absent, training.batch_size.")] = None
     learning_rate: Annotated[Positive | None, about("Peak learning rate; absent, training.learning_rate.")] = None
-    warmup_steps: Annotated[
-        CountOrNone | None, about("Steps in which the rate rises; absent, as [training] has it.")
-    ] = None
+    warmup_steps: Annotated[CountOrNone | None, about("Number of warm-up steps; absent, as in [training].")] = None
 
 
 _Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
@@ -239,7 +236,7 @@ class CardSection(Section):
     base_model: Annotated[
         str | None,
         Field(pattern=r"^[\w.-]+(/[\w.-]+)?$"),
-        about("Published name of the model that training starts from; absent, what its files tell."),
+        about("Published name of the model that training starts from; absent, what its files say."),
     ] = None
 
 
@@ -276,9 +273,9 @@ class FinetuneTraining(TrainingSection):
     steps: Annotated[Count | None, about("Optimiser steps; absent, epochs decide.")] = None  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     epochs: Annotated[float, Field(gt=0.0, le=1e6), about("Passes over the training data.")] = 3.0
     learning_rate: Annotated[Positive, about("Peak learning rate.")] = 5e-5
-    group_by_length: Annotated[bool, about("Put examples of like length into a batch.")] = False
+    group_by_length: Annotated[bool, about("Group examples of similar length into batches.")] = False
     patience: Annotated[
-        Count | None, about("Evaluations without a better dev score after which a seed ends; absent, none ends early.")
+        Count | None, about("Evaluations without a better dev score that end a seed; absent, no early stopping.")
     ] = None
 
     def with_steps(self, num_examples: int) -> TrainingSection:
@@ -306,11 +303,11 @@ class SpanSection(Section):
     """
 
     stride: Annotated[Count, about("Tokens from the start of one window of a context to the next.")] = 128
-    max_question_length: Annotated[Count, about("Tokens after which a question is cut.")] = 64
-    max_answer_length: Annotated[Count, about("Longest answer in tokens.")] = 30
-    num_best: Annotated[Count, about("Candidate answers that are kept for each question.")] = 20
+    max_question_length: Annotated[Count, about("Tokens after which a question is truncated.")] = 64
+    max_answer_length: Annotated[Count, about("Maximum answer length in tokens.")] = 30
+    num_best: Annotated[Count, about("Candidate answers kept per question.")] = 20
     null_threshold: Annotated[
-        float, Field(allow_inf_nan=False), about("Margin by which having no answer must score above the best one.")
+        float, Field(allow_inf_nan=False), about("Margin by which no answer must score above the best answer.")
     ] = 0.0
 
 
@@ -322,12 +319,12 @@ class TaggingSection(Section):
 
     scheme: Annotated[
         Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"],
-        about("How tags mark entities; auto tells, plain is for tags of single words."),
+        about("How tags mark entities; auto detects it, plain is for tags of single words."),
     ] = "auto"
     context: Annotated[
-        Literal["sentence", "document"], about("What a word sees: its sentence, or the sentences around it too.")
+        Literal["sentence", "document"], about("What a word attends to: its sentence, or also the sentences around it.")
     ] = "sentence"
-    crf: Annotated[bool, about("Put a linear-chain conditional random field on top.")] = False
+    crf: Annotated[bool, about("Add a linear-chain conditional random field.")] = False
 
 
 # How LayerCombination names layers; whether the encoder has so many is known when it is there.
@@ -345,7 +342,7 @@ class FeaturesSection(Section):
     layers: Annotated[
         str,
         Field(pattern=_LAYERS),
-        about("Layers of the frozen encoder by name (concat_last_four ...) or number (0 the embeddings)."),
+        about("Layers of the frozen encoder, by name (concat_last_four ...) or number (0 for the embeddings)."),
     ] = "concat_last_four"
     lstm_size: Annotated[
         int, Field(ge=2, le=65_536, multiple_of=2), about("Width of the BiLSTM, both directions together.")
@@ -364,18 +361,18 @@ class FinetuneRecipe(Section):
     """
 
     kind: Annotated[Literal["finetune"], about("Kind of run.")] = "finetune"
-    seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of the new head, the order of the data and dropout.")] = 0
-    restarts: Annotated[Count, about("Runs from the seeds seed, seed + 1 ...; the best on dev is kept.")] = 1
-    keep_restarts: Annotated[bool, about("Keep the best model of every seed, the members of an ensemble.")] = False
-    tune_on_dev: Annotated[bool, about("Fit temperature and thresholds to dev at the end.")] = False
+    seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of the new head, data order and dropout.")] = 0
+    restarts: Annotated[Count, about("Runs with seeds seed, seed + 1 ...; the best on dev is kept.")] = 1
+    keep_restarts: Annotated[bool, about("Keep the best model of every seed, for an ensemble.")] = False
+    tune_on_dev: Annotated[bool, about("Fit temperature and thresholds on the dev set at the end.")] = False
     task: Annotated[
         Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"], about("Kind of task.")
     ] = "single"
     class_weights: Annotated[
         Literal["none", "balanced"] | dict[str, Positive],
-        about("Weights of classes in the loss: none, balanced, or one for each label."),
+        about("Class weights in the loss: none, balanced, or one per label."),
     ] = "none"
-    from_scratch: Annotated[bool, about("Start from random weights of the same model.")] = False
+    from_scratch: Annotated[bool, about("Start from random weights instead of the model's.")] = False
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
     span: SpanSection = SpanSection()

@@ -228,7 +228,7 @@ def test_a_scheduler_stops_a_build_with_75_and_the_same_command_goes_on(
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75, errors
-    assert "stopped by SIGTERM; finished shards are kept, go on with: maskloom corpus build " in errors
+    assert "stopped by SIGTERM; finished shards are kept, continue with: maskloom corpus build " in errors
     assert "Traceback" not in errors, errors
     assert_all_end(process.pid)
     finished = num_shards(out)
@@ -246,7 +246,7 @@ def test_a_scheduler_stops_the_training_of_a_vocabulary_with_75_and_nothing_is_l
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75, errors
-    assert "stopped by SIGTERM; nothing was written, begin anew with: maskloom vocab train " in errors
+    assert "stopped by SIGTERM; nothing was written, start again with: maskloom vocab train " in errors
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir() if path.name != ".vocab.run.lock"] == []
 

@@ -388,7 +388,7 @@ def test_class_lists(model_folder, data, tmp_path):
     classes.write_text("good\nbad\nmixed\nodd\n")
     result = finetune(settings, **inputs, out=tmp_path / "one", reading=listed)
     assert result["data"]["labels"] == ["good", "bad", "mixed", "odd"]
-    assert "2 of 4 labels are nowhere in train and cannot be learnt: mixed, odd" in result["data"]["notes"]
+    assert "2 of 4 labels do not occur in train and cannot be learned: mixed, odd" in result["data"]["notes"]
     assert set(Predictor.load(tmp_path / "one").predict(["so film"])[0]["probabilities"]) == set(
         result["data"]["labels"]
     )
@@ -415,7 +415,7 @@ def test_what_is_read_cut_and_shared_is_told(model_folder, data, tmp_path):
     assert account["dev"]["num_also_in_train"] >= 1
     notes = "\n".join(account["notes"])
     for part in ("dropped 1 of 43 rows: missing key", "dropped 1 of 43 rows: blank line", "lose 26 tokens",
-                 "also stand in train", "batch_size 32 lowered to 21"):  # fmt: skip
+                 "are also in train", "batch_size 32 lowered to 21"):  # fmt: skip
         assert part in notes
 
 

@@ -217,7 +217,7 @@ def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_canno
     options += ["--set", "data.max_length=24", "--batch-size", 8, "--recipe", "finetune-glue-small"]
     out = tmp_path / "run"
     said = run("finetune", *options, "--out", out, "--minutes", 0.01)
-    assert "training.epochs = 3.0: left aside, the clock ends the run (training.minutes)" not in said
+    assert "training.epochs = 3.0: ignored, training.minutes decides" not in said
     assert "0.01 minutes, in steps of 8 examples: epochs of 40 examples" in said
     assert "after 10% of the time of warm-up" in said
     assert "no better" not in said
@@ -236,7 +236,7 @@ def test_a_finished_run_is_extended_by_the_command(run, single, tmp_path):
     finetune(recipe, **files, out=out)
     options = [word for name, path in files.items() for word in (f"--{name}", path)]
     said = run("finetune", *options, "--out", out, "--resume", "--epochs", 2)
-    assert "extended: planned for 5 steps, 10 from step 5 on; the learning rate goes at once to that of a" in said
+    assert "extended: planned for 5 steps, 10 from step 5 on; the learning rate moves at once to that of a" in said
     assert len(losses(out)) == 10
 
 

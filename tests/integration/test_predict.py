@@ -208,7 +208,7 @@ def test_a_csv_holds_questions_with_differing_columns(tmp_path):
 def test_lists_are_refused_for_a_csv_before_anything_is_read(tmp_path, head, settings):
     tags = {"id2label": {"0": "O", "1": "B-X"}, "label2id": {"O": 0, "B-X": 1}} if head == "tagger" else {}
     folder = model_folder(tmp_path / "m", heads=(head,), num_labels=2 if tags else None, settings=settings, **tags)
-    with pytest.raises(ConfigError, match=r"out\.csv: .* predictions have several values a row"):
+    with pytest.raises(ConfigError, match=r"out\.csv: .* predictions have several values per row"):
         predict(folder, tmp_path / "absent.txt", tmp_path / "out.csv")
 
 

@@ -83,7 +83,7 @@ def test_verify_trains_a_stretch_again_and_finds_the_same_bits(command, corpus, 
     before = _model(run_folder)
     code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume", "--verify")
     assert code == 0, said
-    assert f"verifying: steps {13 if kept == 3 else 1} to 14 are trained again" in said
+    assert f"verifying: steps {13 if kept == 3 else 1} to 14 are repeated" in said
     assert said.count(": identical\n") == 2
     assert "verifying: identical to the bit, position in the data included" in said
     assert _model(run_folder) == before
@@ -101,7 +101,7 @@ def test_verify_names_the_first_tensors_that_differ(command, corpus, run_folder:
     write_checkpoint(replace(snapshot, rest=rest.replace('"position": {', '"position": {"more": 1,')), newest.parent)
     code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume", "--verify")
     assert code == 1
-    assert f"training again gave other values: {name} (largest difference 0.0001); position: " in said
+    assert f"repeated steps gave other values: {name} (largest difference 0.0001); position: " in said
     assert "Traceback" not in said
     assert command("pretrain", "--corpus", corpus, "--out", run_folder, "--verify")[0] == 3
 
@@ -173,7 +173,7 @@ def test_a_corpus_is_built_again_to_the_byte_or_the_change_is_named(command, cor
     text.unlink()
     refused("not what")
     shutil.rmtree(text.parent)
-    refused(f"{text.parent}: a text of {run} is not there any more")
+    refused(f"{text.parent}: a text of {run} no longer exists")
     (run / "build.json").unlink()
     refused(f"`maskloom corpus build TEXT --vocab {run} --out NEW` builds it again")
 
@@ -223,12 +223,12 @@ def test_a_rerun_refuses_before_the_start_what_would_not_be_the_same(command, co
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     _changed(run_folder, lambda content: content["paths"].update(corpus=str(data)))
     _changed(run_folder, lambda content: content["inputs"].update(corpus="0123"))
-    refused(f"{data}: the corpus of {run_folder} has changed: its sum was 0123")
+    refused(f"{data}: the corpus of {run_folder} has changed: its checksum was 0123")
     shard = next(data.glob("shards/*"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     refused(shard.name)
     shutil.rmtree(data)
-    refused("is not there any more")
+    refused("no longer exists")
     (run_folder / "run.json").write_text(whole)
     shutil.rmtree(run_folder / "model")
     refused("the run is not finished")
@@ -258,7 +258,7 @@ def test_damaged_checkpoints_are_passed_over_loudly_until_none_is_left(
     assert named in said
     if damaged == 1:
         assert code == 0
-        assert f"warning: checkpoint passed over: {named}" in said
+        assert f"warning: checkpoint skipped: {named}" in said
         assert _model(run_folder) == before
     else:
         assert code == 3
@@ -274,7 +274,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_resumes_to_the_bit(
     fault_points.arm()
     assert code == 74, said
     assert "WARNING: [Errno 28] No space left on device" in said
-    assert "Training goes on; if the next save fails too, it stops" in said
+    assert "Training continues; if the next save fails too, it stops" in said
     assert "error: [Errno 28] No space left on device" in said
     assert "Traceback" not in said
     code, said = command(*_start(corpus, out, "--resume"))

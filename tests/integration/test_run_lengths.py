@@ -68,7 +68,7 @@ def test_a_finished_run_is_extended_and_the_recipe_tells_how(run, corpus, tmp_pa
     pretrain(recipe("training.steps=12"), corpus=corpus, out=tmp_path / "run")
     short, found = weights(tmp_path / "run"), rates(tmp_path / "run")
     said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 24)
-    assert "extended: planned for 12 steps, 24 from step 12 on; the learning rate goes on a line within 3 steps" in said
+    assert "extended: planned for 12 steps, 24 from step 12 on; the learning rate moves linearly within 3 steps" in said
     assert weights(tmp_path / "run") != short
     now = rates(tmp_path / "run")
     assert now[:12] == found

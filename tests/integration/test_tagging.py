@@ -390,7 +390,7 @@ def test_a_type_that_training_lacks_is_refused(model_folder, tmp_path):
 
 def test_wrong_requests_are_refused(run, tmp_path):
     folder, _, dev = run
-    with pytest.raises(ConfigError, match="several values a row"):
+    with pytest.raises(ConfigError, match="several values per row"):
         predict(folder, dev, tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
     with pytest.raises(ConfigError, match=r"suffix is one of .jsonl, .csv, .conll, .txt"):

@@ -97,7 +97,7 @@ def test_labels_are_tuned_and_used(tmp_path):
         key: result[key] for key in ("settings", "before", "after")
     }
     text = "\n".join(tuning_lines(result))
-    assert "dev.jsonl; the scores below are of that very file" in text
+    assert "dev.jsonl; the scores below are on this file" in text
     assert f"f1 macro                 {before['f1_macro']:.4f} -> {after['f1_macro']:.4f}" in text
 
 

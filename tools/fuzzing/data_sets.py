@@ -134,7 +134,7 @@ BAD_DATA: tuple[BadData, ...] = (
     BadData("a label that is no number", "regression", "d.csv", b"text,score\na,high\n",
             "line 2: label is not a finite"),
     BadData("equal scores", "regression", "d.csv", b"text,score\na,2\nb,2.0\n", "every one of 2 rows has the score 2"),
-    BadData("a label twice", "multilabel", "d.csv", b'text,labels\na,"x,x"\n', "line 2: a label stands twice"),
+    BadData("a label twice", "multilabel", "d.csv", b'text,labels\na,"x,x"\n', "line 2: a label appears twice"),
     BadData("no label anywhere", "multilabel", "d.csv", b"text,labels\na,\nb,\n", "no row has any label"),
     BadData("an answer elsewhere", "span", "d.json", _squad(answers=[{"text": "France", "answer_start": 3}]),
             "question 1 .*does not stand in the context.*it stands at 49"),
@@ -157,5 +157,5 @@ BAD_DATA: tuple[BadData, ...] = (
             seeds.HELLASWAG + b'{"ctx": "a", "endings": ["a", "b"], "ctx_a": "x", "ctx_b": "", "label": 0, "ind": 5}\n',
             kept=2),
     BadData("a label beyond the choices", "choice", "d.csv", _swag(label="2"), "line 3: label is none of the choices"),
-    BadData("an id twice, choices", "choice", "d.csv", _swag(id="1"), "line 3: an id stands twice"),
+    BadData("an id twice, choices", "choice", "d.csv", _swag(id="1"), "line 3: an id appears twice"),
 )  # fmt: skip

@@ -158,7 +158,7 @@ def _problem_of_damage(scene: _Scene, folder: Path, path: Path) -> str:
     code, said = scene.run(folder, resume=True)
     if code:
         return f"exit code {code}: {said[-300:]}"
-    if f"warning: checkpoint passed over: {RUN}" not in said or path.parent.name not in said:
+    if f"warning: checkpoint skipped: {RUN}" not in said or path.parent.name not in said:
         return f"not said: {said[-300:]}"
     return "; ".join(differences(outcome(folder / RUN), scene.expected)[:3])
 

@@ -121,7 +121,7 @@ def _check_arguments() -> None:
 
     for argument in sys.argv[1:]:
         if not is_utf8(argument):
-            raise DataError(f"{shown_name(argument)}: the argument is not UTF-8; rename the file or type it anew")
+            raise DataError(f"{shown_name(argument)}: the argument is not UTF-8; rename the file or type it again")
 
 
 def _print_error(error: Exception) -> None:
@@ -139,7 +139,7 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
     words = ["maskloom", *sys.argv[1:]]
     if words[1:2] and words[1] in _REPEATABLE:
         is_build = words[1:3] == ["corpus", "build"]
-        kept = "finished shards are kept, go on with" if is_build else "nothing was written, begin anew with"
+        kept = "finished shards are kept, continue with" if is_build else "nothing was written, start again with"
         typer.echo(f"{stop}; {kept}: {shlex.join(words)}", err=True)
         return
     words += [] if "--resume" in words or "quickstart" in words else ["--resume"]

@@ -21,14 +21,14 @@ from maskloom.cli.options import (
 
 def answer(
     context: Annotated[Path, typer.Option("--context", help="A text file of any length; - for standard input.")],
-    question: Annotated[list[str], typer.Option("--question", help="A question; may be given several times.")],
+    question: Annotated[list[str], typer.Option("--question", help="A question. Repeatable.")],
     model: Models = None,
     ensemble: EnsembleOf = None,
     average: Averaged = "probabilities",
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Candidates for each question.")] = 1,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of candidates per question.")] = 1,
     null_threshold: Annotated[
         float | None,
-        typer.Option("--null-threshold", help="Give no answer where its score leads by more than this."),
+        typer.Option("--null-threshold", help="Give no answer if its score leads by more than this."),
     ] = None,
     max_length: MaxLength = None,
     as_json: AsJson = False,
@@ -57,13 +57,13 @@ def answer(
 def score_answers(
     data: Annotated[Path, typer.Option("--data", help="Questions with answers: SQuAD's .json, or .jsonl, .csv, .tsv.")],
     predictions: Annotated[
-        Path, typer.Option("--predictions", help="Texts by id in a .json, or the .jsonl rows of predict.")
+        Path, typer.Option("--predictions", help="A .json with texts by id, or the .jsonl that predict writes.")
     ],
     null_odds: Annotated[
-        Path | None, typer.Option("--null-odds", help="A .json with a number by id: how far the null answer leads.")
+        Path | None, typer.Option("--null-odds", help="A .json with the null odds by id: how far no answer leads.")
     ] = None,
     null_threshold: Annotated[
-        float | None, typer.Option("--null-threshold", help="Count an answer as empty where its null odds exceed this.")
+        float | None, typer.Option("--null-threshold", help="Count an answer as empty if its null odds exceed this.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

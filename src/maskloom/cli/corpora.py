@@ -22,20 +22,20 @@ from maskloom.cli.options import (
 )
 
 Engine = Annotated[
-    Literal["local", "ray"], typer.Option("--engine", help="Where the work runs: processes here, or a Ray cluster.")
+    Literal["local", "ray"], typer.Option("--engine", help="Where the work runs: local processes, or a Ray cluster.")
 ]
 RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", help="A running Ray cluster; by default one is started here.")
+    str | None, typer.Option("--ray-address", help="A running Ray cluster; by default a local one is started.")
 ]
 
 vocab_app = typer.Typer(help="Train, extend and inspect vocabularies.", no_args_is_help=True)
-corpus_app = typer.Typer(help="Build, measure and check corpora.", no_args_is_help=True)
+corpus_app = typer.Typer(help="Build and check corpora, and show their statistics.", no_args_is_help=True)
 
 
 @vocab_app.command("train")
 def vocab_train(
     texts: Texts,
-    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, special ones included.")],
+    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
     out: Out,
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
@@ -46,13 +46,13 @@ def vocab_train(
             "the one of highest mutual information (wants a --min-frequency of 100 or more).",
         ),
     ] = "frequency",
-    min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Rarest pair that is merged.")] = 2,
+    min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Lowest frequency to merge.")] = 2,
     max_distinct_words: Annotated[
         int,
         typer.Option(
             "--max-distinct-words",
             min=1,
-            help="Distinct words held in memory, about 150 bytes each; the rarest beyond are left out and reported.",
+            help="Distinct words held in memory, about 150 bytes each; beyond it, the rarest are dropped and counted.",
         ),
     ] = 2_000_000,
     workers: Workers = 1,
@@ -87,15 +87,15 @@ def vocab_extend(
     model: Model,
     add: Annotated[int, typer.Option("--add", min=1, help="Number of new pieces.")],
     out: Out,
-    min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Rarest piece that is added.")] = 5,
+    min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Lowest frequency to add.")] = 5,
     use_unused: Annotated[
-        bool, typer.Option("--use-unused", help="Fill the places of [unused] pieces before the vocabulary grows.")
+        bool, typer.Option("--use-unused", help="Use the ids of [unused] pieces before the vocabulary grows.")
     ] = False,
     workers: Workers = 1,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
-    """Add pieces of your text to a model's vocabulary; their embeddings start as means of the old pieces'."""
+    """Add pieces from your text to a model's vocabulary; their embeddings start as means of old ones."""
     from maskloom.data.documents import source_files
     from maskloom.foreign_files import check_model_name
 
@@ -134,11 +134,11 @@ def vocab_inspect(
 @corpus_app.command("build")
 def corpus_build(
     texts: Texts,
-    vocab: Annotated[Path, typer.Option("--vocab", help="Folder of a vocabulary, a model, a corpus or a run.")],
+    vocab: Annotated[Path, typer.Option("--vocab", help="A vocabulary, model, corpus or run folder.")],
     out: Out,
     workers: Workers = 1,
     sentences: Annotated[
-        Literal["split", "lines"], typer.Option("--sentences", help="split: find sentences; lines: each line is one.")
+        Literal["split", "lines"], typer.Option("--sentences", help="split: find sentences; lines: one per line.")
     ] = "split",
     documents: Annotated[
         Literal["blank-line", "file"],
@@ -146,7 +146,7 @@ def corpus_build(
     ] = "blank-line",
     language: Annotated[
         str | None,
-        typer.Option("--language", help="Language whose rules find sentences: en (the default), de, fr … (ISO 639)."),
+        typer.Option("--language", help="Language whose rules find sentences: en (default), de, fr … (ISO 639)."),
     ] = None,
     on_bad_text: BadText = "error",
     engine: Engine = "local",
@@ -179,22 +179,20 @@ def corpus_build(
 def corpus_instances(
     sources: Annotated[
         list[Path],
-        typer.Argument(help="A corpus folder, or text: a sentence a line, an empty line between documents."),
+        typer.Argument(help="A corpus folder, or text: one sentence per line, a blank line between documents."),
     ],
     out: Annotated[Path, typer.Option("--out", help="File to write: .tfrecord or .jsonl.")],
-    like: Annotated[Literal["google"], typer.Option("--like", help="Whose instances: bert-tensorflow's.")] = "google",
-    vocab: Annotated[
-        Path | None, typer.Option("--vocab", help="Folder with the vocabulary for text: as in corpus build.")
-    ] = None,
-    max_length: Annotated[int, typer.Option("--max-length", min=5, help="Longest instance, in tokens.")] = 128,
-    dupe_factor: Annotated[int, typer.Option("--dupe-factor", min=1, help="Passes, each masked anew.")] = 10,
-    max_predictions: Annotated[int, typer.Option("--max-predictions", min=1, help="Most masks an instance.")] = 20,
-    masking_rate: Annotated[float, typer.Option("--masking-rate", help="Share of tokens that are masked.")] = 0.15,
+    like: Annotated[Literal["google"], typer.Option("--like", help="Which generator's instances.")] = "google",
+    vocab: Annotated[Path | None, typer.Option("--vocab", help="Vocabulary for text, as in corpus build.")] = None,
+    max_length: Annotated[int, typer.Option("--max-length", min=5, help="Longest instance in tokens.")] = 128,
+    dupe_factor: Annotated[int, typer.Option("--dupe-factor", min=1, help="Passes, each with new masks.")] = 10,
+    max_predictions: Annotated[int, typer.Option("--max-predictions", min=1, help="Most masks per instance.")] = 20,
+    masking_rate: Annotated[float, typer.Option("--masking-rate", help="Fraction of tokens that are masked.")] = 0.15,
     short_sequence_rate: Annotated[
-        float, typer.Option("--short-sequence-rate", help="Share of documents cut into shorter instances.")
+        float, typer.Option("--short-sequence-rate", help="Fraction of documents cut into shorter instances.")
     ] = 0.1,
     whole_word: Annotated[bool, typer.Option("--whole-word", help="Mask the pieces of a word together.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of every draw.")] = 12345,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 12345,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
@@ -223,7 +221,7 @@ def corpus_instances(
 
 @corpus_app.command("stats")
 def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
-    """Show a corpus in figures."""
+    """Show the statistics of a corpus."""
     from maskloom.runs.corpus import stats
 
     show(stats(folder), as_json)
@@ -231,7 +229,7 @@ def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")
 
 @corpus_app.command("lint")
 def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
-    """List what would ruin a run, before it starts (exit code 1 if there is an error)."""
+    """Find problems in a corpus before training (exit code 1 if there is an error)."""
     from maskloom.runs.corpus import lint
 
     findings = lint(folder)

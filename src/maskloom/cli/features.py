@@ -24,7 +24,7 @@ from maskloom.cli.options import (
 def features(
     model: Model,
     input_file: Annotated[
-        Path, typer.Option("--input", help="Words in columns (CoNLL) or .jsonl, or a .txt file with one text a line.")
+        Path, typer.Option("--input", help="Words in columns (CoNLL) or .jsonl, or a .txt file with one text per line.")
     ],
     out: Out,
     layers: Annotated[
@@ -37,12 +37,12 @@ def features(
     ] = "-1,-2,-3,-4",
     units: Annotated[
         Literal["words", "tokens"] | None,
-        typer.Option("--units", help="A vector for each word (its first piece), or each token of a line."),
+        typer.Option("--units", help="One vector per word (its first piece), or per token of a line."),
     ] = None,
     jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Write features.jsonl too, as the published extract_features does.")
+        bool, typer.Option("--jsonl", help="Also write features.jsonl, as the published extract_features does.")
     ] = False,
-    precision: Annotated[Literal["float32", "float16"], typer.Option("--precision", help="Of numbers on disk.")] = (
+    precision: Annotated[Literal["float32", "float16"], typer.Option("--precision", help="Number format on disk.")] = (
         "float32"
     ),
     text_column: TextColumn = None,
@@ -51,7 +51,7 @@ def features(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model's activations, of any layer, for each word or token of a file."""
+    """Write a model's activations, of any layer, for every word or token of a file."""
     from maskloom.foreign_files import check_model_name, check_regular
 
     check_model_name(model)

@@ -25,7 +25,7 @@ from maskloom.cli.training_options import BatchSize, Epochs, LearningRate, Overr
 
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
 
-Data = Annotated[Path, typer.Option("--data", help="Folder with CoLA/, SST-2/, MRPC/ ... as GLUE distributes them.")]
+Data = Annotated[Path, typer.Option("--data", help="Folder with CoLA/, SST-2/, MRPC/ ... as distributed by GLUE.")]
 AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept missing files; the leaderboard does not.")]
 
 
@@ -35,7 +35,7 @@ def run(
     model: Model,
     out: Out,
     tasks: Annotated[
-        str | None, typer.Option("--tasks", help="Tasks joined by commas, such as cola,mrpc; else all that are there.")
+        str | None, typer.Option("--tasks", help="Tasks joined by commas, such as cola,mrpc; by default all in --data.")
     ] = None,
     grid: Grid = None,
     epochs: Epochs = None,
@@ -49,7 +49,7 @@ def run(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search settings for each task (the paper's grid by default) and show all official scores on dev."""
+    """Search settings for each task (by default the paper's grid) and show the official dev scores."""
     from maskloom.config import FinetuneRecipe
 
     flags = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}

@@ -21,11 +21,11 @@ def convert(
     out: Out,
     uncased: Annotated[
         bool | None,
-        typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default what the files say."),
+        typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default as the files say."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn published weights into a model folder, and say what was mapped, dropped and made up."""
+    """Turn published weights into a model folder, and report what was mapped, dropped and added."""
     from maskloom.runs.convert import conversion_lines
     from maskloom.runs.convert import convert as run
 
@@ -33,14 +33,14 @@ def convert(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, under way or ended, or of a finished search.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, still running or ended, or of a finished search.")],
     out: Out,
     step: Annotated[int | None, typer.Option("--step", min=0, help="A step; by default the newest checkpoint.")] = None,
     stage: Annotated[
         str | None, typer.Option("--stage", help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="The weights that did best: on dev, or kept by training.keep_best.")
+        bool, typer.Option("--best", help="The best weights: on dev, or kept by training.keep_best.")
     ] = False,
     for_vectors: Annotated[
         Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"] | None,
@@ -49,7 +49,7 @@ def export(
     normalize: Annotated[bool, typer.Option("--normalize", help="With --for-vectors: vectors of length 1.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model folder of a run's checkpoint, to use a run that is under way or was ended early."""
+    """Make a model folder from a checkpoint, also of a run that is still running or ended early."""
     if best and step is not None:
         raise typer.BadParameter("--best and --step are two different checkpoints", param_hint="--best")
     if normalize and for_vectors is None:

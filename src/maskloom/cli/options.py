@@ -17,7 +17,7 @@ Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
 Model = Annotated[Path, typer.Option("--model", help="A model folder in Hugging Face layout, or a run folder.")]
 Models = Annotated[list[Path] | None, typer.Option("--model", help="A model or run folder. Repeat it for an ensemble.")]
 EnsembleOf = Annotated[
-    Path | None, typer.Option("--ensemble", help="A run with --keep-restarts: an ensemble of its restarts.")
+    Path | None, typer.Option("--ensemble", help="A run made with --keep-restarts, as an ensemble of its restarts.")
 ]
 Averaged = Annotated[Literal["probabilities", "logits"], typer.Option("--average", help="What an ensemble averages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
@@ -31,14 +31,12 @@ BadText = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest whole checkpoint.")]
 Verify = Annotated[
     bool,
-    typer.Option(
-        "--verify", help="With --resume: first check that training the last stretch again gives the same bits."
-    ),
+    typer.Option("--verify", help="With --resume: first check that repeating the last steps gives the same bits."),
 ]
 MaxLength = Annotated[
-    int | None, typer.Option("--max-length", min=3, help="Longest sequence in tokens; longer ones are cut and counted.")
+    int | None, typer.Option("--max-length", min=3, help="Maximum tokens; longer sequences are truncated and counted.")
 ]
-TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column of the text: name, or number from 1.")]
+TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column of the text: its name or number from 1.")]
 PairColumn = Annotated[str | None, typer.Option("--pair-column", help="Column of the second text.")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column of the label or score.")]
 Format = Annotated[

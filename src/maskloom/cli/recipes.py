@@ -19,7 +19,7 @@ def _complete_name(incomplete: str) -> list[str]:
 
 @recipes_app.callback(invoke_without_command=True)
 def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the shipped recipes; `--recipe NAME` takes one."""
+    """List the shipped recipes, for use with `--recipe NAME`."""
     if context.invoked_subcommand is not None:
         return
     from maskloom.runs.recipe_reference import listed_recipes

@@ -13,16 +13,16 @@ from maskloom.cli.options import AsJson, Resume, progress_display, show
 def rerun(
     run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning, search or corpus.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write; by default RUN-rerun beside the run.")
+        Path | None, typer.Option("--out", help="Folder to write; RUN-rerun next to the run by default.")
     ] = None,
     allow_version_change: Annotated[
         bool,
-        typer.Option("--allow-version-change", help="Repeat it even if the versions have changed."),
+        typer.Option("--allow-version-change", help="Repeat the run even if versions have changed."),
     ] = False,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat a run from its own folder and check that the same bits come out (exit code 1 if not)."""
+    """Repeat a run from its folder and check that the result is the same bit for bit (else exit code 1)."""
     from maskloom.folder_lock import refuse_if_in_use
 
     if out is None:

@@ -36,14 +36,14 @@ Grid = Annotated[
         "paper (18 trials), small (the paper's for GLUE, 4), minis (20), none.",
     ),
 ]
-Restarts = Annotated[int | None, typer.Option("--restarts", min=1, help="Runs from different seeds for each trial.")]
+Restarts = Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds per trial.")]
 KeepModels = Annotated[Literal["best", "all"], typer.Option("--keep-models", help="Trials whose models are kept.")]
 
 
 def search(
     model: Model,
     train: Annotated[Path, typer.Option("--train", help="Labelled examples.")],
-    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples by which trials are compared.")],
+    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to compare trials by.")],
     out: Out,
     grid: Grid = None,
     task: Annotated[str | None, typer.Option("--task", help="Kind of task, as in `maskloom finetune`.")] = None,
@@ -57,14 +57,14 @@ def search(
     restarts: Restarts = None,
     method: Annotated[
         Literal["grid", "optuna"] | None,
-        typer.Option("--method", help="Try every combination (the default), or let optuna propose."),
+        typer.Option("--method", help="Try every combination (default), or let optuna propose settings."),
     ] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Number of trials, for optuna.")] = None,
-    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that picks the best weights.")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that selects the best weights.")] = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
-    labels: Annotated[Path | None, typer.Option("--labels", help="A file with one label name a line.")] = None,
+    labels: Annotated[Path | None, typer.Option("--labels", help="A file with one label name per line.")] = None,
     on_bad_rows: BadRows = "error",
     keep_models: KeepModels = "best",
     resume: Resume = False,

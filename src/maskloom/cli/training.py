@@ -92,11 +92,11 @@ def finetune(
     train: Annotated[
         Path, typer.Option("--train", help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")
     ],
-    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples that decide which weights are kept.")],
+    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to choose the best weights by.")],
     out: Out,
     task: Annotated[
         Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None,
-        typer.Option("--task", help="Kind of task; single unless a recipe or --format says another."),
+        typer.Option("--task", help="Kind of task; single by default, or as in the recipe or --format."),
     ] = None,
     format_name: Format = None,
     epochs: Epochs = None,
@@ -107,15 +107,15 @@ def finetune(
     max_length: SequenceLength = None,
     seed: Seed = None,
     recipe: Recipe = None,
-    restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs from different seeds.")] = None,
+    restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds.")] = None,
     keep_restarts: Annotated[
         bool, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
     ] = False,
-    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that picks the best weights.")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that selects the best weights.")] = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
-    labels: Annotated[Path | None, typer.Option("--labels", help="A file with one label name a line.")] = None,
+    labels: Annotated[Path | None, typer.Option("--labels", help="A file with one label name per line.")] = None,
     on_bad_rows: BadRows = "error",
     resume: Resume = False,
     verify: Verify = False,

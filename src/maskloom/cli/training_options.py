@@ -39,19 +39,19 @@ Overrides = Annotated[
 ]
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", min=1, help="Optimiser steps; with --resume another number extends or shortens the run."),
+    typer.Option("--steps", min=1, help="Optimiser steps; with --resume, another number extends or shortens the run."),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option("--minutes", help="Train for so many minutes, not steps or epochs; the schedule follows the clock."),
+    typer.Option("--minutes", help="Minutes to train, instead of steps or epochs; the schedule follows the clock."),
 ]
 Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")]
 EpochsOfPretraining = Annotated[
-    float | None, typer.Option("--epochs", hidden=True, help="Not taken: says how many --steps these epochs are.")
+    float | None, typer.Option("--epochs", hidden=True, help="Not accepted: says how many --steps these epochs are.")
 ]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences or examples a step.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences or examples per step.")]
 LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")]
-SequenceLength = Annotated[int | None, typer.Option("--max-length", min=3, help="Longest sequence in tokens.")]
+SequenceLength = Annotated[int | None, typer.Option("--max-length", min=3, help="Maximum sequence length in tokens.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.")]
 
 

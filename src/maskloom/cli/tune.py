@@ -29,7 +29,7 @@ def tune(
         bool, typer.Option("--temperature/--no-temperature", help="Fit the temperature of probabilities.")
     ] = True,
     thresholds: Annotated[
-        bool, typer.Option("--thresholds/--no-thresholds", help="Fit thresholds: of labels, or of having no answer.")
+        bool, typer.Option("--thresholds/--no-thresholds", help="Fit thresholds: of labels, or of no answer.")
     ] = True,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
@@ -39,7 +39,7 @@ def tune(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit temperature and thresholds to labelled examples, and store them with the model."""
+    """Fit temperature and thresholds on labelled examples, and store them with the model."""
     from maskloom.runs.first_look import look_at_input
 
     reading = reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows)

@@ -27,7 +27,7 @@ from maskloom.cli.options import (
     show,
 )
 
-Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one a line.")]
+Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
 
 
 def evaluate(
@@ -74,7 +74,7 @@ def predict(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a prediction with probabilities for every row, in order."""
+    """Predict every row, in order, with probabilities."""
     from maskloom.runs.first_look import check_place, look_at_input
 
     reading = reading_options(text_column, pair_column, None, format_name, None, on_bad_rows)
@@ -100,10 +100,10 @@ def predict(
 def fill_mask(
     model: Model,
     text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Candidates for each [MASK].")] = 5,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of candidates per [MASK].")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Guess the words behind [MASK]."""
+    """Predict the words for [MASK]."""
     from maskloom.foreign_files import check_model_name
 
     check_model_name(model)
@@ -138,7 +138,7 @@ def embed(
         ),
     ] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Compute in eight-bit integers: faster, vectors close to those without.")
+        bool, typer.Option("--int8", help="Compute in 8-bit integers: faster, with vectors close to fp32.")
     ] = False,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
@@ -146,7 +146,7 @@ def embed(
     max_length: MaxLength = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one vector for each text."""
+    """Write one vector per text."""
     from maskloom.runs.first_look import check_place, look_at_texts
 
     reading = reading_options(text_column, pair_column, None, None, None, on_bad_rows)

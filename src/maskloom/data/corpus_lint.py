@@ -223,7 +223,7 @@ def _left_out(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "skipped_documents",
-            f"{skipped:,} documents were left out for bad text, the first: {manifest['skipped_documents'][0]}",
+            f"{skipped:,} documents were skipped because of bad text, the first: {manifest['skipped_documents'][0]}",
         )
     if ignored := manifest["num_ignored_files"]:
         yield Finding(

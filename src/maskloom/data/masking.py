@@ -35,7 +35,7 @@ class MaskingSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         if not 0.0 < self.rate < 1.0:
-            raise ConfigError(f"rate is {self.rate}, the share of masked tokens must lie between 0 and 1")
+            raise ConfigError(f"rate is {self.rate}, the fraction of masked tokens must be between 0 and 1")
         if self.max_predictions < 1:
             raise ConfigError(f"max_predictions is {self.max_predictions}, at least 1 token must be predicted")
         if self.mask_share < 0 or self.keep_share < 0 or self.mask_share + self.keep_share > 1 + 1e-9:

@@ -44,16 +44,15 @@ class _EncodedForEach(EncodedExamples):
 
 
 class Ensemble:
-    """Several fine-tuned models of one task with the surface of a `Predictor`.
+    """Several fine-tuned models of one task with the interface of a `Predictor`.
 
-    `average` "probabilities" takes the log of the mean of the members' probabilities as logits: over labels for
-    classes and tags, over the tokens of a window for the start and the end of an answer, over choices. With several
-    labels it is the log odds of the mean probability of each label; "logits" takes the mean of logits. Scores of
-    regression are averaged either way. Windows of one context keep the level that they have to each other: the mean
-    over members of the log of the sum that softmax divides by. How the published systems of seven models for SQuAD
-    (BERT paper, Table 2) were combined is not known; this is our reading. Each member's own temperature is applied to
-    its logits, and thresholds are the mean of the members'. The order of the members does not matter, but for the
-    deciding score's name.
+    `average` "probabilities" takes the log of the mean of the members' probabilities as logits: over labels for classes
+    and tags, over the tokens of a window for the start and the end of an answer, over choices. With several labels it
+    is the log odds of the mean probability of each label; "logits" takes the mean of logits. Scores of regression are
+    averaged either way. Windows of one context keep their relative level: the mean over members of the log of softmax's
+    denominator. The paper does not say how it combined its seven SQuAD models (Table 2); this is our reading. Each
+    member's own temperature is applied to its logits, and thresholds are averaged over the members. The order of the
+    members does not matter, except for the name of the score that selects the best weights.
     """
 
     def __init__(self, members: Sequence[Predictor], *, average: Average = "probabilities") -> None:
@@ -114,7 +113,7 @@ class Ensemble:
         return ModelOutputs(rows, *self._loss(encoded, rows))
 
     def predict(self, inputs: Iterable[Any]) -> list[Prediction]:
-        """Return one prediction an input, in order, from what `Predictor.predict` takes, and raise what it raises."""
+        """Return one prediction per input, in order, for what `Predictor.predict` takes, and raise what it raises."""
         data = examples_of_inputs(inputs, self.task.example_of or KINDS[self.task.kind].example_of)
         if self.task.heads == ("classifier",):
             self.members[0].check_pairing(data.examples)

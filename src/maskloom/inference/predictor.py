@@ -42,10 +42,10 @@ TextOrPair = str | tuple[str, str]
 class Predictor:
     """Texts in, numpy arrays and dictionaries out; batches are sorted by length and bounded in tokens.
 
-    `task` is None for a model without the head of a task. Texts longer than `max_length` tokens are cut, and the number
-    of texts cut so far stands in `num_truncated`. `max_tokens` bounds the tokens of a batch, by default to what suits
-    the device, and `batch_size` the number of its examples (of windows, where texts are read in windows). `modules` say
-    how vectors are made. Threads may share a predictor.
+    `task` is None for a model without a task head. Texts longer than `max_length` tokens are truncated; `num_truncated`
+    counts them. `max_tokens` limits the tokens in a batch, by default to what suits the device, and `batch_size` the
+    number of its examples (or windows, if texts are read in windows). `modules` says how vectors are made. Threads may
+    share a predictor.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Predictor:
     ) -> Predictor:
         """Open a model folder in Hugging Face layout, a sentence-transformers folder, or a run folder.
 
-        `max_length` defaults to the length of fine-tuning, to that of sentence-transformers, else to what the model can
-        take. `int8` computes the encoder's dense layers in eight-bit integers, quantised as they are read: faster, and
-        close to fp32. `device` is "cpu", "cuda", "cuda:1" and so on, or "auto": CUDA where there is any. `batch_size`
-        bounds how many texts are computed at once. Raises DataError for a folder that is not a model, ConfigError for a
-        length that the model cannot take, a device that is not there, or `int8` on a processor that lacks it.
+        `max_length` defaults to the length of fine-tuning, to that of sentence-transformers, or to the model's limit.
+        `int8` computes the encoder's dense layers in 8-bit integers, quantised on loading: faster, and close to fp32.
+        `device` is "cpu", "cuda", "cuda:1" and so on, or "auto": CUDA if available. `batch_size` bounds how many texts
+        are computed at once. Raises DataError for a folder that is not a model, ConfigError for a length outside the
+        model's limits, a missing device, or `int8` on a processor that does not support it.
         """
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise ConfigError(f"batch_size {batch_size!r:.80}: a whole number of at least 1 is expected")
@@ -121,13 +121,13 @@ class Predictor:
     def encode(
         self, texts: Iterable[TextOrPair], *, pooling: PoolingMode | None = None, normalize: bool | None = None
     ) -> np.ndarray:
-        """Return one vector a text, (texts, hidden) float32, in order, of any iterable of texts or pairs of texts.
+        """Return one vector per text, (texts, hidden) float32, in order, for any iterable of texts or pairs of texts.
 
         `pooling` "mean" averages the last hidden states of all tokens of a text, [CLS] and [SEP] included; "cls" is the
         last hidden state of [CLS], before the pooler; "max", "mean_sqrt_len" and "weightedmean" are those of
-        sentence-transformers. `normalize` scales each vector to length 1. What is not given is as a
-        sentence-transformers folder says, else the mean and any length. Raises ConfigError for an unknown pooling,
-        DataError for what is no text.
+        sentence-transformers. `normalize` scales each vector to length 1. The defaults are those of a
+        sentence-transformers folder, otherwise mean pooling without normalisation. Raises ConfigError for an unknown
+        pooling, DataError for an input that is not a text.
         """
         modules = self.modules.changed(pooling, normalize)
         examples = examples_of_inputs(texts, text_example).examples
@@ -139,7 +139,7 @@ class Predictor:
         return self._outputs(examples, lambda batch: self._vectors(batch, modules), self.hidden_size)
 
     def predict(self, inputs: Iterable[Any]) -> list[Prediction]:
-        """Return one prediction an input, in order, of any iterable of inputs.
+        """Return one prediction per input, in order, for any iterable of inputs.
 
         Inputs are texts or pairs of texts for classes (`{"label", "probabilities"}`), several labels (`{"labels",
         "probabilities"}`) and regression (`{"score"}`); sentences for tags (`{"words", "tags", "entities" ...}`);
@@ -188,7 +188,7 @@ class Predictor:
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[MaskCandidate]]:
-        """Return, for each [MASK] of a text in order, the `top_k` likeliest tokens with their probabilities.
+        """Return, for each [MASK] of a text in order, the `top_k` most likely tokens with their probabilities.
 
         Raises ConfigError when the model has no masked-LM head, DataError when the text has no [MASK] that fits or the
         model's outputs are not finite.

@@ -28,7 +28,7 @@ class AnswerCandidate(TypedDict):
 
 
 class Prediction(TypedDict):
-    """What a model says of one input. Which keys are there depends on its kind of task.
+    """A model's prediction for one input. Its keys depend on the kind of task.
 
     - one label: `label`, `probabilities` by label
     - several labels: `labels`, `probabilities` by label

@@ -77,5 +77,5 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
             rows.append((name, form.format(before[key]), form.format(result[key])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{name:<{widths[0]}}  {first:>{widths[1]}}  {last:>{widths[2]}}" for name, first, last in rows]
-    unigram = f"word frequencies alone: {result['unigram_entropy']:.3f} nats"
+    unigram = f"unigram: {result['unigram_entropy']:.3f} nats"
     return [*lines, f"{result['num_predictions']:,.0f} masked pieces of held-out text; {unigram}"]

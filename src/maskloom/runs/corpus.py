@@ -133,7 +133,7 @@ def _look_at(
     say(f"text: {num_files}, {_size(found.num_file_bytes)}, about {_size(found.num_text_bytes)} of text{others}")
     say(
         f"corpus: about {found.num_tokens:,} tokens in {found.num_sentences:,} sentences, {_size(found.num_bytes)} at "
-        f"{found.token_bytes} bytes a token, 12 a sentence and 8 a document"
+        f"{found.token_bytes} bytes per token, 12 per sentence and 8 per document"
     )
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free

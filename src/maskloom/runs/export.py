@@ -242,7 +242,7 @@ def _about_best(seed: Path) -> tuple[int | None, dict[str, float]]:
 def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Task]:
     """Return the base model's folder, what is kept beside a model of the run, and the task."""
     if not (run / TASK).exists():
-        raise ConfigError(f"{run}: begun by a version that kept no {TASK}; go on with --resume for a moment first")
+        raise ConfigError(f"{run}: started by a version that kept no {TASK}; continue it briefly with --resume first")
     settings = read_json_object(run / TASK)
     source = _place(content, "model")
     assert source is not None
@@ -283,5 +283,5 @@ def export_lines(result: dict[str, Any]) -> list[str]:
         is_finished = result["stage"] == "finished"
         which = "the finished model" if is_finished else f"the best of {result['stage']}, step and scores not known"
     scores = ", ".join(f"{name} {value:.4g}" for name, value in result["scores"].items() if value is not None)
-    passed = [f"passed over  {problem}" for problem in result["passed_over"]]
+    passed = [f"skipped      {problem}" for problem in result["passed_over"]]
     return [f"exported     {which}{f': {scores}' if scores else ''}", *passed, f"model        {result['model']}"]

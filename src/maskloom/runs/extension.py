@@ -72,7 +72,7 @@ def extension_lines(training: TrainingSection) -> list[str]:
         return []
     last = training.extensions[-1]
     warmup = min(training.resolved_warmup_steps(), training.steps - last.at)
-    how = f"goes on a line within {warmup:,} steps" if warmup else "goes at once"
+    how = f"moves linearly within {warmup:,} steps" if warmup else "moves at once"
     return [
         f"extended: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; the learning rate "
         f"{how} to that of a run of {training.steps:,} steps"

@@ -281,7 +281,7 @@ def _prepare(
     try:
         dev_encoded = task.encode(dev_data, tokenizer, recipe.data.max_length)
     except UnknownLabelError as error:
-        hint = "labels that training data lacks can be listed in a file (--labels FILE)"
+        hint = "labels missing from the training data can be listed in a file (--labels FILE)"
         raise DataError(f"{error}{'' if reading.labels else f'; {hint}'}") from None
     weights = _class_weights(recipe, task, encoded)
     if weights is not None:
@@ -329,7 +329,7 @@ def _account(
         notes += [f"{report.path}: {note}" for note in report.notes] + encoded.notes(report.path)
     if shared:
         other = f", {num_other} of them with another label" if num_other else ""
-        notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples also stand in train{other}")
+        notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples are also in train{other}")
     counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
     unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
     scheme = task.settings.get("scheme")
@@ -339,7 +339,7 @@ def _account(
         notes += [f"labels to check: {'; '.join(doubts[:_SHOWN_DOUBTS])}{more}"] if doubts else []
     if unseen and scheme in (None, "plain"):
         shown = ", ".join(unseen[:_SHOWN_LABELS]) + (" ..." if len(unseen) > _SHOWN_LABELS else "")
-        notes.append(f"{len(unseen)} of {len(task.labels)} labels are nowhere in train and cannot be learnt: {shown}")
+        notes.append(f"{len(unseen)} of {len(task.labels)} labels do not occur in train and cannot be learned: {shown}")
     if len(train[1]) < recipe.training.batch_size:
         notes.append(f"batch_size {recipe.training.batch_size} lowered to {len(train[1])}, the number of examples")
     return {

@@ -96,7 +96,7 @@ def _documents(
         documents = _lines_of_documents(sources, on_bad_text)
         return _filled([tokenizer.tokens(line) for line in lines] for lines in documents), tokenizer.vocabulary
     if len(sources) > 1:
-        raise ConfigError(f"{corpora[0]} is a corpus and stands alone; {len(sources)} sources are given")
+        raise ConfigError(f"{corpora[0]} is a corpus and must be the only source; {len(sources)} sources are given")
     if vocab is not None:
         raise ConfigError(f"{corpora[0]} is a corpus, which has a vocabulary of its own; leave --vocab out")
     corpus = Corpus.open(corpora[0])

@@ -60,7 +60,7 @@ def predict(
         raise ConfigError(f"{target}: --csv-safe is for .csv files")
     if suffix == ".csv" and task.kind in _NESTED:
         raise ConfigError(
-            f"{target}: {task.kind} predictions have several values a row, which a .csv cannot hold; write .jsonl"
+            f"{target}: {task.kind} predictions have several values per row, which a .csv cannot hold; write .jsonl"
         )
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
     columns = _Columns()

@@ -75,10 +75,10 @@ def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
 def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     """Return what of a recipe does not count because initial weights or [[phases]] decide it, one sentence each."""
     own = [f"model.{key}" for key, value in ModelSection() if getattr(recipe.model, key) != value]
-    said = [f"{', '.join(own)}: left aside, the initial model has sizes of its own"] if has_init and own else []
+    said = [f"{', '.join(own)}: ignored, the initial model has its own sizes"] if has_init and own else []
     if recipe.training.steps != TrainingSection().steps and (recipe.phases or recipe.training.minutes is not None):
-        why = "every phase has steps of its own" if recipe.phases else "the clock ends the run (training.minutes)"
-        said.append(f"training.steps = {recipe.training.steps}: left aside, {why}")
+        why = "every phase has its own steps" if recipe.phases else "the clock ends the run (training.minutes)"
+        said.append(f"training.steps = {recipe.training.steps}: ignored, {why}")
     return said + _left_aside_for_length(recipe)
 
 
@@ -87,7 +87,7 @@ def _left_aside_for_length(recipe: PretrainRecipe) -> list[str]:
     data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
     said = []
     if lengths and data.max_length not in lengths and data.max_length != PretrainingData().max_length:
-        said.append(f"data.max_length = {data.max_length}: left aside, every phase has a length of its own")
+        said.append(f"data.max_length = {data.max_length}: ignored, every phase has its own length")
     others = sorted({length for length in lengths if length != data.max_length})
     if data.max_predictions is not None and others:
         said.append(

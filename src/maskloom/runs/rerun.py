@@ -75,7 +75,7 @@ def rerun(
     if recipe.training.minutes is not None:
         raise ConfigError(
             f"{run}: its learning rate followed the clock (training.minutes), so no rerun gives the same bits; "
-            "events.jsonl tells the share of the time that was used at every step"
+            "events.jsonl records the fraction of the time used at every step"
         )
     if isinstance(recipe, PretrainRecipe):
         pretrain(recipe, corpus=paths["corpus"], init=paths.get("init"), out=out, resume=resume, progress=progress)
@@ -101,7 +101,7 @@ def _kind_of(run: Path, content: dict[str, Any]) -> str:
     if kind not in ("pretrain", "finetune"):
         raise ConfigError(f"{run}: a run of kind {kind!r} cannot be repeated; pretrain and finetune can")
     if "paths" not in content or "world_size" not in content:
-        raise ConfigError(f"{run}: an older version made it, which did not write down where its inputs lay")
+        raise ConfigError(f"{run}: an older version made it, which did not record the paths of its inputs")
     return kind
 
 
@@ -124,10 +124,10 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     paths = {name: Path(path) for name, path in content["paths"].items()}
     for name, path in paths.items():
         if not path.exists():
-            raise DataError(f"{path}: the {name} of {run} is not there any more")
+            raise DataError(f"{path}: the {name} of {run} no longer exists")
         expected, found = content["inputs"].get(_INPUT_NAMES.get(name, name)), _SUMS[name](path)
         if found != expected:
-            raise DataError(f"{path}: the {name} of {run} has changed: its sum was {expected}, is {found}")
+            raise DataError(f"{path}: the {name} of {run} has changed: its checksum was {expected}, is {found}")
     return paths
 
 

@@ -24,9 +24,9 @@ def check_versions(
         f"{name} was {before.get(name)}, is {now.get(name)}" for name in names if before.get(name) != now.get(name)
     ]
     if changes and not allow_change:
-        raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run all the same")
+        raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
     if changes:
-        progress.say(f"WARNING: {'; '.join(changes)}: what comes out may differ")
+        progress.say(f"WARNING: {'; '.join(changes)}: the result may differ")
 
 
 def rerun_corpus(run: Path, *, out: Path, allow_version_change: bool, progress: Progress) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def rerun_corpus(run: Path, *, out: Path, allow_version_change: bool, progress: 
     check_files(run, manifest, sums=True)
     if not (run / BUILD).exists():
         raise ConfigError(
-            f"{run}: an older version built it, which did not write down where its text lay; "
+            f"{run}: an older version built it, which did not record the paths of its text; "
             f"`maskloom corpus build TEXT --vocab {run} --out NEW` builds it again"
         )
     if (out / MANIFEST).exists():
@@ -81,7 +81,7 @@ def _check_texts(run: Path, texts: list[Path], manifest: dict[str, Any]) -> None
     """Raise DataError that names the first text file that is not what the corpus was built from."""
     gone = next((path for path in texts if not path.exists()), None)
     if gone is not None:
-        raise DataError(f"{gone}: a text of {run} is not there any more")
+        raise DataError(f"{gone}: a text of {run} no longer exists")
     found = [(source.path, describe_source(source)) for source in source_files(texts)]
     for (path, now), before in zip(found, manifest["sources"], strict=False):
         if now != before:

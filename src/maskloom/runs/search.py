@@ -323,7 +323,7 @@ def _report(result: dict[str, Any]) -> str:
     commands = "\n".join(f"{trial['command']}  # {trial['name']}" for trial in result["trials"])
     return (
         f"# Search: {result['num_trials']} trials, {result['metric']} on dev\n\n{markdown_of(headers, rows)}\n\n"
-        f"Chosen by the best dev score, which therefore flatters the winner; the mean is over all seeds of a trial.\n\n"
+        f"Chosen by the best dev score, so the winner's score is optimistic; the mean is over all seeds of a trial.\n\n"
         f"## Each trial again\n\n```sh\n{commands}\n```\n"
     )
 

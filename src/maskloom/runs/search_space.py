@@ -55,7 +55,7 @@ def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRa
     """Return recipe keys with their values from arguments such as `training.batch_size=16,32` or a grid's name.
 
     `low..high` is a range. A key given again replaces what a named grid says of it. Raises ConfigError for what is
-    neither, for a key without values and for a value that stands twice.
+    neither, for a key without values and for a value that appears twice.
     """
     space: dict[str, tuple[Any, ...] | ValueRange] = {}
     given: set[str] = set()
@@ -154,7 +154,7 @@ def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
         raise ConfigError(f"--grid {argument!r:.200}: a value is empty")
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise ConfigError(f"--grid {argument!r:.200}: {value!r:.60} stands twice")
+            raise ConfigError(f"--grid {argument!r:.200}: {value!r:.60} appears twice")
     return tuple(values)
 
 

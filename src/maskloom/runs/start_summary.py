@@ -43,12 +43,12 @@ def phase_lines(plan: PhasePlan, account: PretrainingAccount) -> list[str]:
         steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
     lines = [
         f"{plan.name}: {steps} of {training.batch_size} sequences up to {data.max_length} tokens, about {tokens:,.0f} "
-        f"tokens a step; {whole} of {account.num_instances:,} sequences",
-        f"{plan.name}: {_optimisation(training)}; {account.predictions_per_instance:.1f} predictions a sequence",
+        f"tokens per step; {whole} of {account.num_instances:,} sequences",
+        f"{plan.name}: {_optimisation(training)}; {account.predictions_per_instance:.1f} predictions per sequence",
     ]
     if account.cut_share > 0:
         lines.append(
-            f"{plan.name}: data.max_predictions = {data.resolved_max_predictions()} cuts off {account.cut_share:.1%} "
+            f"{plan.name}: data.max_predictions = {data.resolved_max_predictions()} drops {account.cut_share:.1%} "
             f"of the predictions that data.masking_rate = {data.masking_rate} asks for"
         )
     return lines
@@ -64,7 +64,7 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     if (minutes := recipe.training.minutes) is not None:
         steps, whole, plain = f"{minutes:g} minutes, in steps", "epochs", FinetuneTraining()
         lines = [
-            f"training.{name} = {value}: left aside, the clock ends the run (training.minutes)"
+            f"training.{name} = {value}: ignored, training.minutes decides"
             for name, value in (("steps", recipe.training.steps), ("epochs", recipe.training.epochs))
             if value != getattr(plain, name)
         ]
@@ -148,7 +148,7 @@ class TimeTold:
         if done >= _STEPS and seconds >= _SECONDS and left > 0:
             self._told = True
             time_left = _in_words(left * seconds / done)
-            self._say(f"step {step:,}: {done / seconds:.3g} steps a second, about {time_left} for the {left:,} left")
+            self._say(f"step {step:,}: {done / seconds:.3g} steps per second, about {time_left} for the {left:,} left")
 
 
 def _in_words(seconds: float) -> str:

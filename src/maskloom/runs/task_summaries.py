@@ -70,7 +70,7 @@ def written_lines(result: dict[str, Any]) -> list[str]:
 
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what was fitted and how each score moved; a score that stood still shows one number."""
-    rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are of that very file, another is what counts")]
+    rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are on this file; evaluate on another")]
     for name, value in tuned["settings"].items():
         by_label = zip(tuned["labels"], value, strict=True) if isinstance(value, list) else None
         text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {share:.3f}" for label, share in by_label)
@@ -83,7 +83,7 @@ def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:
     """Put the deciding score first, beside the score of a constant answer where there is one."""
-    constant = "" if reference is None else f"  (a constant answer has {_figure(primary, reference, scores)})"
+    constant = "" if reference is None else f"  (constant answer: {_figure(primary, reference, scores)})"
     rows = [(primary, f"{_figure(primary, scores[primary], scores)}{constant}")]
     return rows + [(name, _figure(name, value, scores)) for name, value in scores.items() if name != primary]
 

@@ -52,7 +52,7 @@ def verify_resuming(session: TrainingSession) -> None:
     if not (newest / MODEL).exists():
         raise ConfigError(f"{newest}: several processes wrote it, each a share; --verify compares those of one process")
     target = step_of(newest)
-    session.say(f"verifying: steps {1 + (step_of(start) if start else 0)} to {target} are trained again")
+    session.say(f"verifying: steps {1 + (step_of(start) if start else 0)} to {target} are repeated")
     _replay(session, start, target)
     _compare(Snapshot.of(session.state, {}), newest, session)
 
@@ -141,5 +141,5 @@ def _compare(replayed: Snapshot, kept: Path, session: TrainingSession) -> None:
             differing.append(f"{key}: {content[key]} kept, {again[key]} again")
     if differing:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise ReplayDiffersError(f"{kept}: training again gave other values: {'; '.join(differing[:_SHOWN])}{more}")
+        raise ReplayDiffersError(f"{kept}: repeated steps gave other values: {'; '.join(differing[:_SHOWN])}{more}")
     session.say(f"verifying: identical to the bit, position in the data included: {kept}")

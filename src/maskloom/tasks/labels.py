@@ -25,7 +25,7 @@ class UnknownLabelError(DataError):
 
 
 def read_label_names(path: str | Path) -> tuple[str, ...]:
-    """Read a file with one label name a line, in the order of ids; raises DataError for none, blanks or repeats."""
+    """Read a file with one label name per line, in the order of ids; raises DataError for none, blanks or repeats."""
     try:
         lines = read_bytes(path, limit=_MOST_LABEL_BYTES).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -38,7 +38,7 @@ def read_label_names(path: str | Path) -> tuple[str, ...]:
         if not name:
             raise DataError(f"{path}: line {number}: a label name is empty")
         if name in seen:
-            raise DataError(f"{path}: line {number}: the label {name!r:.80} stands twice")
+            raise DataError(f"{path}: line {number}: the label {name!r:.80} appears twice")
         seen.add(name)
     if not names:
         raise DataError(f"{path}: no label names")

@@ -81,7 +81,7 @@ def _plain_texts(
     A blank line is an empty text, so that there is one example a line.
     """
     if needs_label:
-        raise DataError(f"{path}: a .txt file holds one text a line and no labels; use .csv, .tsv or .jsonl")
+        raise DataError(f"{path}: a .txt file holds one text per line and no labels; use .csv, .tsv or .jsonl")
     for record in rows:
         report.num_rows += 1
         line = str(_field(record, 0))
@@ -207,7 +207,7 @@ def parse_label(
             raise BadRowError("labels are not a list", f"{value!r:.80}; expected names joined by commas or a JSON list")
         names = [_name(item) for item in items] if items != [""] else []
         if len(set(names)) != len(names):
-            raise BadRowError("a label stands twice", repr(value))
+            raise BadRowError("a label appears twice", repr(value))
         return tuple(names)
     return _name(value)
 

@@ -218,6 +218,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {key!r:.80} stands twice")
+                raise ValueError(f"the key {key!r:.80} appears twice")
             seen.add(key)
     return found

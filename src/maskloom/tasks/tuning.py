@@ -127,5 +127,5 @@ def checked_thresholds(values: Any, num_labels: int) -> np.ndarray:
         return np.full(num_labels, THRESHOLD)
     is_list = isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values)
     if not is_list or len(values) != num_labels or not all(0.0 <= value <= 1.0 for value in values):
-        raise ValueError(f"thresholds {values!r:.80}: {num_labels} numbers from 0 to 1 are expected, one a label")
+        raise ValueError(f"thresholds {values!r:.80}: {num_labels} numbers from 0 to 1 are expected, one per label")
     return np.asarray(values, dtype=np.float64)

@@ -39,9 +39,7 @@ class Vocabulary:
             if not token.strip():
                 raise DataError(f"{source}, line {line}: the token is empty; every line must hold one token")
             if token in first_line:
-                raise DataError(
-                    f"{source}, line {line}: token {token!r:.80} already stands on line {first_line[token]}"
-                )
+                raise DataError(f"{source}, line {line}: token {token!r:.80} is already on line {first_line[token]}")
             first_line[token] = line
         if _SURROGATE.search("".join(self.tokens)):
             token, line = next(item for item in first_line.items() if _SURROGATE.search(item[0]))

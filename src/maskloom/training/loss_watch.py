@@ -36,7 +36,7 @@ class LossWatch:
                 )
         self._losses.append(loss)
         if self._may_say("frozen", step) and len(self._losses) >= _FROZEN_STEPS and self._is_frozen(loss):
-            found["frozen"] = f"step {step}: the loss has been {loss:.6g} for {_FROZEN_STEPS} steps; nothing is learnt"
+            found["frozen"] = f"step {step}: the loss has been {loss:.6g} for {_FROZEN_STEPS} steps; nothing is learned"
         self._said.update(dict.fromkeys(found, step))
         return found
 

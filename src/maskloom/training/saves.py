@@ -49,7 +49,7 @@ class DiskTroubles:
             if error.errno not in DISK_ERRORS or self._failures:
                 raise
             self._failures += 1
-            self._say(f"WARNING: {error}. Training goes on; if the next save fails too, it stops")
+            self._say(f"WARNING: {error}. Training continues; if the next save fails too, it stops")
 
     def end(self) -> None:
         """Forget what failed, as a save has succeeded."""

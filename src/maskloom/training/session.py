@@ -98,7 +98,7 @@ class TrainingSession:
             self._take_noted_size()
             return 0
         for problem in restored.refused:
-            self._tell(f"warning: checkpoint passed over: {problem}")
+            self._tell(f"warning: checkpoint skipped: {problem}")
         self.memory.clear()
         self.memory.update(restored.extra)
         own = self.memory.pop(_OWN, {})
@@ -186,7 +186,7 @@ class TrainingSession:
         if action == "rewind":
             self._rewind(saves)
         self.state.position = bad.position_after
-        self._tell(f"WARNING: going on after step {self.state.step} with the batches that follow the bad one")
+        self._tell(f"WARNING: continuing after step {self.state.step} with the batches after the bad one")
 
     def _dumped(self, bad: NonFiniteStepError) -> str:
         """Write the bad step into the run's folder and return where, or why it could not be written."""
@@ -214,7 +214,7 @@ class TrainingSession:
         if restored is None:
             raise NumericalError(f"{self.checkpoints} holds no checkpoint to go back to")
         for problem in restored.refused:
-            self._tell(f"warning: checkpoint passed over: {problem}")
+            self._tell(f"warning: checkpoint skipped: {problem}")
         if self.ranks.is_first:
             self.log.forget_after(self.name, restored.step)
 
@@ -341,8 +341,8 @@ class TrainingSession:
             self._told_size = size
             self._write("out_of_memory", step=report.step, micro_batch_size=size)
             self._tell(
-                f"WARNING: step {report.step}: memory ran out; from here on batches are done in micro-batches of "
-                f"{size}, and stay what they were as a whole"
+                f"WARNING: step {report.step}: memory ran out; from now on batches are computed in "
+                f"micro-batches of {size}; the batch size stays the same"
             )
 
     def _log_step(self, report: StepReport) -> None:

@@ -99,7 +99,7 @@ def test_an_output_that_is_a_folder_or_lies_in_the_text_is_refused_and_links_sta
 
 def test_a_corpus_stands_alone(text: Path, vocab: Path, tmp_path: Path) -> None:
     build_corpus([text], tokenizer=Tokenizer.load(vocab), out=tmp_path / "corpus")
-    with pytest.raises(ConfigError, match="is a corpus and stands alone; 2 sources are given"):
+    with pytest.raises(ConfigError, match="is a corpus and must be the only source; 2 sources are given"):
         write_google_instances([tmp_path / "corpus", text], tmp_path / "a.jsonl", vocab=vocab)
     with pytest.raises(ConfigError, match="has a vocabulary of its own"):
         write_google_instances([tmp_path / "corpus"], tmp_path / "a.jsonl", vocab=vocab)

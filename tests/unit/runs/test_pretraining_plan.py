@@ -30,8 +30,8 @@ def test_what_does_not_count_is_said():
     changes = ["model.size=tiny", "model.config.hidden_size=8", "training.steps=40"]
     recipe = load_recipe(PretrainRecipe, None, [*changes, "phases=[{max_length=32, steps=3}]"])
     assert left_aside(recipe, has_init=True) == [
-        "model.size, model.config: left aside, the initial model has sizes of its own",
-        "training.steps = 40: left aside, every phase has steps of its own",
+        "model.size, model.config: ignored, the initial model has its own sizes",
+        "training.steps = 40: ignored, every phase has its own steps",
     ]
     assert left_aside(load_recipe(PretrainRecipe, None, changes), has_init=False) == []
 
@@ -45,9 +45,7 @@ def test_a_length_or_cap_that_phases_do_not_take_is_said():
         "data.masking_rate asks for"
     ]
     recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=48"])
-    assert left_aside(recipe, has_init=False) == [
-        "data.max_length = 48: left aside, every phase has a length of its own"
-    ]
+    assert left_aside(recipe, has_init=False) == ["data.max_length = 48: ignored, every phase has its own length"]
 
 
 def test_phases_share_the_minutes_as_their_tokens_and_the_last_one_has_the_extensions():

@@ -30,10 +30,10 @@ def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
     (plan,) = phase_plans(recipe)
     account = PretrainingAccount(16_000, 100.0, 4.0, 0.75)
     assert phase_lines(plan, account) == [
-        "phase-1: 2,000 steps of 32 sequences up to 128 tokens, about 3,200 tokens a step; 6.4 million tokens, "
+        "phase-1: 2,000 steps of 32 sequences up to 128 tokens, about 3,200 tokens per step; 6.4 million tokens, "
         "4 epochs of 16,000 sequences",
-        "phase-1: learning rate 0.0001 after 200 steps of warm-up, then falling to 0; 4.0 predictions a sequence",
-        "phase-1: data.max_predictions = 4 cuts off 75.0% of the predictions that data.masking_rate = 0.15 asks for",
+        "phase-1: learning rate 0.0001 after 200 steps of warm-up, then falling to 0; 4.0 predictions per sequence",
+        "phase-1: data.max_predictions = 4 drops 75.0% of the predictions that data.masking_rate = 0.15 asks for",
     ]
     assert len(phase_lines(plan, PretrainingAccount(16_000, 100.0, 15.0, 0.0))) == 2
 
@@ -53,7 +53,7 @@ def test_the_clock_leaves_steps_and_epochs_aside():
     changes = ["training.epochs=4.0", "training.minutes=30.0", "training.batch_size=16"]
     recipe = load_recipe(FinetuneRecipe, None, changes)
     lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
-    assert lines[0] == "training.epochs = 4.0: left aside, the clock ends the run (training.minutes)"
+    assert lines[0] == "training.epochs = 4.0: ignored, training.minutes decides"
     assert lines[1].startswith("task: single; 30 minutes, in steps of 16 windows: epochs of 6,400 windows")
     assert default_lines(recipe) == ["by default: training.learning_rate = 5e-05, data.max_length = 128"]
 
@@ -83,4 +83,4 @@ def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
     told = TimeTold(said.append, 1000)
     for step in (101, 102, 103, 104, 105, 106, 107):
         told.after_step(step)
-    assert said == ["step 104: 0.5 steps a second, about 30 minutes for the 896 left"]
+    assert said == ["step 104: 0.5 steps per second, about 30 minutes for the 896 left"]

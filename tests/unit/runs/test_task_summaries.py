@@ -29,7 +29,7 @@ def test_fine_tuning_in_lines():
     text = "\n".join(finetuning_lines(finetuned()))
     for part in (
         "seed 1, epoch 1.0 (step 10): the best on dev by accuracy; after its last epoch it had 0.7500",
-        "accuracy       0.8000  (a constant answer has 0.6000)",
+        "accuracy       0.8000  (constant answer: 0.6000)",
         "0.7000 on average, standard deviation 0.1414: 0.6000 (seed 0), 0.8000 (seed 1)",
         "0.8000 on average without degenerate ones",
         "degenerate     seed 0: every prediction is the same class",
@@ -80,9 +80,9 @@ def test_several_labels_have_fractions_and_unanswerable_questions_percent():
         return [" ".join(line.split()) for line in evaluation_lines(result)]
 
     labels = lines("exact_match", 0.2, exact_match=0.25, f1_micro=0.5, f1_macro=0.125)
-    assert labels[:3] == ["exact match 0.2500 (a constant answer has 0.2000)", "f1 micro 0.5000", "f1 macro 0.1250"]
+    assert labels[:3] == ["exact match 0.2500 (constant answer: 0.2000)", "f1 micro 0.5000", "f1 macro 0.1250"]
     answers = lines("f1", 50.0, exact_match=48.0, f1=51.5, NoAns_exact=60.0, best_exact=52.0, best_exact_thresh=-1.5)
-    assert answers[0] == "f1 51.50 % (a constant answer has 50.00 %)"
+    assert answers[0] == "f1 51.50 % (constant answer: 50.00 %)"
     assert answers[1:5] == [
         "exact match 48.00 %",
         "NoAns exact 60.00 %",

@@ -116,9 +116,9 @@ def test_keys_and_labels_that_stand_twice_are_found_among_many(tmp_path):
     pairs = ", ".join(f'"k{n}": {n}' for n in range(count))
     (tmp_path / "d.jsonl").write_text(f'{{{pairs}, "k{count - 1}": 0}}\n')
     (row,) = read_rows(tmp_path / "d.jsonl", "jsonl")
-    assert row.problem == f"not valid JSON: the key 'k{count - 1}' stands twice"
+    assert row.problem == f"not valid JSON: the key 'k{count - 1}' appears twice"
     (tmp_path / "labels.txt").write_text("\n".join([*(f"l{n}" for n in range(count)), f"l{count - 1}"]))
-    with pytest.raises(DataError, match=rf"line {count + 1}: the label 'l{count - 1}' stands twice"):
+    with pytest.raises(DataError, match=rf"line {count + 1}: the label 'l{count - 1}' appears twice"):
         read_label_names(tmp_path / "labels.txt")
     assert time.process_time() - started < 30  # it took minutes, growing with the square
 

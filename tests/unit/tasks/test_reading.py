@@ -81,7 +81,7 @@ def test_wrong_columns(tmp_path, options, error, message):
         ("text,score\na,nan\n", "regression", "line 2: label is not a finite number: 'nan'"),
         ("text,score\na,1e400\n", "regression", "line 2: label is not a finite number"),
         ("text,score\na,\n", "regression", "line 2: missing label"),
-        ('text,labels\na,"x,x"\n', "multilabel", "line 2: a label stands twice"),
+        ('text,labels\na,"x,x"\n', "multilabel", "line 2: a label appears twice"),
         ('text,labels\na,"x,,y"\n', "multilabel", "line 2: missing label"),
     ],
 )

@@ -76,7 +76,7 @@ def test_load_reads_a_tokenizer_json_with_added_tokens(tmp_path: Path) -> None:
 def test_errors_name_file_line_and_rule(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join([*SPECIAL_TOKENS, "a", "b", "a"]), encoding="utf-8")
-    with pytest.raises(DataError, match=r"vocab\.txt, line 8: token 'a' already stands on line 6"):
+    with pytest.raises(DataError, match=r"vocab\.txt, line 8: token 'a' is already on line 6"):
         Vocabulary.load(path)
     path.write_text("\n".join([*SPECIAL_TOKENS, "a", "  ", "b"]), encoding="utf-8")
     with pytest.raises(DataError, match="line 7: the token is empty"):

@@ -48,7 +48,7 @@ def _name_problems(names: list[str], *, allow_partial: bool) -> list[str]:
     problems = []
     for name in dict.fromkeys(names):
         if "/" in name:
-            problems.append(f"{name}: lies in a folder; the zip must be flat")
+            problems.append(f"{name}: is in a folder; the zip must be flat")
         elif name not in known:
             near = next((other for other in known if other.lower() == name.lower()), None)
             problems.append(f"{name}: not a file of a submission" + (f"; did you mean {near}?" if near else ""))

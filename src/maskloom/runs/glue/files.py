@@ -115,7 +115,7 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
         listed = "; ".join(f"{name}: {paths}" for name, paths in absent.items())
         raise DataError(f"{data}: files of tasks that were asked for are not there: {listed}")
     if not found:
-        raise DataError(f"{data}: no task of GLUE is there; looked for {'; '.join(absent.values())}")
+        raise DataError(f"{data}: no GLUE task found; looked for {'; '.join(absent.values())}")
     return found, absent
 
 

@@ -64,7 +64,7 @@ def glue_run(
     }
     prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     for name, paths in absent.items():
-        progress.say(f"{name} is left out, its files are not there: {paths}")
+        progress.say(f"{name} is skipped, its files are missing: {paths}")
     outcomes = {}
     for task in found:
         progress.say(f"{task.folder}: {found.index(task) + 1} of {len(found)} tasks")

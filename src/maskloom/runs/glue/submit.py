@@ -179,5 +179,5 @@ def submission_lines(result: dict[str, Any]) -> list[str]:
         unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""
         lines.append(f"{name:<12}  {file['num_rows']:>7,} answers{unreadable}")
     lines += [f"{name + '.tsv':<12}  left out: {reason}" for name, reason in result["absent"].items()]
-    state = "complete" if result["is_complete"] else "PARTIAL: the leaderboard does not take it"
+    state = "complete" if result["is_complete"] else "PARTIAL: the leaderboard does not accept it"
     return [*lines, f"{result['output']}: checked, {state}"]

@@ -45,18 +45,18 @@ def notes_of(result: dict[str, Any]) -> list[str]:
     """Return what a person must know to read the scores rightly."""
     notes = [
         "Scores are times 100, on dev. The best of all trials and seeds was chosen on the same dev set, "
-        "so it flatters; the mean is over all seeds of the chosen settings, by the deciding metric (the first one)."
+        "so it is optimistic; the mean is over all seeds of the chosen settings, by the first metric."
     ]
     if result["tasks"].get("wnli", {}).get("status") == "majority":
         label = result["tasks"]["wnli"]["label"]
-        notes.append(f"WNLI: nothing was trained; every answer is {label}, the commonest in train, as in the paper.")
+        notes.append(f"WNLI: nothing was trained; every answer is {label}, the most common in train, as in the paper.")
     for name, label in (("paper_average", "average of the paper"), ("leaderboard_score", "leaderboard score")):
         if result[name]["missing"]:
             notes.append(f"No {label}: missing {', '.join(result[name]['missing'])}.")
     if result["absent"]:
-        notes.append(f"Left out, for want of files (glue.json says which): {', '.join(result['absent'])}.")
+        notes.append(f"Skipped, because files are missing (glue.json lists them): {', '.join(result['absent'])}.")
     if any(outcome.get("seconds", 0.0) is None for outcome in result["tasks"].values()):
-        notes.append("Minutes are not told (–) where a trial was interrupted.")
+        notes.append("Minutes are unknown (–) where a trial was interrupted.")
     for name, outcome in result["tasks"].items():
         if outcome["status"] == "failed":
             notes.append(f"{name} failed: {outcome['error']}")

@@ -53,7 +53,7 @@ def quickstart(
     prepared = _prepare(stages, out, seed, progress)
     progress.say("3/6  pre-training a BERT: the longest stage")
     pretraining = stages.run("pretraining", lambda: _pretrain(recipes["pretrain"], out, progress))
-    progress.say("4/6  fine-tuning it on two tasks, and a BERT of random weights beside it")
+    progress.say("4/6  fine-tuning it on two tasks, and for comparison a BERT with random weights")
     finetuning = _finetune_all(stages, recipes["finetune"], out, progress)
     progress.say("5/6  filling masks")
     masks = stages.run("masks", lambda: fill_masks(out / "pretrained", out / "tasks" / "sentence-dev.jsonl", seed=seed))
@@ -78,14 +78,12 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
     metrics, folder = results["pretraining"], results["folder"]
     lines = [
         "",
-        f"Pre-trained on {results['corpus']['num_tokens']:,} tokens of documentation. On documents held out of it:",
-        f"  masked-LM loss    {metrics['mlm_loss']:.2f} nats a token; {metrics['unigram_entropy']:.2f} by word "
-        f"frequency alone",
+        f"Pre-trained on {results['corpus']['num_tokens']:,} tokens of documentation. On held-out documents:",
+        f"  masked-LM loss    {metrics['mlm_loss']:.2f} nats per token (unigram {metrics['unigram_entropy']:.2f})",
         f"  masked-LM accuracy {metrics['mlm_accuracy']:.1%}",
-        f"  next sentence     {metrics['nsp_accuracy']:.1%} right; {metrics['nsp_majority_share']:.1%} by always "
-        "saying the same",
+        f"  next sentence     {metrics['nsp_accuracy']:.1%} (constant answer {metrics['nsp_majority_share']:.1%})",
         "",
-        "Fine-tuned, accuracy on dev over seeds (mean ± standard deviation; always the commonest label):",
+        "Fine-tuned, accuracy on dev (mean ± standard deviation over seeds; constant answer in brackets):",
     ]
     for task, compared in results["tasks"].items():
         pretrained, random = compared["pretrained"], compared["random"]

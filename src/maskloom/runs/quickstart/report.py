@@ -63,7 +63,7 @@ def _sentence_chart(events: list[dict[str, Any]], metrics: dict[str, float]) -> 
 
 def _dots(compared: dict[str, Any]) -> str:
     rows = [DotRow(name, list(compared[start]["scores"].values()), _style(start)) for start, name in _NAMES.items()]
-    return dot_chart(rows, level=("commonest label", compared["majority"]), name="accuracy on dev, one dot a seed")
+    return dot_chart(rows, level=("constant answer", compared["majority"]), name="accuracy on dev, one dot per seed")
 
 
 def _learning(out: Path, task: str) -> str:

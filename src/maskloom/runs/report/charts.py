@@ -40,7 +40,7 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     entropy = metrics.get("unigram_entropy")
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
     loss = _chart(
-        "Masked-LM loss, nats a token",
+        "Masked-LM loss, nats per token",
         runs,
         colours,
         ("losses", "mlm"),
@@ -81,7 +81,7 @@ def _optimisation(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart 
     return [
         _chart("Learning rate", runs, colours, ("learning_rate",), None),
         _chart("Gradient norm", runs, colours, ("gradient_norm",), None),
-        _chart("Tokens a second", runs, colours, ("tokens_per_second",), None),
+        _chart("Tokens per second", runs, colours, ("tokens_per_second",), None),
     ]
 
 

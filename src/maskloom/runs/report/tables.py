@@ -101,7 +101,7 @@ def surroundings(runs: list[RunRecord]) -> Table:
                 "cores, threads used": f"{hardware.get('cores')}, {hardware.get('threads')}",
                 "GPU": hardware.get("cuda"),
                 "processes": description.get("world_size"),
-                "tokens a second, median": _speed(run),
+                "tokens per second, median": _speed(run),
                 "minutes since its last start": _minutes(run),
                 **description.get("versions", {}),
             }
@@ -152,9 +152,9 @@ def _corpus_account(run: RunRecord) -> Table:
     try:
         corpus = Corpus.open(folder, verify=False)
     except DataError:
-        return [*rows, ["account", "the corpus is no longer there, so what it left out is not known"]]
+        return [*rows, ["account", "the corpus no longer exists, so what it skipped is unknown"]]
     if corpus.fingerprint != run.description["inputs"].get("corpus"):
-        return [*rows, ["account", "another corpus lies there now, so what this one left out is not known"]]
+        return [*rows, ["account", "the folder holds another corpus now, so what this one skipped is unknown"]]
     return rows + [[text, _figure(corpus.manifest[name])] for name, text in _CORPUS.items() if name in corpus.manifest]
 
 

@@ -44,7 +44,7 @@ def iterate_choices(
     CommonsenseQA, COPA or RACE as these are distributed. RACE may also be its folder of articles; the `line` of an
     example is then the number of its file. A label is a number from 0 or a letter from A. Raises DataError, with file
     and line, for columns that are not there and for a row that breaks a rule: a label outside the choices, an empty
-    text, an id that stands twice; with `options.on_bad_rows` "skip" such rows are dropped and counted. Raises
+    text, an id that appears twice; with `options.on_bad_rows` "skip" such rows are dropped and counted. Raises
     ConfigError for a format of another kind of task.
     """
     path, options = Path(path), options or ReadingOptions()
@@ -173,7 +173,7 @@ class _Parser:
         if not is_utf8(name):
             raise BadRowError("the id holds half of a surrogate pair", f"{name!r:.80} is not valid Unicode")
         if name in self._lines:
-            raise BadRowError("an id stands twice", f"{name!r:.80}, first at line {self._lines[name]}")
+            raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {self._lines[name]}")
         return name
 
 

@@ -30,7 +30,7 @@ def test_what_is_asked_for_must_be_there(tmp_path):
     put(tmp_path / "RTE" / "train.tsv")
     with pytest.raises(DataError, match=r"asked for are not there: rte: .*RTE/dev\.tsv"):
         chosen_tasks(tmp_path, ["rte"])
-    with pytest.raises(DataError, match=r"no task of GLUE is there; looked for .*CoLA/train\.tsv"):
+    with pytest.raises(DataError, match=r"no GLUE task found; looked for .*CoLA/train\.tsv"):
         chosen_tasks(tmp_path, None)
     with pytest.raises(ConfigError, match="'squad' is not a task of GLUE; known: cola, sst-2"):
         chosen_tasks(tmp_path, ["squad"])

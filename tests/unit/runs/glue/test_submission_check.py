@@ -88,7 +88,7 @@ def test_windows_line_ends_pass(tmp_path, contents):
 def test_names_of_files(tmp_path, contents):
     found = faults(tmp_path, contents, **{"glue/CoLA.tsv": "x", "cola.tsv": "x", "notes.txt": "x"})
     assert found == [
-        "glue/CoLA.tsv: lies in a folder; the zip must be flat",
+        "glue/CoLA.tsv: is in a folder; the zip must be flat",
         "cola.tsv: not a file of a submission; did you mean CoLA.tsv?",
         "notes.txt: not a file of a submission",
     ]

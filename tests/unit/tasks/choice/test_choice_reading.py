@@ -130,7 +130,7 @@ def test_columns_can_be_named(tmp_path):
         ({"question": "q", "choices": "ab", "label": 0}, "choices are not a list"),
         ({"question": "", "choices": ["a", "b"], "label": 0}, "empty text: context"),
         ({"question": "q\ud800", "choices": ["a", "b"], "label": 0}, "text holds half of a surrogate pair"),
-        ({"question": "q", "choices": ["a", "b"], "label": 0, "id": "one"}, "an id stands twice: .one., first at"),
+        ({"question": "q", "choices": ["a", "b"], "label": 0, "id": "one"}, "an id appears twice: .one., first at"),
     ],
 )  # fmt: skip
 def test_wrong_rows_are_refused_by_line_or_counted(tmp_path, row, message):

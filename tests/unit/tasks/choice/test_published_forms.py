@@ -124,7 +124,7 @@ def test_race_is_a_folder_of_articles(tmp_path):
         (RACE_7.replace("article", "text"), "text is not a string: context is NoneType"),
         (RACE_7.replace("Oslo", "\\ud800"), "text holds half of a surrogate pair"),
         (RACE_7.replace("birds", "bi\0rds"), "holds a NUL character"),
-        (RACE, "an id stands twice: 'high19088.txt-1'"),
+        (RACE, "an id appears twice: 'high19088.txt-1'"),
     ],
 )
 def test_wrong_articles_of_race_are_named_by_their_file(tmp_path, article, message):
