@@ -39,6 +39,7 @@ def test_help_names_every_command_without_heavy_imports() -> None:
         (["vocab", "train", "x.txt", "--size", "0", "--out", "v"], 2, "--size"),
         (["vocab", "train", "x.txt", "--size", "9", "--out", "v", "--score", "bpe"], 2, "frequency"),
         (["vocab", "train", "absent.txt", "--size", "99", "--out", "v"], 3, "absent.txt"),
+        (["vocab", "train", "x.txt", "--size", "99", "--out", "v", "--workers", "1000000"], 2, "--workers"),
         (["vocab", "inspect", "absent"], 3, "absent"),
         (["corpus", "build", "absent.txt", "--vocab", "absent", "--out", "c"], 3, "absent"),
         (["corpus", "stats", "absent"], 3, "absent"),

@@ -24,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 Recipe = Annotated[
     Path | None, typer.Option("--recipe", help="A TOML recipe, or the name of a shipped one: maskloom recipes.")
 ]
-Workers = Annotated[int, typer.Option("--workers", min=1, help="Number of processes.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, max=1024, help="Number of processes.")]
 BadText = Annotated[
     Literal["error", "skip"], typer.Option("--on-bad-text", help="What to do with bytes that are not UTF-8.")
 ]

@@ -78,6 +78,8 @@ class Ensemble:
         cls, folders: Sequence[str | Path], *, average: Average = "probabilities", max_length: int | None = None
     ) -> Ensemble:
         """Open model or run folders. Raises ConfigError, with the folder, when they are not models of one task."""
+        if isinstance(folders, str) or not isinstance(folders, Iterable):
+            raise ConfigError(f"folders: a list of model folders is expected, this is {type(folders).__name__}")
         members = []
         for folder in folders:
             member = Predictor.load(folder, max_length=max_length)

@@ -178,6 +178,9 @@ def test_wrong_use_is_refused(tmp_path):
         Ensemble([])
     with pytest.raises(ConfigError, match="'median' is not probabilities or logits"):
         Ensemble([member(1)], average="median")
+    for folders in (None, "models/a", 7):
+        with pytest.raises(ConfigError, match="folders: a list of model folders is expected, this is"):
+            Ensemble.load(folders)
     with pytest.raises(ConfigError, match="--keep-restarts"):
         restart_models(tmp_path)
 

@@ -257,7 +257,21 @@ def test_grids_as_arguments():
 
 @pytest.mark.parametrize(
     "argument",
-    ["huge", "a=", "=1", "a=1,1", "a=1,,2", "a=2..1", "a=1..x", "a=0.0..1.0", "a=-1.0..1.0", "a=true..false"],
+    [
+        "huge",
+        "a=",
+        "=1",
+        "a=1,1",
+        "a=1,,2",
+        "a=2..1",
+        "a=1..x",
+        "a=0.0..1.0",
+        "a=-1.0..1.0",
+        "a=true..false",
+        "a=1..2#00",
+        "a=1..2\nb=3",
+        "a=1#..2",
+    ],
 )
 def test_arguments_that_are_no_grid(argument):
     with pytest.raises(ConfigError, match="--grid"):

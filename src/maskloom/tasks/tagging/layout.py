@@ -50,12 +50,13 @@ def _catalog_layout(name: str) -> Layout:
 
 
 def _is_in_columns(path: Path) -> bool:
-    widths: set[int] = set()
+    widths, has_blank = set[int](), False
     ends: list[str] = []
     for number, row in enumerate(read_rows(path, "text")):
         fields = SPACES.split(str(next(iter(row.fields))).strip(" \t"))
         if fields[0] == DOCUMENT_START:
             return True
+        has_blank |= fields == [""]
         if fields != [""]:
             if len(fields) < 2 or not (is_tag(fields[-1]) or fields[-1] in _PLACEHOLDERS):
                 return False
@@ -63,5 +64,5 @@ def _is_in_columns(path: Path) -> bool:
             ends.append(fields[-1])
         if number >= SNIFFED_LINES:
             break
-    # a few questions that end in " ?" are no column
-    return len(widths) == 1 and (len(ends) > _FEW_LINES or all(map(is_tag, ends)))
+    # questions that end in " ?" are no column, and sentences in columns have blank lines between them
+    return len(widths) == 1 and ((has_blank and len(ends) > _FEW_LINES) or all(map(is_tag, ends)))
