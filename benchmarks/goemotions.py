@@ -33,9 +33,9 @@ threshold for each label were fitted to dev ({num_dev} comments); test has {num_
 |---|---|---|---|
 {rows}
 
-Thresholds are fitted to the score that decides. Macro F1 wants rare labels given at last, and often wrongly, which
-costs micro F1; `--metric f1_micro` fits them to micro F1. 0.5 for all is what a model decides by that nothing was
-fitted to. "Neutral for all" answers each comment with the commonest label.
+Thresholds are fitted to the score that decides, macro F1 unless `--metric f1_micro` is given. Against 0.5 for all, by
+which a model decides that nothing was fitted to, those fitted to macro F1 change micro F1 by {by_macro:+.1f}
+points, those fitted to micro F1 by {by_micro:+.1f}. "Neutral for all" answers each comment with the commonest label.
 
 The paper of the data set reports macro F1 46 for BERT base (cased), 4 epochs, a threshold of its own. This model has a
 fifth of its parameters and saw the comments {epochs} times.
@@ -129,6 +129,7 @@ def write_page(path: Path, content: dict[str, Any]) -> None:
     neutral = content["neutral"]
     rows.append(f"| neutral for all | {100 * neutral['f1_micro']:.1f} | {100 * neutral['f1_macro']:.1f} | |")
     first = next(iter(content["scores"].values()))
+    by_macro, by_micro, plain = (100 * found["f1_micro"] for found in content["scores"].values())
     text = _TEXT.format(
         changes=", ".join(f"`{change}`" for change in content["changes"]),
         num_train=f"{content['num_train']:,}",
@@ -137,6 +138,8 @@ def write_page(path: Path, content: dict[str, Any]) -> None:
         steps=f"{content['steps']:,}",
         epochs=f"{content['epochs']:g}",
         rows="\n".join(rows),
+        by_macro=by_macro - plain,
+        by_micro=by_micro - plain,
         machine=content["machine"],
     )
     for found in content["scores"].values():

@@ -24,10 +24,16 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
 
 
 def test_commands_run_in_an_empty_folder(environment_of_wheel, tmp_path):
-    done = subprocess.run(
-        ["maskloom", "--version"], cwd=tmp_path, env=environment_of_wheel, capture_output=True, text=True
-    )
+    def run(line):
+        how = {"cwd": tmp_path, "env": environment_of_wheel, "capture_output": True, "text": True}
+        return subprocess.run(line.split(), **how)
+
+    done = run("maskloom --version")
     assert (done.returncode, done.stdout) == (0, "maskloom 0.1.0\n"), done.stderr
+    assert "* data.max_length = 384 " in run("maskloom recipes show squad-v1").stdout
+    # a shipped recipe is found by its name: it is the model that is refused
+    done = run("maskloom finetune --recipe squad-v1 --model bert --train train.json --dev dev.json --out run")
+    assert (done.returncode, done.stderr.partition(";")[0]) == (3, "error: bert: there is no such folder")
     assert not list(tmp_path.iterdir())
 
 

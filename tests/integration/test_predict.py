@@ -15,6 +15,7 @@ from maskloom.runs import predict as predict_run
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import predict
+from maskloom.runs.progress import SilentProgress
 from maskloom.tasks.columns import ReadingOptions
 
 
@@ -226,6 +227,17 @@ def test_labels_with_commas_and_quotes_stay_apart(tmp_path):
     assert next(csv.reader([row["labels"]])) == ["blue, dark", "red", 'the "red"']
 
 
+class Shown(SilentProgress):
+    def __init__(self):
+        self.stages, self.done = [], []
+
+    def begin(self, what, total, done=0):
+        self.stages.append((what, total))
+
+    def advance(self, done, **figures):
+        self.done.append(done)
+
+
 def test_evaluation_in_pieces_equals_the_whole(classifier, tmp_path, monkeypatch):
     from maskloom.runs import evaluate as evaluate_run
 
@@ -235,7 +247,11 @@ def test_evaluation_in_pieces_equals_the_whole(classifier, tmp_path, monkeypatch
     whole = evaluate(classifier, tmp_path / "data.tsv")
     assert whole["metric"] == "accuracy"
     monkeypatch.setattr(evaluate_run, "_PIECE", 4)
-    pieces = evaluate(classifier, tmp_path / "data.tsv")
+    shown = Shown()
+    pieces = evaluate(classifier, tmp_path / "data.tsv", progress=shown)
+    assert shown.stages == [("evaluating", 30)]
+    assert shown.done == sorted(shown.done)
+    assert (len(shown.done), shown.done[-1]) == (8, 30)
     for name in ("loss", "calibration_error"):
         assert pieces.pop(name) == pytest.approx(whole.pop(name))
     assert whole == pieces

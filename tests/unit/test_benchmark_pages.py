@@ -98,3 +98,27 @@ def test_scripts_whose_pages_tell_the_load_wait_until_it_is_low():
     assert len(pages) >= 8
     scripts = {page.stem: page.with_suffix(".py").read_text(encoding="utf-8") for page in pages}
     assert [name for name, script in scripts.items() if "quiet_load()" not in script] == []
+
+
+@pytest.mark.parametrize(("ours", "word"), [(35.8, "more"), (60.0, "less")])
+def test_the_page_of_squad_says_how_v2_stands_to_no_answer_at_all(ours, word, tmp_path):
+    from squad_report import write_page
+
+    found = {"dev-v2.0": {"num_examples": 3, "exact_match": 20.0, "f1": ours}}
+    constant = {"dev-v2.0: no answer at all": {"exact_match": 50.1, "f1": 50.1}}
+    write_page(tmp_path / "squad", found, constant, "a machine.", "a command")
+    page = " ".join((tmp_path / "squad.md").read_text(encoding="utf-8").split())
+    assert f'"no answer" to everything has 50.1 F1, {word} than this model' in page
+
+
+def test_the_page_of_goemotions_says_what_thresholds_do_to_micro_f1(tmp_path):
+    from goemotions import write_page
+
+    scores = {
+        name: {"f1_micro": micro, "f1_macro": 0.1, "calibration_error": 0.0, "num_examples": 2}
+        for name, micro in (("macro", 0.40), ("micro", 0.45), ("0.5", 0.42))
+    }
+    content = {"scores": scores, "neutral": {"f1_micro": 0.3, "f1_macro": 0.01}, "changes": [], "epochs": 3.0}
+    write_page(tmp_path / "page", {**content, "steps": 1, "num_train": 1, "num_dev": 1, "machine": "a machine"})
+    page = " ".join((tmp_path / "page.md").read_text(encoding="utf-8").split())
+    assert "those fitted to macro F1 change micro F1 by -2.0 points, those fitted to micro F1 by +3.0." in page

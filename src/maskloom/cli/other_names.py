@@ -26,7 +26,10 @@ _FLAGS = {
 
 
 class PointingGroup(TyperGroup):
-    """A group whose commands name, for a flag that is not there, the flag or recipe key that is meant."""
+    """A group whose commands name, for a flag that is not there, the flag or recipe key that is meant.
+
+    For a wrong value of a flag they say why, without the terms of a library.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -35,6 +38,9 @@ class PointingGroup(TyperGroup):
         except _EXCEPTIONS.NoSuchOption as error:
             meant = _meant(error) or error.possibilities
             raise _EXCEPTIONS.NoSuchOption(error.option_name, possibilities=meant, ctx=error.ctx) from None
+        except _EXCEPTIONS.BadParameter as error:  # newer releases of typer read values by pydantic
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
 
 def _meant(error: Any) -> list[str]:

@@ -41,6 +41,21 @@ def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
     assert hint in said
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["finetune", "--task", "multilable"],
+        ["corpus", "build", "--sentences", "word"],
+        ["embed", "--pooling", "x"],
+    ],
+)
+def test_a_wrong_value_is_named_with_those_that_there_are(arguments):
+    result = CliRunner().invoke(app, arguments)
+    said = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[-2]}': '{arguments[-1]}' is not one of '" in said
+
+
 def test_flags_set_their_keys():
     for kind, names in ((PretrainRecipe, {"size"}), (FinetuneRecipe, {"epochs", "task", "restarts", "keep_restarts"})):
         known = {key.path for key in recipe_keys(kind)}
