@@ -34,6 +34,7 @@ def pretrain(
     size: Literal["tiny", "mini", "small", "medium", "base", "large"] | None = None,
     recipe: str | Path | Mapping[str, Any] | None = None,
     init: str | Path | None = None,
+    epochs: float | None = None,
     steps: int | None = None,
     minutes: float | None = None,
     batch_size: int | None = None,
@@ -48,24 +49,26 @@ def pretrain(
 
     `corpus` is what `maskloom corpus build` wrote; `out` becomes the run folder, with the model in `out/model`.
     `recipe` is a TOML file, the name of a shipped recipe, or values by key, such as `{"training.save_every": 500}`; the
-    other settings are the command's flags and override it. `init` starts from the weights of a model folder. `minutes`
-    sets a time budget in place of `steps`. `resume` continues the run in `out`; a different number of `steps` extends
-    or shortens it. `verify` first checks that resuming gives the same bits. With `progress` the run reports its
-    progress on standard error. Raises ConfigError and DataError, both ValueErrors, for wrong input before any training,
-    and maskloom.training.interruption.Interrupted, with everything saved, when a signal asks to stop.
+    other settings are the command's flags and override it. `init` starts from the weights of a model folder. `epochs`
+    become the number of steps that make them. `minutes` sets a time budget in place of `steps`. `resume` continues the
+    run in `out`; a different number of `steps` extends or shortens it. `verify` first checks that resuming gives the
+    same bits. With `progress` the run reports its progress on standard error. Raises ConfigError and DataError, both
+    ValueErrors, for wrong input before any training, and maskloom.training.interruption.Interrupted, with everything
+    saved, when a signal asks to stop.
     """
     _check_paths({"corpus": corpus, "out": out, "init": init})
     from maskloom.config import PretrainRecipe
     from maskloom.runs.pretrain import pretrain as run
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.progress import heard
-    from maskloom.runs.training_flags import recipe_of_run, run_to_resume
+    from maskloom.runs.training_flags import recipe_of_run, run_to_resume, with_epochs
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
     shown, check = heard(progress), (None if init else check_model)
     resumes = run_to_resume(out, resume, shown.say)
     chosen = recipe_of_run(PretrainRecipe, recipe, changes=[], flags=flags, resumes=resumes, check=check)
+    chosen = with_epochs(chosen, epochs, steps, corpus)
     return run(chosen, corpus=corpus, out=out, init=init, resume=resume, verify=verify, progress=shown)
 
 

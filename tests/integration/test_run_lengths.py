@@ -16,6 +16,7 @@ from maskloom.runs.export import export
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.progress import SilentProgress
 from maskloom.runs.rerun import rerun
+from maskloom.runs.training_flags import with_epochs
 from maskloom.runs.vocabulary import train_vocabulary_from_files
 from maskloom.training.events import read_events
 
@@ -147,12 +148,27 @@ def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypat
         extension.extended_recipe(shortened, tmp_path, lambda chosen: chosen.training, {"phase-1": tmp_path})
 
 
-def test_epochs_are_refused_with_the_steps_that_make_them(run, corpus, tmp_path):
+def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "r", "--epochs", 3, *settings, code=3)
-    steps = said.rpartition("--steps ")[2].strip()
-    begun = run("pretrain", "--corpus", corpus, "--out", tmp_path / "r", "--steps", steps, *settings)
+    begun = run("pretrain", "--corpus", corpus, "--out", tmp_path / "r", "--epochs", 3, *settings)
     assert 2.8 < float(re.search(r"([0-9.]+) epochs of", begun).group(1)) < 3.2
+    steps = int(re.search(r"([0-9,]+) steps of", begun).group(1).replace(",", ""))
+    assert load_recipe(PretrainRecipe, tmp_path / "r" / "recipe.toml").training.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "changes", "message"),
+    [
+        (0.0, None, [], "--epochs 0.0: a number above 0 is expected"),
+        (float("nan"), None, [], "--epochs nan: a number above 0"),
+        (1.0, 9, [], "--epochs: --steps decides"),
+        (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes decides"),
+        (1.0, None, ["phases=[{max_length=8, steps=3}]"], "--epochs: every phase has its own steps"),
+    ],
+)
+def test_epochs_that_do_not_decide_are_refused(corpus, epochs, steps, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        with_epochs(load_recipe(PretrainRecipe, None, changes), epochs, steps, corpus)
 
 
 def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(run, corpus, tmp_path):

@@ -31,7 +31,6 @@ from maskloom.cli.options import (
 from maskloom.cli.training_options import (
     BatchSize,
     Epochs,
-    EpochsOfPretraining,
     LearningRate,
     Minutes,
     Overrides,
@@ -46,13 +45,13 @@ def pretrain(
     corpus: Annotated[Path, typer.Option("--corpus", help="A corpus folder.")],
     out: Out,
     size: Size = None,
+    epochs: Epochs = None,
     steps: Steps = None,
     minutes: Minutes = None,
     batch_size: BatchSize = None,
     learning_rate: LearningRate = None,
     max_length: SequenceLength = None,
     seed: Seed = None,
-    epochs: EpochsOfPretraining = None,
     recipe: Recipe = None,
     init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of a model folder.")] = None,
     resume: Resume = False,
@@ -63,18 +62,17 @@ def pretrain(
     """Pre-train a BERT with masked LM and next-sentence prediction."""
     from maskloom.config import PretrainRecipe
     from maskloom.runs.pretraining_plan import check_model
-    from maskloom.runs.training_flags import refuse_epochs
+    from maskloom.runs.training_flags import with_epochs
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
-    if epochs is not None:
-        refuse_epochs(chosen, epochs, corpus)
     from maskloom.data.corpus_manifest import read_manifest
     from maskloom.foreign_files import check_model_name
 
     read_manifest(corpus)
+    chosen = with_epochs(chosen, epochs, steps, corpus)
     if init is not None:
         check_model_name(init)
     from maskloom.runs.adaptation import pretraining_lines

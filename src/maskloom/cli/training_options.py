@@ -46,9 +46,6 @@ Minutes = Annotated[
     typer.Option("--minutes", help="Minutes to train, instead of steps or epochs; the schedule follows the clock."),
 ]
 Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")]
-EpochsOfPretraining = Annotated[
-    float | None, typer.Option("--epochs", hidden=True, help="Not accepted: says how many --steps these epochs are.")
-]
 BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences or examples per step.")]
 LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")]
 SequenceLength = Annotated[int | None, typer.Option("--max-length", min=3, help="Maximum sequence length in tokens.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,8 +100,18 @@ def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) 
             raise ConfigError(f"--{name.replace('_', '-')}: {key} decides; change it with --set {key}=VALUE")
 
 
-def refuse_epochs(recipe: PretrainRecipe, epochs: float, corpus: Path) -> None:
-    """Raise ConfigError that says how many steps make so many epochs of a corpus: pre-training counts steps."""
+def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None, corpus: str | Path) -> PretrainRecipe:
+    """Return a recipe with the steps that make so many epochs of a corpus, about as many as a run will say; None as is.
+
+    Raises ConfigError where `steps`, phases or the clock decide, and for epochs that are not a number above 0.
+    """
+    if epochs is None:
+        return recipe
+    if not 0 < epochs < math.inf:
+        raise ConfigError(f"--epochs {epochs}: a number above 0 is expected")
+    if steps is not None or recipe.phases or recipe.training.minutes is not None:
+        decides = "training.minutes" if recipe.training.minutes is not None else "--steps"
+        raise ConfigError(f"--epochs: {'every phase has its own steps' if recipe.phases else f'{decides} decides'}")
     from maskloom.data.corpus import Corpus  # here, so that other starts do without them
     from maskloom.data.splitting import split_documents
     from maskloom.runs.pretrain import corpus_loader
@@ -108,8 +119,5 @@ def refuse_epochs(recipe: PretrainRecipe, epochs: float, corpus: Path) -> None:
     opened, batch_size = Corpus.open(corpus, verify=False), recipe.training.batch_size
     train, _ = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
     account = corpus_loader(opened, train, recipe.data, batch_size, recipe.seed).account()
-    steps = max(1, round(account.num_instances * epochs / batch_size))
-    raise ConfigError(
-        f"--epochs: pre-training counts steps; {epochs:g} epochs of {corpus} are about {steps:,} steps of "
-        f"{batch_size} sequences of up to {recipe.data.max_length} tokens: --steps {steps}"
-    )
+    found = max(1, round(account.num_instances * epochs / batch_size))
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": found})})
