@@ -1,0 +1,173 @@
+"""Weak scaling on one machine: two processes of one thread, DDP or FSDP2 over gloo, beside one process of two threads.
+
+All sides take the same steps of the same batches, and the losses are compared before anything is timed. Each side of a
+round is started anew. The page is weak_scaling.md.
+
+    python benchmarks/weak_scaling.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
+from surroundings import processor
+
+LENGTH, NUM_SEQUENCES, PREDICTED = 128, 32, 19
+WARM_UP, STEPS = 2, 8
+ONE = "one process, two threads"
+# What is aimed at, as time of the one process over that of the two: floor, target, stretch.
+AIMS = {"ddp": (0.85, 0.92, 0.97), "fsdp": (0.70, 0.80, 0.88)}
+SIDES = (ONE, *AIMS)
+SIZES = ("mini", "small", "medium")
+
+
+def main() -> None:
+    """Measure, and write the page; `--report` writes it again from the figures that are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", action="store_true", help="only write the page from weak_scaling.json")
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
+    parser.add_argument("--sizes", nargs="+", default=SIZES, choices=SIZES)
+    parser.add_argument("--rank", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        print(json.dumps(train(options.rank, options.sizes[0])))
+        return
+    place = Path(__file__).with_suffix(".json")
+    if not options.report:
+        figures = {"load": quiet_load(), "processor": processor(), "rounds": options.rounds}
+        figures["sizes"] = {size: measured(size, options.rounds) for size in options.sizes}
+        place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    place.with_suffix(".md").write_text(page(json.loads(place.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+def measured(size: str, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of a step of each side, a figure for each round; raises SystemExit where losses differ."""
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    expected: list[float] = []
+    for number in range(rounds):
+        for side in in_turn(SIDES, number):
+            found = started(side, size)
+            expected = expected or found["losses"]
+            difference = max(abs(a / b - 1) for a, b in zip(expected, found["losses"], strict=True))
+            if difference > 1e-5:
+                raise SystemExit(f"{size}: losses of {side} differ by {difference:.1e}")
+            seconds[side].append(found["seconds"])
+            print(f"{size}, round {number + 1}, {side}: {found['seconds']:.3f} s a step", flush=True)
+    return seconds
+
+
+def started(side: str, size: str) -> dict[str, Any]:
+    """Start the processes of a side and return what its first one found."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    num_ranks = 1 if side == ONE else 2
+    common = {"OMP_NUM_THREADS": str(3 - num_ranks)}
+    if num_ranks > 1:
+        common |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, __file__, "--rank", side, "--sizes", size]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(num_ranks)
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"{size}: {side} failed")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def train(side: str, size: str) -> dict[str, Any]:
+    """Train as one process of a side; return the seconds of a step and the losses of all."""
+    from maskloom.config import TrainingSection
+    from maskloom.models.assembled import build_model
+    from maskloom.models.bert import BertConfig
+    from maskloom.objectives.masked_lm import MaskedLanguageModeling
+    from maskloom.training.loop import TrainState, train_steps
+    from maskloom.training.ranks import joined_ranks
+
+    settings = TrainingSection(steps=WARM_UP + STEPS, micro_batch_size=NUM_SEQUENCES // 2)
+    with joined_ranks("ddp" if side == ONE else side, limit=600.0) as ranks:
+        model = build_model(BertConfig.of_size(size, vocab_size=30_522), seed=0)
+        ranks.spread(model)
+        state = TrainState.fresh(model, settings)
+
+        def next_batch(position: dict[str, int]) -> tuple[Any, dict[str, int]]:
+            number = position.get("number", 0)
+            whole = batch(number)
+            mine = whole if side == ONE else whole.split(NUM_SEQUENCES // 2)[ranks.rank]
+            return mine, {"number": number + 1}
+
+        losses, started_at = [], 0.0
+        steps = train_steps(state, MaskedLanguageModeling(), next_batch, settings=settings, seed=0, ranks=ranks)
+        for report in steps:
+            losses.append(report.loss)
+            if report.step == WARM_UP:
+                ranks.barrier()
+                started_at = time.perf_counter()
+        ranks.barrier()
+        return {"losses": losses, "seconds": (time.perf_counter() - started_at) / STEPS}
+
+
+def batch(number: int) -> Any:
+    """Return a batch of full rows."""
+    import numpy as np
+
+    from maskloom.data.batch import PretrainingBatch
+
+    draw = np.random.default_rng(number)
+    positions = [np.sort(draw.choice(LENGTH, PREDICTED, replace=False)) for _ in range(NUM_SEQUENCES)]
+    return PretrainingBatch(
+        token_ids=draw.integers(5, 30_000, NUM_SEQUENCES * LENGTH),
+        segment_ids=np.zeros(NUM_SEQUENCES * LENGTH, dtype=np.int64),
+        lengths=np.full(NUM_SEQUENCES, LENGTH),
+        mlm_positions=np.concatenate([row * LENGTH + each for row, each in enumerate(positions)]),
+        mlm_labels=draw.integers(5, 30_000, NUM_SEQUENCES * PREDICTED),
+        nsp_labels=draw.integers(0, 2, NUM_SEQUENCES),
+    )
+
+
+def page(figures: dict[str, Any]) -> str:
+    """Return the page."""
+    lines = [
+        "# Weak scaling: two processes beside one",
+        "",
+        "Generated by `python benchmarks/weak_scaling.py`. Pre-training steps of "
+        f"{NUM_SEQUENCES} sequences of {LENGTH} tokens in two micro-batches, optimiser included. Efficiency is the "
+        "time of one process with two threads over that of two processes with one thread each, which send gradients "
+        "(DDP) or shards of weights and gradients (FSDP2) through gloo over the loopback device. Losses of all sides "
+        "agree within 1e-5 before anything is timed. More processes than two are not measured here; "
+        "[communication.md](communication.md) has what they send.",
+        "",
+        "| size | side | ms a step | efficiency | range | reached (floor / target / stretch) |",
+        "|---|---|---:|---:|---|---|",
+    ]
+    for size, seconds in figures["sizes"].items():
+        for side in SIDES:
+            ratios = sorted(one / own for one, own in zip(seconds[ONE], seconds[side], strict=True))
+            found = "| - | - | - |"
+            if side != ONE:
+                level = reached(median(ratios), AIMS[side])
+                found = f"| **{median(ratios):.2f}** | {ratios[0]:.2f}-{ratios[-1]:.2f} | {level} |"
+            lines.append(f"| {size} | {side} | {1000 * median(seconds[side]):.0f} {found}")
+    lines += [
+        "",
+        f"{order_said(figures['rounds'])} {figures['processor']}, 2 cores; load before the start "
+        f"{figures['load']:.1f}. Python {platform.python_version()}, torch {version('torch')}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
