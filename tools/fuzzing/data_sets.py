@@ -95,7 +95,7 @@ _STS = seeds.STS_B
 BAD_DATA: tuple[BadData, ...] = (
     BadData("byte-order mark", "single", "d.csv", b"\xef\xbb\xbf" + _TWO, kept=2),
     BadData("CRLF", "single", "d.csv", _TWO.replace(b"\n", b"\r\n"), kept=2),
-    BadData("CR alone", "single", "d.csv", _TWO.replace(b"\n", b"\r"), "line 1: not valid CSV"),
+    BadData("CR alone", "single", "d.csv", _TWO.replace(b"\n", b"\r"), kept=2),
     BadData("quotes in a GLUE table", "single", "d.tsv", b'sentence\tlabel\n"a b\t1\nc" d\t0\n', kept=2),
     BadData("line breaks in quotes", "single", "d.csv", b'text,label\n"a\nb",x\nc,y\n', kept=2),
     BadData("a quote never closed", "single", "d.csv", b'text,label\na,x\n"b,y\n', "line 3: not valid CSV"),

@@ -77,7 +77,7 @@ def test_a_run_that_is_not_finished_has_a_page(tmp_path):
     assert "not finished: step 4" in text
     assert "7.25" in text
     assert "&lt;b&gt;loss&lt;/b&gt; jumped" in text
-    assert "no longer there" in text
+    assert "no longer exists" in text
 
 
 def test_a_page_shows_what_differs_and_nothing_else(tmp_path):
