@@ -163,7 +163,7 @@ def page(figures: dict[str, Any]) -> str:
             lines.append(f"| {size} | {side} | {1000 * median(seconds[side]):.0f} {found}")
     lines += [
         "",
-        f"{order_said(figures['rounds'])} {figures['processor']}, 2 cores; load before the start "
+        f"{order_said(figures['rounds'])} {figures['processor']}; load before the start "
         f"{figures['load']:.1f}. Python {platform.python_version()}, torch {version('torch')}.",
     ]
     return "\n".join(lines) + "\n"
