@@ -1,9 +1,10 @@
-"""Running one side of a comparison as a process of its own, with its time and the memory of all its processes."""
+"""Running one side of a comparison as a process of its own, or several ranks of it."""
 
 from __future__ import annotations
 
 import os
 import resource
+import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -49,6 +50,24 @@ def measured(command: list[str], environment: dict[str, str] | None = None) -> M
         raise SystemExit(f"{command} failed:\n{output}\n{errors}")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Measured(seconds, used, peak, output)
+
+
+def first_of_ranks(command: list[str], *, num_ranks: int, threads: int) -> str:
+    """Start a command once for each rank, to meet over the loopback device, and return what the first one printed."""
+    common = {"OMP_NUM_THREADS": str(threads)}
+    if num_ranks > 1:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        common |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(num_ranks)
+    ]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"{command} failed with {num_ranks} ranks")
+    return outputs[0]
 
 
 def resident_memory(session: int) -> int:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from child_processes import first_of_ranks
 from communication_report import SIZES, bytes_per_step, page, size_facts
+from full_rows import LENGTH, PREDICTED, VOCABULARY, full_rows
 from rounds import MIN_ROUNDS, in_turn, quiet_load
 
-LENGTH, PREDICTED = 128, 0.15
 _MODES = ("ddp", "fsdp")
 _STEPS, _ROUNDS = 4, MIN_ROUNDS
 
@@ -49,19 +47,8 @@ def main() -> None:
 
 def _two_processes(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
     """Return the first rank's figures of both ranks' steps."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--rank", mode, "--sizes", *sizes]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"the check with {mode} failed")
-    return json.loads(outputs[0].splitlines()[-1])
+    return json.loads(first_of_ranks(command, num_ranks=2, threads=1).splitlines()[-1])
 
 
 def _rank(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
@@ -81,10 +68,11 @@ def _measured(size: str, mode: str, ranks: Any) -> dict[str, Any]:
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
     from maskloom.training.loop import TrainState, accumulate_gradients
 
-    model = build_model(BertConfig.of_size(size, vocab_size=30_522), seed=0)
+    model = build_model(BertConfig.of_size(size, vocab_size=VOCABULARY), seed=0)
     ranks.spread(model)
     state = TrainState.fresh(model, TrainingSection())
-    objective, batch = MaskedLanguageModeling(), _batch(ranks.rank)
+    objective = MaskedLanguageModeling()
+    batch = full_rows(8, LENGTH, seed=ranks.rank)
 
     def step(**options: Any) -> None:
         state.optimizer.zero_grad(set_to_none=True)
@@ -125,24 +113,6 @@ def _seconds(work: Any) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def _batch(rank: int) -> Any:
-    import numpy as np
-
-    from maskloom.data.batch import PretrainingBatch
-
-    draw, num_sequences = np.random.default_rng(rank), 8
-    num_predictions = round(PREDICTED * LENGTH)
-    positions = [np.sort(draw.choice(LENGTH, num_predictions, replace=False)) for _ in range(num_sequences)]
-    return PretrainingBatch(
-        token_ids=draw.integers(5, 30_000, num_sequences * LENGTH),
-        segment_ids=np.zeros(num_sequences * LENGTH, dtype=np.int64),
-        lengths=np.full(num_sequences, LENGTH),
-        mlm_positions=np.concatenate([number * LENGTH + each for number, each in enumerate(positions)]),
-        mlm_labels=draw.integers(5, 30_000, num_sequences * num_predictions),
-        nsp_labels=draw.integers(0, 2, num_sequences),
-    )
 
 
 def _loopback_bytes() -> int:

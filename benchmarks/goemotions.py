@@ -21,6 +21,8 @@ RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "goemotions.toml"
 # What the recipe's comment names for models smaller than base.
 CHANGES = ("training.epochs=3.0", "training.learning_rate=1.5e-4", "training.head_learning_rate=3e-3")
 
+FITTED, PLAIN = ("thresholds fitted to macro F1", "thresholds fitted to micro F1"), "0.5 for all"
+
 _TEXT = """\
 # Several labels: GoEmotions, whole
 
@@ -79,9 +81,9 @@ def main() -> None:
     found = {
         name: evaluate(folder, data / "test.tsv", reading=reading)
         for name, folder in (
-            ("thresholds fitted to macro F1", out / "model"),
-            ("thresholds fitted to micro F1", micro),
-            ("0.5 for all", plain),
+            (FITTED[0], out / "model"),
+            (FITTED[1], micro),
+            (PLAIN, plain),
         )
     }
     content = {
@@ -129,7 +131,7 @@ def write_page(path: Path, content: dict[str, Any]) -> None:
     neutral = content["neutral"]
     rows.append(f"| neutral for all | {100 * neutral['f1_micro']:.1f} | {100 * neutral['f1_macro']:.1f} | |")
     first = next(iter(content["scores"].values()))
-    by_macro, by_micro, plain = (100 * found["f1_micro"] for found in content["scores"].values())
+    by_macro, by_micro, plain = (100 * content["scores"][name]["f1_micro"] for name in (*FITTED, PLAIN))
     text = _TEXT.format(
         changes=", ".join(f"`{change}`" for change in content["changes"]),
         num_train=f"{content['num_train']:,}",

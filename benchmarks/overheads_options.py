@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from overheads_saves import batch_of
+from full_rows import full_rows
 from torch.profiler import ProfilerActivity, profile
 
 from maskloom.config import TrainingSection
@@ -38,7 +38,7 @@ ON: dict[str, dict[str, Any]] = {
     "save_every = 1": {"save_every": 1},
     "progress": {"progress": True},
 }
-BATCH = batch_of(8, 32, 1200)
+BATCH = full_rows(8, 32, vocabulary=1200)
 
 
 def model() -> EncoderWithHeads:

@@ -11,41 +11,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from full_rows import LENGTH, VOCABULARY, full_rows
 
 from maskloom.config import TrainingSection
-from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.background_saves import BackgroundSaves
 from maskloom.training.loop import TrainState, train_steps
 
-VOCABULARY, LENGTH = 30_522, 128
-
-
-def batch_of(batch_size: int, length: int = LENGTH, vocabulary: int = VOCABULARY) -> PretrainingBatch:
-    """Return sequences of one length with the published share of predictions; ids are drawn evenly."""
-    rng = np.random.default_rng(0)
-    tokens, predicted = batch_size * length, round(0.15625 * length)
-    starts = np.arange(batch_size)[:, None] * length
-    positions = np.stack([np.sort(rng.choice(length, predicted, replace=False)) for _ in range(batch_size)])
-    return PretrainingBatch(
-        token_ids=rng.integers(1000, vocabulary, tokens),
-        segment_ids=np.zeros(tokens, dtype=np.int64),
-        lengths=np.full(batch_size, length),
-        mlm_positions=(positions + starts).reshape(-1),
-        mlm_labels=rng.integers(1000, vocabulary, batch_size * predicted),
-        nsp_labels=rng.integers(0, 2, batch_size),
-    )
-
 
 def measure(size: str, batch_size: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Time steps without a save, a save in the background with the steps beside it, and one that training waits for."""
     settings = TrainingSection(steps=1_000_000, batch_size=batch_size, warmup_steps=0)
     state = TrainState.fresh(build_model(BertConfig.of_size(size, vocab_size=VOCABULARY), seed=0), settings)
-    batch = batch_of(batch_size)
+    batch = full_rows(batch_size)
     steps = train_steps(state, MaskedLanguageModeling(), lambda p: (batch, p), settings=settings, seed=0)
     whole: list[float] = []
 

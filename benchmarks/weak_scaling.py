@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import socket
-import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -21,10 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from child_processes import first_of_ranks
+from full_rows import VOCABULARY, full_rows
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
 from surroundings import processor
 
-LENGTH, NUM_SEQUENCES, PREDICTED = 128, 32, 19
+LENGTH, NUM_SEQUENCES = 128, 32
 WARM_UP, STEPS = 2, 8
 ONE = "one process, two threads"
 # What is aimed at, as time of the one process over that of the two: floor, target, stretch.
@@ -70,22 +69,10 @@ def measured(size: str, rounds: int) -> dict[str, list[float]]:
 
 def started(side: str, size: str) -> dict[str, Any]:
     """Start the processes of a side and return what its first one found."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     num_ranks = 1 if side == ONE else 2
-    common = {"OMP_NUM_THREADS": str(3 - num_ranks)}
-    if num_ranks > 1:
-        common |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, __file__, "--rank", side, "--sizes", size]
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(num_ranks)
-    ]
-    outputs = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit(f"{size}: {side} failed")
-    return json.loads(outputs[0].splitlines()[-1])
+    output = first_of_ranks(command, num_ranks=num_ranks, threads=3 - num_ranks)
+    return json.loads(output.splitlines()[-1])
 
 
 def train(side: str, size: str) -> dict[str, Any]:
@@ -99,13 +86,13 @@ def train(side: str, size: str) -> dict[str, Any]:
 
     settings = TrainingSection(steps=WARM_UP + STEPS, micro_batch_size=NUM_SEQUENCES // 2)
     with joined_ranks("ddp" if side == ONE else side, limit=600.0) as ranks:
-        model = build_model(BertConfig.of_size(size, vocab_size=30_522), seed=0)
+        model = build_model(BertConfig.of_size(size, vocab_size=VOCABULARY), seed=0)
         ranks.spread(model)
         state = TrainState.fresh(model, settings)
 
         def next_batch(position: dict[str, int]) -> tuple[Any, dict[str, int]]:
             number = position.get("number", 0)
-            whole = batch(number)
+            whole = full_rows(NUM_SEQUENCES, LENGTH, seed=number)
             mine = whole if side == ONE else whole.split(NUM_SEQUENCES // 2)[ranks.rank]
             return mine, {"number": number + 1}
 
@@ -118,24 +105,6 @@ def train(side: str, size: str) -> dict[str, Any]:
                 started_at = time.perf_counter()
         ranks.barrier()
         return {"losses": losses, "seconds": (time.perf_counter() - started_at) / STEPS}
-
-
-def batch(number: int) -> Any:
-    """Return a batch of full rows."""
-    import numpy as np
-
-    from maskloom.data.batch import PretrainingBatch
-
-    draw = np.random.default_rng(number)
-    positions = [np.sort(draw.choice(LENGTH, PREDICTED, replace=False)) for _ in range(NUM_SEQUENCES)]
-    return PretrainingBatch(
-        token_ids=draw.integers(5, 30_000, NUM_SEQUENCES * LENGTH),
-        segment_ids=np.zeros(NUM_SEQUENCES * LENGTH, dtype=np.int64),
-        lengths=np.full(NUM_SEQUENCES, LENGTH),
-        mlm_positions=np.concatenate([row * LENGTH + each for row, each in enumerate(positions)]),
-        mlm_labels=draw.integers(5, 30_000, NUM_SEQUENCES * PREDICTED),
-        nsp_labels=draw.integers(0, 2, NUM_SEQUENCES),
-    )
 
 
 def page(figures: dict[str, Any]) -> str:

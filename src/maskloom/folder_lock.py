@@ -80,7 +80,9 @@ class _Holder:
         return f"PID {self.pid} on {self.host}, since {self.since} ({self.command})"
 
 
-def alone_in_folder(*, beside: bool = False) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
+def alone_in_folder(
+    *, beside: bool = False, ranks_share: bool = False
+) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
     """Decorate a run with an argument `out` to hold that folder's lock as long as it works; see `folder_lock`."""
 
     def decorate(run: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -90,8 +92,8 @@ def alone_in_folder(*, beside: bool = False) -> Callable[[Callable[Given, Result
         def locked(*args: Given.args, **kwargs: Given.kwargs) -> Result:
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
-            progress = given.arguments.get("progress")
-            with folder_lock(given.arguments["out"], beside=beside, say=getattr(progress, "say", _warn)):
+            out, say = given.arguments["out"], getattr(given.arguments.get("progress"), "say", _warn)
+            with folder_lock(out, beside=beside, ranks_share=ranks_share, say=say):
                 return run(*args, **kwargs)
 
         return locked
@@ -104,15 +106,17 @@ def _warn(message: str) -> None:
 
 
 @contextmanager
-def folder_lock(out: str | Path, *, beside: bool = False, say: Callable[[str], None] = _warn) -> Iterator[None]:
-    """Hold a folder, which is made, alone among all processes; of several ranks the first one holds it.
+def folder_lock(
+    out: str | Path, *, beside: bool = False, ranks_share: bool = False, say: Callable[[str], None] = _warn
+) -> Iterator[None]:
+    """Hold a folder, which is made, alone among all processes; where ranks share it the first one holds it for all.
 
     The lock is the file `.run.lock` in the folder, or one `beside` it for a folder that is replaced as a whole. A kill
     of any kind frees it; the next run says that it takes it over. Raises FolderInUseError when another run holds it.
     """
     out = Path(out)
-    if not is_first_process() or (out.exists() and not out.is_dir()):
-        yield  # the first rank holds it; what is no folder is refused by the run itself
+    if (ranks_share and not is_first_process()) or (out.exists() and not out.is_dir()):
+        yield  # what is no folder is refused by the run itself
         return
     path, is_new = lock_path(out, beside=beside), not beside and not out.exists()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -176,17 +176,21 @@ def test_a_lock_leaves_nothing_behind_and_makes_no_folder_that_stays_empty(tmp_p
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["full", "full/a"]
 
 
-def test_a_decorated_run_is_alone_and_other_ranks_than_the_first_take_no_lock(tmp_path, monkeypatch) -> None:
-    @alone_in_folder()
+def test_a_decorated_run_is_alone_and_other_ranks_share_it_only_where_ranks_train_together(
+    tmp_path, monkeypatch
+) -> None:
     def run(depth: int, *, out: Path | str = tmp_path / "run") -> int:
         assert (Path(out) / LOCK).exists()
-        return run(depth - 1) if depth else 7
+        return alone(depth - 1) if depth else 7
 
-    assert run(0) == 7
+    alone, shared = alone_in_folder()(run), alone_in_folder(ranks_share=True)(run)
+    assert alone(0) == shared(0) == 7
     with pytest.raises(FolderInUseError, match="wait for its end or choose another --out"):
-        run(1)
+        alone(1)
     with folder_lock(tmp_path / "run"):
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "1")
         refuse_if_in_use(tmp_path / "run")
-        assert run(0) == 7
+        assert shared(0) == 7
+        with pytest.raises(FolderInUseError, match="is in use by PID"):
+            alone(0)

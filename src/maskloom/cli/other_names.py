@@ -50,8 +50,9 @@ def _meant(error: Any) -> list[str]:
     name = error.option_name.lstrip("-").replace("-", "_").lower()
     command = error.ctx.command
     flags = {flag for parameter in command.params if not getattr(parameter, "hidden", False) for flag in parameter.opts}
-    first = _FLAGS.get(name, "")
-    names = (name, *OTHER_NAMES.get(name, ()), first, _FLAGS.get(first, ""))
+    names = [name, *OTHER_NAMES.get(name, ())]
+    if name in _FLAGS:
+        names += [_FLAGS[name], *filter(None, [_FLAGS.get(_FLAGS[name])])]
     for candidate in names:
         if (flag := f"--{candidate.replace('_', '-')}") in flags:
             return [flag]

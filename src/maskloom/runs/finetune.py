@@ -72,7 +72,7 @@ class _Prepared:
     account: dict[str, Any]
 
 
-@alone_in_folder()
+@alone_in_folder(ranks_share=True)
 def finetune(
     recipe: FinetuneRecipe,
     *,

@@ -49,7 +49,7 @@ from maskloom.training.session import TrainingSession
 _EVALUATION_BATCH = 64
 
 
-@alone_in_folder()
+@alone_in_folder(ranks_share=True)
 def pretrain(
     recipe: PretrainRecipe,
     *,

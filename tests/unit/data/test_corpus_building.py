@@ -369,8 +369,12 @@ def test_a_folder_of_anything_else_is_refused_and_left_alone(text: Path, tmp_pat
         build_corpus(text, tokenizer=TOKENIZER, out=text)
 
 
-def test_two_builds_of_one_folder_do_not_meet(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [None, "1"])
+def test_two_builds_of_one_folder_do_not_meet(text: Path, tmp_path: Path, monkeypatch, rank: str | None) -> None:
     out = tmp_path / "out"
+    if rank is not None:  # a script that torchrun or srun starts: a build has no ranks that share its folder
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", rank)
     with folder_lock(out), pytest.raises(FolderInUseError, match=f"out is in use by PID {os.getpid()} on"):
         build_corpus(text, tokenizer=TOKENIZER, out=out)
     assert build_corpus(text, tokenizer=TOKENIZER, out=out)["num_documents"] == 60
