@@ -17,8 +17,7 @@ from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.objectives.crf_tagging import CrfTagging
-from maskloom.objectives.tagging import Tagging
+from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.tagging.encoding import encode_sentences
 from maskloom.tasks.tagging.reading import read_sentences
 from maskloom.tasks.tagging.schemes import tag_names

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.data.batch import ChoiceBatch
-from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.task_objective import TaskObjective, encode_batch, label_tensor, labels_of
+from maskloom.objectives.task_objective import TaskObjective, label_tensor
 
 
 @dataclass(frozen=True)
@@ -23,18 +22,11 @@ class MultipleChoice(TaskObjective):
     """
 
     name: ClassVar[str] = "choice"
-
-    def target_counts(self, batch: ChoiceBatch) -> dict[str, float]:
-        """Return the number of examples."""
-        return {self.name: float(len(labels_of(batch)))}
+    head: ClassVar[str] = "choice"
 
     def row_counts(self, batch: ChoiceBatch) -> np.ndarray:
         """Return the number of choices of each example."""
         return batch.num_choices
-
-    def logits(self, model: EncoderWithHeads, batch: ChoiceBatch) -> Tensor:
-        """Return one score a choice, (examples times choices, 1)."""
-        return model.heads["choice"](encode_batch(model, batch).pooled).float()
 
     def loss_sum_of(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
         """Return the sum over examples of negative log probabilities, in nats."""

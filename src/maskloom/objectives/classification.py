@@ -1,4 +1,4 @@
-"""Losses of a sequence classifier on the pooled first token (BERT paper 3.5, 4.1)."""
+"""Losses of a classifier on the pooled first token of each sequence (BERT paper 3.5, 4.1)."""
 
 from __future__ import annotations
 
@@ -9,56 +9,39 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.data.batch import ClassificationBatch
-from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.task_objective import TaskObjective, encode_batch, label_tensor, labels_of
-
-
-def classifier_logits(model: EncoderWithHeads, batch: ClassificationBatch) -> Tensor:
-    """Return the classifier's outputs (sequences, outputs) for the pooled first token of each packed sequence."""
-    return model.heads["classifier"](encode_batch(model, batch).pooled).float()
-
-
-class _Classification(TaskObjective):
-    """An objective on the outputs of the "classifier" head."""
-
-    def logits(self, model: EncoderWithHeads, batch: ClassificationBatch) -> Tensor:
-        """Return the classifier's outputs, (sequences, outputs)."""
-        return classifier_logits(model, batch)
+from maskloom.data.batch import ClassificationBatch, TokenBatch
+from maskloom.objectives.task_objective import NOT_SCORED, TaskObjective, label_tensor
 
 
 @dataclass(frozen=True)
-class SingleLabelClassification(_Classification):
+class SingleLabelClassification(TaskObjective):
     """Cross-entropy over classes, in nats, weighted by class where weights are given.
 
     The mean divides by the sum of the weights of the targets, so weights change what a class counts, not the scale.
     """
 
     name: ClassVar[str] = "classification"
+    head: ClassVar[str] = "classifier"
     class_weights: tuple[float, ...] | None = None
 
-    def target_counts(self, batch: ClassificationBatch) -> dict[str, float]:
-        """Return the number of sequences, or the sum of their class weights."""
-        labels = labels_of(batch)
-        if self.class_weights is None:
-            return {self.name: float(len(labels))}
-        return {self.name: float(np.asarray(self.class_weights)[labels].sum())}
+    def num_targets(self, labels: np.ndarray) -> float:
+        """Return the number of labels, or the sum of the weights of their classes."""
+        labels = labels[labels != NOT_SCORED]
+        return len(labels) if self.class_weights is None else np.asarray(self.class_weights)[labels].sum()
 
-    def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
-        """Return the weighted sum of negative log probabilities; logits (sequences, classes), labels (sequences)."""
+    def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch | TokenBatch) -> Tensor:
+        """Return the weighted sum of negative log probabilities; logits (rows, classes), labels (rows)."""
         weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
-        return F.cross_entropy(logits, label_tensor(batch, logits), weight=weights, reduction="sum")
+        labels = label_tensor(batch, logits)
+        return F.cross_entropy(logits, labels, weight=weights, ignore_index=NOT_SCORED, reduction="sum")
 
 
 @dataclass(frozen=True)
-class Regression(_Classification):
+class Regression(TaskObjective):
     """Squared error of one output against the label on its own scale (GLUE STS-B: raw scores 0 to 5)."""
 
     name: ClassVar[str] = "regression"
-
-    def target_counts(self, batch: ClassificationBatch) -> dict[str, float]:
-        """Return the number of sequences."""
-        return {self.name: float(len(labels_of(batch)))}
+    head: ClassVar[str] = "classifier"
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
         """Return the sum of squared errors; logits (sequences, 1), labels (sequences)."""
@@ -66,7 +49,7 @@ class Regression(_Classification):
 
 
 @dataclass(frozen=True)
-class MultiLabelClassification(_Classification):
+class MultiLabelClassification(TaskObjective):
     """Binary cross-entropy of independent labels, in nats, averaged over sequences and labels alike.
 
     `positive_weights`, one a label, say how much more a label that is there counts than one that is not; the mean still
@@ -74,11 +57,12 @@ class MultiLabelClassification(_Classification):
     """
 
     name: ClassVar[str] = "multi_label"
+    head: ClassVar[str] = "classifier"
     positive_weights: tuple[float, ...] | None = None
 
-    def target_counts(self, batch: ClassificationBatch) -> dict[str, float]:
+    def num_targets(self, labels: np.ndarray) -> float:
         """Return the number of decisions: sequences times labels."""
-        return {self.name: float(labels_of(batch).size)}
+        return labels.size
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
         """Return the summed binary cross-entropy; logits and labels (sequences, labels)."""

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.data.batch import PretrainingBatch
-from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import MaskedLMHead
-from maskloom.objectives.objective import model_device
+from maskloom.objectives.objective import encode_batch
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ class MaskedLanguageModeling:
     def evaluation_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, float]:
         """Return loss sums, correct predictions and counts of both parts."""
         sums: dict[str, float] = {}
-        for name, (logits, labels) in self._scores(model, batch).items():
+        for name, (vectors, labels) in self._vectors(model, batch).items():
+            logits = model.heads[name](vectors)
             sums[f"{name}_loss"] = float(_cross_entropy_sum(logits, labels))
             sums[f"{name}_correct"] = float((logits.argmax(-1) == labels).sum())
             sums[f"{name}_count"] = float(len(labels))
@@ -63,20 +63,12 @@ class MaskedLanguageModeling:
         metrics["mlm_perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))
         return metrics
 
-    def _scores(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return logits and labels by part: (predictions, vocabulary) for MLM, (sequences, 2) for NSP."""
-        vectors = self._vectors(model, batch)
-        return {name: (model.heads[name](inputs), labels) for name, (inputs, labels) in vectors.items()}
-
     def _vectors(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """Return what each head sees and its labels: (predictions, hidden) for MLM, (sequences, hidden) for NSP."""
         if self.next_sentence and batch.nsp_labels is None:
             raise ValueError("next_sentence=True needs a batch with next-sentence labels; this batch has none")
-        device = model_device(model)
-        layout = SequenceLayout.from_lengths(batch.lengths, device)
-        output = model.encoder.encode_packed(
-            torch.from_numpy(batch.token_ids).to(device), torch.from_numpy(batch.segment_ids).to(device), layout
-        )
+        output = encode_batch(model, batch)
+        device = output.last_hidden_state.device
         positions = torch.from_numpy(batch.mlm_positions).to(device)
         hidden = output.last_hidden_state.index_select(0, positions)
         vectors = {"mlm": (hidden, torch.from_numpy(batch.mlm_labels).to(device))}

@@ -7,7 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.outputs import EncoderOutput
 
 
 class Objective(Protocol):
@@ -37,3 +39,14 @@ class SummedObjective(Objective, Protocol):
 def model_device(model: torch.nn.Module) -> torch.device:
     """Return the device that holds a model's parameters."""
     return next(model.parameters()).device
+
+
+def encode_batch(model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False) -> EncoderOutput:
+    """Run the encoder over the packed tokens of a batch."""
+    device = model_device(model)
+    return model.encoder.encode_packed(
+        torch.from_numpy(batch.token_ids).to(device),
+        torch.from_numpy(batch.segment_ids).to(device),
+        SequenceLayout.from_lengths(batch.lengths, device),
+        keep_hidden_states=keep_hidden_states,
+    )

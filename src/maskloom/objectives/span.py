@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.data.batch import ClassificationBatch
-from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.task_objective import TaskObjective, encode_batch, label_tensor, labels_of
+from maskloom.objectives.task_objective import TaskObjective, label_tensor
 
 
 @dataclass(frozen=True)
@@ -25,18 +23,8 @@ class SpanPrediction(TaskObjective):
     """
 
     name: ClassVar[str] = "span"
-
-    def target_counts(self, batch: ClassificationBatch) -> dict[str, float]:
-        """Return the number of windows."""
-        return {self.name: float(len(labels_of(batch)))}
-
-    def row_counts(self, batch: ClassificationBatch) -> np.ndarray:
-        """Return the number of tokens of each window."""
-        return batch.lengths
-
-    def logits(self, model: EncoderWithHeads, batch: ClassificationBatch) -> Tensor:
-        """Return start and end logits, (tokens, 2)."""
-        return model.heads["span"](encode_batch(model, batch).last_hidden_state).float()
+    head: ClassVar[str] = "span"
+    reads_tokens: ClassVar[bool] = True
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
         """Return the sum over windows of (start loss + end loss) / 2, in nats; logits (tokens, 2)."""

@@ -1,51 +1,142 @@
-"""Loss of a tag for each word, on its first token (BERT paper 5.3)."""
+"""Losses of a tag for each word, on its first token: alone, as a chain, and on frozen vectors (BERT paper 5.3)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.data.batch import TokenBatch
+from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
+from maskloom.layers.crf import LinearChainCRF, Penalties
+from maskloom.layers.layer_mix import LayerCombination
+from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.task_objective import TaskObjective, encode_batch, label_tensor, labels_of
+from maskloom.models.bilstm_tagger import BiLSTMTagger
+from maskloom.objectives.classification import SingleLabelClassification
+from maskloom.objectives.objective import encode_batch, model_device
+from maskloom.objectives.task_objective import NOT_SCORED, BatchOutputs, TaskObjective, label_tensor, labels_of
 
-NOT_SCORED = -100
+_OFF_PATH = -30.0
+_FORBIDDEN = -1e4
 
 
 @dataclass(frozen=True)
-class Tagging(TaskObjective):
-    """Cross-entropy over tags at the tokens that have a label; the others, labelled -100, take no part.
-
-    `class_weights`, one a tag, are for tags as those of `SingleLabelClassification` are for classes.
-    """
+class Tagging(SingleLabelClassification):
+    """Cross-entropy over tags at the tokens that have a label; the others, labelled -100, take no part."""
 
     name: ClassVar[str] = "tagging"
-    class_weights: tuple[float, ...] | None = None
+    head: ClassVar[str] = "tagger"
+    reads_tokens: ClassVar[bool] = True
 
-    def target_counts(self, batch: TokenBatch) -> dict[str, float]:
-        """Return the number of labelled tokens, or the sum of the weights of their tags."""
-        labels = labels_of(batch)
-        scored = labels[labels != NOT_SCORED]
-        return {
-            self.name: float(
-                len(scored) if self.class_weights is None else np.asarray(self.class_weights)[scored].sum()
-            )
-        }
 
-    def row_counts(self, batch: TokenBatch) -> np.ndarray:
-        """Return the number of tokens of each sequence."""
-        return batch.lengths
+@dataclass(frozen=True)
+class CrfTagging(TaskObjective):
+    """Negative log likelihood of the tags of each chain: a conditional random field (a row of the paper's Table 3).
 
-    def logits(self, model: EncoderWithHeads, batch: TokenBatch) -> Tensor:
-        """Return one logit a tag for every token, (tokens, tags)."""
-        return model.heads["tagger"](encode_batch(model, batch).last_hidden_state).float()
+    A chain is the words of a sentence, on their first pieces. The weight of a batch is its number of tags, so that
+    losses compare with those of `Tagging`. What is scored and decoded are rows of twice the number of tags: log
+    probabilities of each tag with all else summed out, then 0 for the tag on the best path and -30 for the others, so
+    that rows of several models can be averaged like any logits. Tokens outside chains have zeros. `forbidden` are pairs
+    of tags that the best path never takes one after the other; -1 stands for the start as the first and for the end as
+    the second. Training and probabilities do not know of it.
+    """
+
+    forbidden: tuple[tuple[int, int], ...] = ()
+
+    name: ClassVar[str] = "tagging"
+    head: ClassVar[str] = "tagger"
+    reads_tokens: ClassVar[bool] = True
+
+    def num_targets(self, labels: np.ndarray) -> float:
+        """Return the number of labelled tokens."""
+        return (labels != NOT_SCORED).sum()
+
+    def loss_sums(self, model: EncoderWithHeads, batch: TokenBatch) -> dict[str, Tensor]:
+        """Return the summed negative log likelihood of all chains, in nats."""
+        return {self.name: self._loss_sum(model, self.logits(model, batch), batch)}
 
     def loss_sum_of(self, logits: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the (weighted) sum of negative log probabilities, in nats; logits (tokens, tags), labels (tokens)."""
-        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
-        labels = label_tensor(batch, logits)
-        return F.cross_entropy(logits, labels, weight=weights, ignore_index=NOT_SCORED, reduction="sum")
+        """Return the summed negative log probability of each tag by itself: all that rows of `outputs` tell.
+
+        The loss of a chain needs the model; `loss_sums` and `outputs` have that one.
+        """
+        alone = logits[:, : logits.shape[1] // 2]
+        return F.cross_entropy(alone, label_tensor(batch, logits), ignore_index=NOT_SCORED, reduction="sum")
+
+    def outputs(self, model: EncoderWithHeads, batch: TokenBatch) -> BatchOutputs:
+        """Return log probabilities and best paths, with the loss where there are labels."""
+        crf, logits, (where, lengths) = _crf(model), self.logits(model, batch), _chains(batch)
+        emissions = logits[where]
+        best = F.one_hot(crf.best_tags(emissions, lengths, self._penalties(crf)), crf.num_tags)
+        rows = logits.new_zeros((len(logits), 2 * crf.num_tags))
+        rows[where] = torch.cat([crf.log_marginals(emissions, lengths), _OFF_PATH * (1 - best.to(logits.dtype))], dim=1)
+        return BatchOutputs(rows, None if batch.labels is None else self._loss_sum(model, logits, batch))
+
+    def _penalties(self, crf: LinearChainCRF) -> Penalties | None:
+        if not self.forbidden:
+            return None
+        scores = np.zeros((crf.num_tags + 1, crf.num_tags + 1), dtype=np.float32)
+        first, second = np.array(self.forbidden).T
+        scores[first, second] = _FORBIDDEN
+        found = torch.from_numpy(scores)
+        return Penalties(found[-1, :-1], found[:-1, :-1], found[:-1, -1]).to(crf.start.device)
+
+    def _loss_sum(self, model: EncoderWithHeads, logits: Tensor, batch: TokenBatch) -> Tensor:
+        where, lengths = _chains(batch, labels_of(batch) != NOT_SCORED)
+        return _crf(model).loss_sum(logits[where], label_tensor(batch, logits)[where], lengths)
+
+
+class _OnFrozenVectors(TaskObjective):
+    """The head "bilstm_tagger" in place of "tagger": it reads the words of each chain of a batch (Table 7).
+
+    The vectors come with the batch, or from the encoder, without dropout or gradients either way.
+    """
+
+    def logits(self, model: EncoderWithHeads, batch: TokenBatch) -> Tensor:
+        """Return one score a tag for every token, (tokens, tags); zeros outside chains."""
+        head, (where, lengths) = cast(BiLSTMTagger, model.heads["bilstm_tagger"]), _chains(batch)
+        device = model_device(model)
+        if isinstance(batch, FeatureBatch):
+            vectors = torch.from_numpy(batch.features).to(device)
+        else:
+            vectors = frozen_vectors(model, batch, where, head.combination)
+        scores = head(vectors, SequenceLayout.from_lengths(lengths, device)).float()
+        rows = scores.new_zeros((len(batch.token_ids), head.num_labels))
+        return rows.index_copy(0, torch.from_numpy(where).to(device), scores)
+
+
+@dataclass(frozen=True)
+class FeatureTagging(_OnFrozenVectors, Tagging):
+    """`Tagging` on the vectors of an encoder that does not learn."""
+
+
+@dataclass(frozen=True)
+class FeatureCrfTagging(_OnFrozenVectors, CrfTagging):
+    """`CrfTagging` on the vectors of an encoder that does not learn."""
+
+
+@torch.no_grad()
+def frozen_vectors(
+    model: EncoderWithHeads, batch: PackedBatch, places: np.ndarray, combination: LayerCombination
+) -> Tensor:
+    """Return the vectors of the tokens at those places of a batch, (places, vectors, width), without dropout."""
+    model.encoder.eval()
+    states = encode_batch(model, batch, keep_hidden_states=True).hidden_states
+    assert states is not None
+    return combination.select(states, torch.from_numpy(places).to(model_device(model))).float()
+
+
+def _crf(model: EncoderWithHeads) -> LinearChainCRF:
+    return cast(LinearChainCRF, model.heads["crf"])
+
+
+def _chains(batch: TokenBatch, chosen: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the tokens of chains (or of those chosen), and how many of them each chain has."""
+    if batch.chains is None:
+        raise ValueError("the batch does not say which tokens form a chain; this tagger needs that")
+    where = np.flatnonzero(batch.chains >= 0 if chosen is None else chosen)
+    return where, np.unique(batch.chains[where], return_counts=True)[1]

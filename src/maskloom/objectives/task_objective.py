@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.models.outputs import EncoderOutput
-from maskloom.objectives.objective import model_device
+from maskloom.objectives.objective import encode_batch
+
+NOT_SCORED = -100
+"""The label of a token that has none; torch's cross-entropy ignores it."""
 
 
 @dataclass(frozen=True)
@@ -28,26 +29,34 @@ class TaskObjective(ABC):
     """A loss that is a function of a head's logits, so that scoring and loss share one pass.
 
     A batch consists of units; each owns `row_counts` consecutive rows of the logits: one row for a sequence that is
-    classified, one a token for spans and tags, one a choice for multiple choice. `name` is the loss's name in reports.
+    classified, one a token for spans and tags, one a choice for multiple choice. `name` is the loss's name in reports,
+    `head` that of the head, which reads every token (`reads_tokens`) or the pooled first one of each sequence.
     """
 
     name: ClassVar[str]
-
-    @abstractmethod
-    def target_counts(self, batch: Any) -> dict[str, float]:
-        """Return the number (or weight) of the targets of a batch. Raises ValueError when it has no labels."""
-
-    @abstractmethod
-    def logits(self, model: EncoderWithHeads, batch: Any) -> Tensor:
-        """Return the head's outputs, (rows, width) float32."""
+    head: ClassVar[str]
+    reads_tokens: ClassVar[bool] = False
 
     @abstractmethod
     def loss_sum_of(self, logits: Tensor, batch: Any) -> Tensor:
         """Return the summed loss of logits (rows, width) against the labels of a batch."""
 
+    def num_targets(self, labels: np.ndarray) -> float:
+        """Return the number (or weight) of the targets that labels stand for: by default one a label."""
+        return len(labels)
+
+    def target_counts(self, batch: Any) -> dict[str, float]:
+        """Return the number (or weight) of the targets of a batch. Raises ValueError when it has no labels."""
+        return {self.name: float(self.num_targets(labels_of(batch)))}
+
+    def logits(self, model: EncoderWithHeads, batch: Any) -> Tensor:
+        """Return the head's outputs, (rows, width) float32."""
+        output = encode_batch(model, batch)
+        return model.heads[self.head](output.last_hidden_state if self.reads_tokens else output.pooled).float()
+
     def row_counts(self, batch: Any) -> np.ndarray:
         """Return how many rows each unit of a batch owns, (units,) int64."""
-        return np.ones(batch.num_sequences, dtype=np.int64)
+        return batch.lengths if self.reads_tokens else np.ones(batch.num_sequences, dtype=np.int64)
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
         """Return the summed loss by name, as the training loop takes it."""
@@ -57,16 +66,6 @@ class TaskObjective(ABC):
         """Return what is scored and decoded, with the loss where there are labels."""
         logits = self.logits(model, batch)
         return BatchOutputs(logits, None if batch.labels is None else self.loss_sum_of(logits, batch))
-
-
-def encode_batch(model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False) -> EncoderOutput:
-    """Run the encoder over the packed tokens of a batch."""
-    device = model_device(model)
-    layout = SequenceLayout.from_lengths(batch.lengths, device)
-    token_ids, segment_ids = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.segment_ids)
-    return model.encoder.encode_packed(
-        token_ids.to(device), segment_ids.to(device), layout, keep_hidden_states=keep_hidden_states
-    )
 
 
 def labels_of(batch: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ from maskloom.folder_lock import alone_in_folder
 from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.feature_tagging import frozen_vectors
+from maskloom.objectives.tagging import frozen_vectors
 from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.first_look import check_place

@@ -6,12 +6,8 @@ import torch.nn.functional as F
 from maskloom.data.batch import ClassificationBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.objectives.classification import (
-    MultiLabelClassification,
-    Regression,
-    SingleLabelClassification,
-    classifier_logits,
-)
+from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
+from maskloom.objectives.objective import encode_batch
 from maskloom.training.loop import accumulate_gradients
 
 CONFIG = BertConfig(
@@ -49,6 +45,10 @@ CASES = {
         "multi_label",
     ),
 }
+
+
+def classifier_logits(model, batch):
+    return model.heads["classifier"](encode_batch(model, batch).pooled)
 
 
 def mean_by_torch(case, logits, labels):

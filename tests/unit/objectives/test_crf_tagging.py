@@ -7,8 +7,7 @@ import torch
 from maskloom.data.batch import TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.objectives.crf_tagging import CrfTagging
-from maskloom.objectives.tagging import Tagging
+from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.training.loop import accumulate_gradients
 
 CONFIG = BertConfig(

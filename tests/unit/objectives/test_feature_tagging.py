@@ -7,7 +7,7 @@ import torch
 from maskloom.data.batch import FeatureBatch, TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.objectives.feature_tagging import FeatureCrfTagging, FeatureTagging, frozen_vectors
+from maskloom.objectives.tagging import FeatureCrfTagging, FeatureTagging, frozen_vectors
 from maskloom.training.loop import accumulate_gradients
 
 CONFIG = BertConfig(

@@ -12,11 +12,10 @@ import numpy as np
 from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import TokenBatch
 from maskloom.metrics.entities import is_tag
+from maskloom.objectives.task_objective import NOT_SCORED
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.windows import Context, plan_windows
 from maskloom.text.tokenizer import Tokenizer
-
-NOT_SCORED = -100
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import numpy as np
 
 from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
 from maskloom.data.feature_files import FeatureFile
-from maskloom.objectives.crf_tagging import CrfTagging
-from maskloom.objectives.feature_tagging import FeatureCrfTagging, FeatureTagging
+from maskloom.objectives.tagging import CrfTagging, FeatureCrfTagging, FeatureTagging
 from maskloom.tasks.encoding import EncodedExamples
 from maskloom.tasks.tagging.encoding import EncodedSentences
 from maskloom.tasks.task import Task

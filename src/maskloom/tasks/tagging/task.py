@@ -11,8 +11,7 @@ from maskloom.config import ConfigError, DataError
 from maskloom.metrics.calibration import checked_temperature
 from maskloom.metrics.entities import EntityMetric, TagTable, is_tag
 from maskloom.metrics.single_label import SingleLabelMetric
-from maskloom.objectives.crf_tagging import CrfTagging
-from maskloom.objectives.tagging import Tagging
+from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.inputs import checked_text
