@@ -14,11 +14,11 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "finetune", "load", "pretrain"]
 
 
-def load(folder: str | Path, *, int8: bool = False, device: str = "cpu", batch_size: int | None = None) -> Predictor:
+def load(folder: str | Path, *, int8: bool = False, device: str = "auto", batch_size: int | None = None) -> Predictor:
     """Open a model folder for use: an object with `encode`, `predict` and `fill_mask`, which threads may share.
 
-    `int8` computes in 8-bit integers, which is faster on a CPU and close to fp32. `device` is "cpu", "cuda", "cuda:1"
-    and so on, or "auto": CUDA if available. `batch_size` bounds how many texts are computed at once; by default batches
+    `int8` computes in 8-bit integers, which is faster on a CPU and close to fp32. `device` is "cpu", "cuda", "cuda:1",
+    "mps", or "auto": a GPU if available. `batch_size` bounds how many texts are computed at once; by default batches
     are bounded in tokens only. Raises ValueError when the folder is not a model folder that maskloom, transformers or
     sentence-transformers wrote, the device is not there, or the processor lacks int8.
     """

@@ -21,6 +21,8 @@ MOST_STEPS = 10**12
 """More than any run can count to, so it is also the number of steps of a run that the clock ends."""
 
 Count = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+DEVICE_NAMES = r"auto|cpu|mps|cuda(?::(\d{1,3}))?"
+"""What a device may be called; whether it is there is another question."""
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]  # the largest of the published recipes (LAMB) is 2**16
 CountOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 Length = Annotated[int, Field(le=1_000_000)]
@@ -162,6 +164,11 @@ class TrainingSection(Section):
     num_threads: Annotated[int | None, Field(ge=1, le=1024), about("Threads per process; absent, torch's choice.")] = (
         None
     )
+    device: Annotated[
+        str,
+        Field(pattern=f"^({DEVICE_NAMES})$"),
+        about("What computes: auto (a GPU if there is one), cpu, cuda, cuda:N, mps."),
+    ] = "auto"
     parallel: Annotated[
         Literal["ddp", "fsdp"], about("With several processes: each holds the whole model, or a shard of it.")
     ] = "ddp"

@@ -10,6 +10,7 @@ import typer
 from maskloom.cli.options import (
     AsJson,
     Averaged,
+    Device,
     EnsembleOf,
     MaxLength,
     Models,
@@ -31,6 +32,7 @@ def answer(
         typer.Option("--null-threshold", help="Give no answer if its score leads by more than this."),
     ] = None,
     max_length: MaxLength = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer questions about a text."""

@@ -10,6 +10,7 @@ import typer
 from maskloom.cli.options import (
     AsJson,
     BadRows,
+    Device,
     Format,
     MaxLength,
     Model,
@@ -49,6 +50,7 @@ def features(
     format_name: Format = None,
     on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a model's activations, of any layer, for every word or token of a file."""

@@ -9,6 +9,7 @@ import typer
 
 from maskloom.cli.options import (
     AsJson,
+    Device,
     Model,
     Out,
     Recipe,
@@ -43,6 +44,7 @@ def run(
     learning_rate: LearningRate = None,
     max_length: SequenceLength = None,
     seed: Seed = None,
+    device: Device = None,
     restarts: Restarts = None,
     recipe: Recipe = None,
     resume: Resume = False,
@@ -53,7 +55,7 @@ def run(
     from maskloom.config import FinetuneRecipe
 
     flags = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
-    flags |= {"seed": seed, "restarts": restarts}
+    flags |= {"seed": seed, "device": device, "restarts": restarts}
     if grid is None and not continues(out, resume):
         grid = ["paper"]
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,26 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --ou
 Verify = Annotated[
     bool,
     typer.Option("--verify", help="With --resume: first check that repeating the last steps gives the same bits."),
+]
+
+
+def _take_device(name: str | None) -> None:
+    """Let everything in this process compute on a device; an unknown name is refused before anything heavy."""
+    from maskloom.config import DEVICE_NAMES
+
+    if name is not None and not re.fullmatch(DEVICE_NAMES, name):
+        raise typer.BadParameter(f"{name!r} is not known; known: auto, cpu, cuda, cuda:0 and so on, mps")
+    if name is not None:
+        os.environ["MASKLOOM_DEVICE"] = name
+
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="What computes: auto (a GPU where there is one), cpu, cuda, cuda:N, mps.",
+        callback=_take_device,
+    ),
 ]
 MaxLength = Annotated[
     int | None, typer.Option("--max-length", min=3, help="Maximum tokens; longer sequences are truncated and counted.")

@@ -10,6 +10,7 @@ import typer
 from maskloom.cli.options import (
     AsJson,
     BadRows,
+    Device,
     Format,
     LabelColumn,
     Model,
@@ -54,6 +55,7 @@ def search(
     learning_rate: LearningRate = None,
     max_length: SequenceLength = None,
     seed: Seed = None,
+    device: Device = None,
     restarts: Restarts = None,
     method: Annotated[
         Literal["grid", "optuna"] | None,
@@ -75,7 +77,7 @@ def search(
     from maskloom.config import FinetuneRecipe
 
     flags = {"task": task, "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed, "restarts": restarts}
+    flags |= {"max_length": max_length, "seed": seed, "device": device, "restarts": restarts}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
     look_first(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)

@@ -10,6 +10,7 @@ import typer
 from maskloom.cli.options import (
     AsJson,
     BadRows,
+    Device,
     Format,
     LabelColumn,
     Model,
@@ -52,6 +53,7 @@ def pretrain(
     learning_rate: LearningRate = None,
     max_length: SequenceLength = None,
     seed: Seed = None,
+    device: Device = None,
     recipe: Recipe = None,
     init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of a model folder.")] = None,
     resume: Resume = False,
@@ -65,7 +67,7 @@ def pretrain(
     from maskloom.runs.training_flags import with_epochs
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
+    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes, "device": device}
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus_manifest import read_manifest
@@ -104,6 +106,7 @@ def finetune(
     learning_rate: LearningRate = None,
     max_length: SequenceLength = None,
     seed: Seed = None,
+    device: Device = None,
     recipe: Recipe = None,
     restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds.")] = None,
     keep_restarts: Annotated[
@@ -124,7 +127,7 @@ def finetune(
     from maskloom.config import FinetuneRecipe
 
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
+    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes, "device": device}
     flags |= {"restarts": restarts, "keep_restarts": keep_restarts or None}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
@@ -142,6 +145,7 @@ def finetune(
 def quickstart(
     out: Annotated[Path, typer.Option("--out", help="Folder to write; rerun to continue.")] = Path("quickstart"),
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a BERT and two classifiers on the documentation inside your Python installation, in about 15 minutes."""

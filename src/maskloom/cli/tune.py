@@ -10,6 +10,7 @@ import typer
 from maskloom.cli.options import (
     AsJson,
     BadRows,
+    Device,
     Format,
     LabelColumn,
     MaxLength,
@@ -37,6 +38,7 @@ def tune(
     format_name: Format = None,
     on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit temperature and thresholds on labelled examples, and store them with the model."""

@@ -11,6 +11,7 @@ from maskloom.cli.options import (
     AsJson,
     Averaged,
     BadRows,
+    Device,
     EnsembleOf,
     Format,
     LabelColumn,
@@ -43,6 +44,7 @@ def evaluate(
     format_name: Format = None,
     on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a model, or an ensemble, on labelled examples."""
@@ -69,6 +71,7 @@ def predict(
     format_name: Format = None,
     on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
+    device: Device = None,
     csv_safe: Annotated[
         bool, typer.Option("--csv-safe", help="Put ' before cells of a .csv that a spreadsheet would run as a formula.")
     ] = False,
@@ -101,6 +104,7 @@ def fill_mask(
     model: Model,
     text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of candidates per [MASK].")] = 5,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the words for [MASK]."""
@@ -144,6 +148,7 @@ def embed(
     pair_column: PairColumn = None,
     on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one vector per text."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.checkpoints.sentence_transformers import PoolingMode, SentenceModules, read_modules
 from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import ClassificationBatch
+from maskloom.devices import chosen_device
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import MaskCandidate, Prediction
 from maskloom.layers.int8 import quantize_dense_layers
@@ -77,20 +77,20 @@ class Predictor:
         *,
         max_length: int | None = None,
         int8: bool = False,
-        device: str = "cpu",
+        device: str = "auto",
         batch_size: int | None = None,
     ) -> Predictor:
         """Open a model folder in Hugging Face layout, a sentence-transformers folder, or a run folder.
 
         `max_length` defaults to the length of fine-tuning, to that of sentence-transformers, or to the model's limit.
         `int8` computes the encoder's dense layers in 8-bit integers, quantised on loading: faster, and close to fp32.
-        `device` is "cpu", "cuda", "cuda:1" and so on, or "auto": CUDA if available. `batch_size` bounds how many texts
+        `device` is a name that `chosen_device` takes; int8 is for the processor. `batch_size` bounds how many texts
         are computed at once. Raises DataError for a folder that is not a model, ConfigError for a length outside the
         model's limits, a missing device, or `int8` on a processor that does not support it.
         """
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise ConfigError(f"batch_size {batch_size!r:.80}: a whole number of at least 1 is expected")
-        place = checked_device("cpu" if int8 and device == "auto" else device)
+        place = chosen_device("cpu" if int8 and device == "auto" else device)
         path = resolve_model_folder(folder)
         model, _report = load_model(path)
         tokenizer = load_tokenizer(path)
@@ -261,20 +261,6 @@ class Predictor:
             if takes_pairs == (example.pair is None):
                 wanted, got = ("a pair of texts", "one text") if takes_pairs else ("one text", "a pair of texts")
                 raise ConfigError(f"input {number}: this model was fine-tuned on {wanted} an example, this is {got}")
-
-
-def checked_device(device: Any) -> torch.device:
-    """Return the device of that name: cpu, cuda, cuda:N, or auto; raises ConfigError for one that is not there."""
-    match = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,3}))?", device) if isinstance(device, str) else None
-    if match is None:
-        raise ConfigError(f"device {device!r:.80} is not known; known: cpu, cuda, cuda:0 and so on, auto")
-    num_devices = torch.cuda.device_count() if device != "cpu" else 0
-    if device == "auto":
-        return torch.device("cuda" if num_devices else "cpu")
-    if device != "cpu" and int(match[1] or 0) >= num_devices:
-        found = f"{num_devices} CUDA devices here" if num_devices else "no CUDA device here"
-        raise ConfigError(f"device {device!r}: torch {torch.__version__} finds {found}")
-    return torch.device(device)
 
 
 def _finite(outputs: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import ConfigError, DataError
 from maskloom.data.bucketing import sorted_batches
 from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
+from maskloom.devices import chosen_device
 from maskloom.files import output_file
 from maskloom.folder_lock import alone_in_folder
 from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
@@ -99,6 +100,7 @@ def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Pr
     """
     options = plan.task.settings["features"]
     model, _report = load_model(plan.source, heads=())
+    model.to(chosen_device(plan.settings.device))
     combination = LayerCombination.of(options["layers"], model.config.num_hidden_layers)
     sides = {}
     for name in ("train", "dev"):
@@ -155,7 +157,7 @@ def features(
     folder = _folder_to_write(Path(out), path, (TOKENS, PUBLISHED) if jsonl else (TOKENS,))
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)
-    encoder, _report = load_model(source_folder, heads=())
+    encoder = load_model(source_folder, heads=())[0].to(chosen_device())
     limit = min(encoder.config.max_position_embeddings, tokenizer.max_length)
     if max_length is not None and not 3 <= max_length <= limit:
         raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")

@@ -35,7 +35,7 @@ from maskloom.runs.model_card import finetuning_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folder, seeds_of
-from maskloom.runs.start_summary import finetuning_lines, model_line
+from maskloom.runs.start_summary import device_line, finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
 from maskloom.runs.verification import VERIFY_FINISHED
 from maskloom.tasks.catalog import catalog_row
@@ -100,7 +100,7 @@ def finetune(
     """
     training = recipe.training
     check_log_targets(training.log_to)
-    with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
+    with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
         heard = progress if progress is not None and ranks.is_first else SilentProgress()
         folder, reading = Path(out), reading or ReadingOptions()
         return _finetune(recipe, model, Path(train), Path(dev), folder, resume, reading, metric, verify, heard, ranks)
@@ -146,7 +146,7 @@ def _finetune(
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     about_task = finetuning_lines(recipe, settings, prepared.train)
-    for line in [about, *about_task, *extension_lines(settings), *prepared.account["notes"]]:
+    for line in [about, device_line(ranks.device), *about_task, *extension_lines(settings), *prepared.account["notes"]]:
         progress.say(line)
     own = {"group_by_length": recipe.training.group_by_length, "patience": recipe.training.patience}
     plan = replace(plan, **own, folder=out, verify=verify)

@@ -37,7 +37,7 @@ from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
 from maskloom.runs.progress import Progress, SilentProgress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
-from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
+from maskloom.runs.start_summary import default_lines, device_line, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog
@@ -72,7 +72,7 @@ def pretrain(
     """
     training = recipe.training
     check_log_targets(training.log_to)
-    with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
+    with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
         heard = progress if progress is not None and ranks.is_first else SilentProgress()
         start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
@@ -114,7 +114,8 @@ def _pretrain(
     if len(held_out) == 0 and recipe.data.held_out_share > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
     model, new = initial_model(recipe, opened, init)
-    for sentence in [model_line(model, recipe, is_new=init is None), *new, *default_lines(recipe)]:
+    about = [model_line(model, recipe, is_new=init is None), *new, device_line(ranks.device), *default_lines(recipe)]
+    for sentence in about:
         progress.say(sentence)
     ranks.spread(model)
     reference = _UnigramReference.count(opened, train) if ranks.is_first else None

@@ -34,8 +34,9 @@ _HALF_WRITTEN = (".*.tmp", ".*.tmp-*", ".*.verify")
 # them.
 _FREE = frozenset(
     [
-        *(f"training.{key}" for key in ("on_nonfinite", "max_skips", "parallel", "rank_timeout", "keep_checkpoints")),
-        *("training.log_to", "card", "card.license", "card.language", "card.base_model"),
+        *(f"training.{key}" for key in ("on_nonfinite", "max_skips", "device", "parallel", "rank_timeout")),
+        *("training.keep_checkpoints", "training.log_to"),
+        *("card", "card.license", "card.language", "card.base_model"),
     ]
 )
 

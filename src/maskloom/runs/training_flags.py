@@ -25,6 +25,7 @@ FLAG_KEYS = {
     "learning_rate": "training.learning_rate",
     "max_length": "data.max_length",
     "seed": "seed",
+    "device": "training.device",
     "restarts": "restarts",
     "keep_restarts": "keep_restarts",
 }

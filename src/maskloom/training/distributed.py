@@ -198,12 +198,13 @@ class _Beat:
 
 
 @contextmanager
-def distributed_ranks(parallel: str, *, limit: float) -> Iterator[DistributedRanks]:
+def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> Iterator[DistributedRanks]:
     """Join the processes that torchrun started, within; `limit` is the seconds after which a rank counts as hung.
 
     Raises RankLostError that names the rank for whose sake a call failed.
     """
-    device = _own_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     to_join = _TIMES_TO_JOIN * limit
     (store, rank, world_size), (watched, _, _) = _store_of_this_start(to_join), _store_of_this_start(to_join)
     watch = RankWatch(watched, rank, world_size, limit)
@@ -282,14 +283,6 @@ def _summed(_state, bucket):  # without annotations, which torch would read as t
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
-
-
-def _own_device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from maskloom.devices import chosen_device
 from maskloom.errors import ConfigError
 from maskloom.launch import is_one_of_several
 from maskloom.models.assembled import EncoderWithHeads
@@ -37,6 +38,11 @@ class Ranks(Protocol):
     @property
     def is_first(self) -> bool:
         """Whether this process is the one that logs, evaluates and writes."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
         ...
 
     @property
@@ -83,12 +89,15 @@ class Ranks(Protocol):
 
 
 class OneRank:
-    """A process that trains alone."""
+    """A process that trains alone, on one device."""
 
     rank = 0
     world_size = 1
     is_first = True
     is_sharded = False
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:
         """Return the values as they are."""
@@ -106,7 +115,8 @@ class OneRank:
         return nullcontext()
 
     def spread(self, model: EncoderWithHeads) -> None:
-        """Leave the model as it is."""
+        """Bring the model to the device."""
+        model.to(self.device)
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
         """Return the model."""
@@ -139,20 +149,21 @@ def mean_losses(
 
 
 @contextmanager
-def joined_ranks(parallel: Literal["ddp", "fsdp"], *, limit: float) -> Iterator[Ranks]:
+def joined_ranks(parallel: Literal["ddp", "fsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
     """Join the other processes within, where torchrun or a scheduler has started several, else train alone.
 
     They are known by the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A rank that is silent for
-    a third of `limit` seconds, or lets the others wait for all of it, ends them all. Raises ConfigError for variables
-    that do not fit together, RankLostError when another rank is the reason why this one cannot go on.
+    a third of `limit` seconds, or lets the others wait for all of it, ends them all. `device` is a name that
+    `chosen_device` takes. Raises ConfigError for variables that do not fit together or a device that is not there,
+    RankLostError when another rank is the reason why this one cannot go on.
     """
     if not is_one_of_several():
-        yield ONE_RANK
+        yield OneRank(chosen_device(device))
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise ConfigError(f"WORLD_SIZE is set but {', '.join(missing)} is not; torchrun sets all of them")
     from maskloom.training.distributed import distributed_ranks  # heavy, and of no use to a process alone
 
-    with distributed_ranks(parallel, limit=limit) as ranks:
+    with distributed_ranks(parallel, limit=limit, device=chosen_device(device)) as ranks:
         yield ranks
