@@ -169,6 +169,10 @@ class TrainingSection(Section):
         Field(pattern=f"^({DEVICE_NAMES})$"),
         about("What computes: auto (a GPU if there is one), cpu, cuda, cuda:N, mps."),
     ] = "auto"
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"],
+        about("Of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that has it, else fp32."),
+    ] = "auto"
     parallel: Annotated[
         Literal["ddp", "fsdp"], about("With several processes: each holds the whole model, or a shard of it.")
     ] = "ddp"

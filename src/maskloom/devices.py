@@ -46,6 +46,12 @@ def chosen_device(name: Any = "auto") -> torch.device:
     return torch.device("cuda", number)
 
 
+def found_devices() -> list[torch.device]:
+    """Return the processor and every GPU that torch finds."""
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    return [torch.device("cpu"), *gpus, *([torch.device("mps")] if _has_mps() else [])]
+
+
 def describe_device(device: torch.device) -> str:
     """Return a device's name and memory in words, of a processor also its threads."""
     if device.type == "cuda":

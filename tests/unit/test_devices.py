@@ -73,7 +73,7 @@ def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, name: obj
 
 def test_a_number_beyond_the_last_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, gpus=2)
-    with pytest.raises(ConfigError, match="device 'cuda:2': torch .* finds 2 CUDA devices here"):
+    with pytest.raises(ConfigError, match=r"device 'cuda:2': torch .* finds 2 CUDA devices here"):
         chosen_device("cuda:2")
 
 

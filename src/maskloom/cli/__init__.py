@@ -54,6 +54,7 @@ app.command("evaluate", rich_help_panel=INSPECT)(use.evaluate)
 app.command("score-answers", rich_help_panel=INSPECT)(score_answers)
 app.command("report", rich_help_panel=INSPECT)(report)
 app.command("info", rich_help_panel=INSPECT)(use.info)
+app.command("doctor", rich_help_panel=INSPECT)(use.doctor)
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
 

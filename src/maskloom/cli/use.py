@@ -174,6 +174,21 @@ def embed(
     show(result, as_json, lines=written_lines, beside=output)
 
 
+def doctor(
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for all speed checks together.")] = 10.0,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show versions, devices, threads, memory and disk, check each device, and say what would be used."""
+    from maskloom.runs.doctor import doctor as run
+    from maskloom.runs.doctor import doctor_lines
+
+    result = run(seconds=seconds, progress=progress_display())
+    show(result, as_json, lines=doctor_lines)
+    if not result["is_sound"]:
+        raise typer.Exit(1)
+
+
 def info(
     folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")],
     as_json: AsJson = False,

@@ -56,6 +56,13 @@ def _has_wide_kernels() -> bool:
     )
 
 
+def library_of_products() -> str:
+    """Return in words which library makes the fp32 products of the processor."""
+    if _library == "mkl":
+        return "MKL, as MASKLOOM_PRODUCTS says"
+    return "oneDNN for large ones, else MKL" if _has_wide_kernels() else "torch's own choice: no AVX-512"
+
+
 def prefers_onednn(x: Tensor, num_outputs: int) -> bool:
     """Tell whether the product of `x` (rows, inputs) with a matrix of so many outputs goes to oneDNN."""
     return (

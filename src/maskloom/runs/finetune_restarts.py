@@ -28,6 +28,7 @@ from maskloom.tasks.task import Task
 from maskloom.training.checkpoints import drop_old_checkpoints
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
+from maskloom.training.precision import in_precision
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.session import TrainingSession
 
@@ -71,7 +72,7 @@ def run_restart(
     watch = _DevWatch(plan, state, folder, ranks)
     session = TrainingSession(
         state=state,
-        objective=plan.task.objective,
+        objective=in_precision(plan.task.objective, settings.precision, ranks.device),
         next_batch=batches.next_batch,
         settings=settings,
         seed=seed,

@@ -17,12 +17,15 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, SummedObjective
 from maskloom.training.memory import give_up_kernels, is_out_of_memory, release_cached_memory
 from maskloom.training.optimizers import make_optimizer, rate_of
+from maskloom.training.precision import FIRST_LOSS_SCALE
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.schedules import factor_of
 
 NextBatch = Callable[[dict[str, int]], tuple[Any, dict[str, int]]]
 
 _DROPOUT_STREAM = 0xD20
+# As torch's GradScaler: after so many steps without an overflow the loss scale is doubled.
+_STEPS_OF_A_SCALE = 2000
 
 
 class NumericalError(ValueError):
@@ -57,7 +60,8 @@ class TrainState:
     """Everything that a step changes: model and optimiser in place, steps taken, position in the data.
 
     Dropout draws depend on (seed, step, micro-batch) alone, so no generator state belongs here. `micro_batch_size` is
-    what a lack of memory has brought the micro-batches down to, and None before.
+    what a lack of memory has brought the micro-batches down to, and None before. `loss_scale` is what losses in fp16
+    are multiplied by, with the number of steps that it has held for; None in other precisions.
     """
 
     model: EncoderWithHeads
@@ -65,11 +69,13 @@ class TrainState:
     step: int
     position: dict[str, int]
     micro_batch_size: int | None = None
+    loss_scale: tuple[float, int] | None = None
 
     @classmethod
     def fresh(cls, model: EncoderWithHeads, settings: TrainingSection) -> TrainState:
         """Return the state before the first step."""
-        return cls(model=model, optimizer=make_optimizer(model, settings), step=0, position={})
+        scale = (FIRST_LOSS_SCALE, 0) if settings.precision == "fp16" else None
+        return cls(model=model, optimizer=make_optimizer(model, settings), step=0, position={}, loss_scale=scale)
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,6 @@ def train_steps(
     """
     model, optimizer = state.model, state.optimizer
     factor = factor or factor_of(settings)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     while state.step < settings.steps:
         started = time.perf_counter()
         batch, position = next_batch(state.position)
@@ -119,8 +124,7 @@ def train_steps(
         scale = factor(state.step)
         for group in optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
-        losses = _gradients_of_step(state, objective, batch, settings.micro_batch_size, seed, ranks)
-        gradient_norm = _clip(parameters, settings.clip_norm)
+        losses, gradient_norm = _losses_and_norm(state, objective, batch, settings, seed, ranks)
         sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
         report = StepReport(
             step=state.step + 1,
@@ -158,14 +162,16 @@ def accumulate_gradients(
     *,
     seed_of: Callable[[int], int] | None = None,
     ranks: Ranks = ONE_RANK,
+    loss_scale: float = 1.0,
 ) -> dict[str, float]:
     """Add the gradients of a batch to the parameters, in micro-batches, and return the mean losses by name.
 
     A loss without targets in the whole batch counts 0. With several ranks `batch` is this one's part, and the returned
     losses add over ranks to the means over the whole. `seed_of` gives the seed of a micro-batch's dropout draws by its
-    number in the whole batch; without it torch's generator goes on from where it stands.
+    number in the whole batch; without it torch's generator goes on from where it stands. Losses and gradients are
+    multiplied by `loss_scale`.
     """
-    counts = ranks.sum_(objective.target_counts(batch))
+    counts = {name: count / loss_scale for name, count in ranks.sum_(objective.target_counts(batch)).items()}
     totals = dict.fromkeys(counts, 0.0)
     parts = batch.split(micro_batch_size) if micro_batch_size else [batch]
     for number, micro_batch in enumerate(parts, start=ranks.rank * len(parts)):
@@ -176,6 +182,33 @@ def accumulate_gradients(
         for name, mean in ranks.add_gradients(model, objective, micro_batch, counts, is_last=is_last).items():
             totals[name] += mean
     return totals
+
+
+def _losses_and_norm(
+    state: TrainState, objective: Objective, batch: Any, settings: TrainingSection, seed: int, ranks: Ranks
+) -> tuple[dict[str, float], float]:
+    """Put the clipped gradients of a step in place and return its mean losses and the norm before clipping.
+
+    In fp16 the step is done again with half the loss scale until its gradients are finite, at last without any; a scale
+    that has held for long is doubled.
+    """
+    parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+    while True:
+        losses = _gradients_of_step(state, objective, batch, settings.micro_batch_size, seed, ranks)
+        if state.loss_scale is None:
+            return losses, _clip(parameters, settings.clip_norm)
+        scale, num_held = state.loss_scale
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, 1.0 / scale)
+        losses = {name: loss / scale for name, loss in losses.items()}
+        norm = _clip(parameters, settings.clip_norm)
+        if not ranks.any_(not math.isfinite(norm)):
+            grows = num_held + 1 == _STEPS_OF_A_SCALE
+            state.loss_scale = (2 * scale, 0) if grows else (scale, num_held + 1)
+            return losses, norm
+        if scale == 1.0:
+            return losses, norm
+        state.loss_scale = (scale / 2, 0)
 
 
 def _gradients_of_step(
@@ -197,6 +230,7 @@ def _gradients_of_step(
                 size,
                 seed_of=lambda number: dropout_seed(seed, state.step, number),
                 ranks=ranks,
+                loss_scale=state.loss_scale[0] if state.loss_scale else 1.0,
             )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -108,6 +108,8 @@ class TrainingSession:
             self.budget.restore(own["budget"])
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
         self._take_noted_size()
+        if "loss_scale" in own:
+            self.state.loss_scale = tuple(own["loss_scale"])
         self._bad_steps.rewinds = own.get("rewinds", 0)
         if self.ranks.is_first:  # a kill between the last save and this would leave one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
@@ -304,6 +306,8 @@ class TrainingSession:
             own["evaluation_is_due"] = True
         if self.state.micro_batch_size is not None:
             own["micro_batch_size"] = self.state.micro_batch_size
+        if self.state.loss_scale is not None:
+            own["loss_scale"] = self.state.loss_scale
         if self._bad_steps.rewinds:
             own["rewinds"] = self._bad_steps.rewinds
         if self._has_ended:

@@ -1,0 +1,144 @@
+"""What this machine is, what maskloom would use on it and why, and a short check of each device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maskloom.config import TrainingSection
+from maskloom.data.batch import PretrainingBatch
+from maskloom.devices import chosen_device, describe_device, found_devices
+from maskloom.layers.matrix_products import library_of_products
+from maskloom.machine_memory import available_memory
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.run_folder import environment
+from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.precision import in_precision
+
+_NUM_SEQUENCES, _LENGTH, _NUM_PREDICTIONS = 16, 128, 20
+_STEPS_COMPARED = 3
+# How far losses of the first steps may lie from those of the processor in fp32: rounding, and what steps make of it.
+_BOUNDS = {"fp32": 1e-3, "bf16": 3e-2}
+
+
+def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[str, Any]:
+    """Return versions, hardware, memory, disk and what each device does with steps of a small BERT, in all `seconds`.
+
+    `device` and `precision` are what plain commands take. A device is sound when its first losses are those of the
+    processor in fp32, up to rounding.
+    """
+    progress = progress or SilentProgress()
+    devices = found_devices()
+    trials = [(device, precision) for device in devices for precision in _BOUNDS]
+    expected = _losses(torch.device("cpu"), "fp32", _STEPS_COMPARED)
+    progress.begin("checking devices", len(trials))
+    checks = []
+    for number, (device, precision) in enumerate(trials, start=1):
+        checks.append(_checked(device, precision, expected, seconds / len(trials)))
+        progress.advance(number)
+    progress.end()
+    device = chosen_device()
+    is_half = in_precision(MaskedLanguageModeling(), "auto", device) != MaskedLanguageModeling()
+    return {
+        **environment(),
+        "cores_for_this_process": len(os.sched_getaffinity(0)),
+        "memory_free": available_memory(),
+        "disk_free": shutil.disk_usage(Path.cwd()).free,
+        "products": library_of_products(),
+        "devices": [describe_device(found) for found in devices],
+        "checks": checks,
+        "device": str(device),
+        "precision": "bf16" if is_half else "fp32",
+        "is_sound": all(check["is_sound"] for check in checks),
+    }
+
+
+def doctor_lines(result: dict[str, Any]) -> list[str]:
+    """Return the result for a person."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    hardware, memory = result["hardware"], result["memory_free"]
+    rows = [
+        ("versions", versions),
+        ("processor", f"{hardware['processor']}, {result['cores_for_this_process']} of {hardware['cores']} cores"),
+        ("products", result["products"]),
+        ("memory", "not known" if memory is None else f"{memory / 2**30:.1f} GiB free"),
+        ("disk", f"{result['disk_free'] / 2**30:.1f} GiB free in this folder"),
+        *(("device", described) for described in result["devices"]),
+    ]
+    for check in result["checks"]:
+        verdict = "sound" if check["is_sound"] else f"WRONG: {check['problem']}"
+        speed = "" if check["tokens_per_second"] is None else f"{check['tokens_per_second']:,.0f} tokens a second; "
+        rows.append((f"{check['device']} {check['precision']}", f"{speed}{verdict}"))
+    why = "MASKLOOM_DEVICE says so" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
+    rows.append(("would use", f"{result['device']} in {result['precision']} ({why}; --device chooses another)"))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {text}" for name, text in rows]
+
+
+def _checked(device: torch.device, precision: str, expected: list[float], seconds: float) -> dict[str, Any]:
+    """Train a small BERT for some seconds, and compare its first losses with the expected ones."""
+    check = {"device": str(device), "precision": precision, "tokens_per_second": None, "largest_difference": None}
+    try:
+        losses = _losses(device, precision, _STEPS_COMPARED)
+        speed = _speed(device, precision, seconds)
+    except (RuntimeError, ValueError) as error:
+        return {**check, "is_sound": False, "problem": str(error).splitlines()[0]}
+    largest = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
+    is_sound = largest <= _BOUNDS[precision]
+    problem = None if is_sound else f"losses differ by {largest:.3g} from the processor's in fp32"
+    found = {"tokens_per_second": speed, "largest_difference": largest}
+    return {**check, **found, "is_sound": is_sound, "problem": problem}
+
+
+def _losses(device: torch.device, precision: str, steps: int) -> list[float]:
+    return [report.loss for report in _reports(device, precision, steps, dropout=0.0)]
+
+
+def _speed(device: torch.device, precision: str, seconds: float) -> float:
+    """Return tokens a second, the first step left out."""
+    started, num_tokens = None, 0
+    for report in _reports(device, precision, 10**9, dropout=0.1):
+        now = time.perf_counter()
+        if started is None:
+            started = now
+            continue
+        num_tokens += report.num_tokens
+        if now - started >= seconds:
+            return num_tokens / (now - started)
+    raise AssertionError("steps do not end")
+
+
+def _reports(device: torch.device, precision: str, steps: int, *, dropout: float) -> Iterator[Any]:
+    config = BertConfig.of_size(
+        "tiny", vocab_size=8000, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
+    )
+    settings = TrainingSection(steps=steps, learning_rate=1e-3)
+    state = TrainState.fresh(build_model(config, seed=0).to(device), settings)
+    objective = in_precision(MaskedLanguageModeling(), precision, device)
+    numbers = count()
+    return train_steps(state, objective, lambda at: (_batch(next(numbers)), at), settings=settings, seed=0)
+
+
+def _batch(number: int) -> PretrainingBatch:
+    random = np.random.default_rng(number)
+    lengths = random.integers(_LENGTH // 2, _LENGTH + 1, _NUM_SEQUENCES)
+    starts = np.cumsum(lengths) - lengths
+    return PretrainingBatch(
+        token_ids=random.integers(5, 8000, lengths.sum()),
+        segment_ids=np.zeros(lengths.sum(), dtype=np.int64),
+        lengths=lengths,
+        mlm_positions=np.concatenate([start + np.arange(1, 1 + _NUM_PREDICTIONS) for start in starts]),
+        mlm_labels=random.integers(5, 8000, _NUM_SEQUENCES * _NUM_PREDICTIONS),
+        nsp_labels=random.integers(0, 2, _NUM_SEQUENCES),
+    )

@@ -1,0 +1,102 @@
+"""Half precision: close to fp32, with a loss scale that finds its size, and the same again after a resume."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from maskloom.config import ConfigError, TrainingSection
+from maskloom.data.batch import PretrainingBatch
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.training.loop import NonFiniteStepError, TrainState, train_steps
+from maskloom.training.precision import HalfPrecision, in_precision
+
+CPU = torch.device("cpu")
+# What rounding to 8 and to 11 bits does to the losses of twenty steps, with room to spare.
+BOUNDS = {"bf16": 5e-3, "fp16": 5e-4}
+
+
+def _settings(precision: str) -> TrainingSection:
+    return TrainingSection(steps=20, learning_rate=1e-3, micro_batch_size=2, precision=precision)  # pyright: ignore
+
+
+def _batches(position: dict) -> tuple[PretrainingBatch, dict]:
+    number = position.get("number", 0)
+    random, lengths = np.random.default_rng(number), np.array([9, 14, 5, 11])
+    starts = np.cumsum(lengths) - lengths
+    batch = PretrainingBatch(
+        token_ids=random.integers(5, 300, lengths.sum()),
+        segment_ids=np.zeros(lengths.sum(), dtype=np.int64),
+        lengths=lengths,
+        mlm_positions=np.concatenate([start + np.arange(1, 4) for start in starts]),
+        mlm_labels=random.integers(5, 25, 12),
+        nsp_labels=np.array([0, 1, 0, 1]),
+    )
+    return batch, {"number": number + 1}
+
+
+def _state(settings: TrainingSection) -> TrainState:
+    config = BertConfig.of_size("tiny", vocab_size=300, hidden_size=32, num_attention_heads=2, intermediate_size=64)
+    return TrainState.fresh(build_model(config, seed=0), settings)
+
+
+def _losses(precision: str, state: TrainState | None = None) -> list[float]:
+    settings = _settings(precision)
+    objective = in_precision(MaskedLanguageModeling(), precision, CPU)
+    state = state or _state(settings)
+    return [report.loss for report in train_steps(state, objective, _batches, settings=settings, seed=1)]
+
+
+@pytest.mark.parametrize("precision", BOUNDS)
+def test_half_precision_stays_near_fp32_over_fp32_weights(precision: str) -> None:
+    state = _state(_settings(precision))
+    exact, found = _losses("fp32"), _losses(precision, state)
+    difference = max(abs(a - b) for a, b in zip(exact, found, strict=True))
+    assert 0 < difference < BOUNDS[precision]
+    assert found[-1] < found[0] - 0.5
+    assert {parameter.dtype for parameter in state.model.parameters()} == {torch.float32}
+    assert found == _losses(precision)
+
+
+def test_a_loss_scale_that_overflows_is_halved_until_it_fits_and_changes_no_step() -> None:
+    settings = _settings("fp16")
+    state = _state(settings)
+    state.loss_scale = (2.0**40, 0)
+    losses = _losses("fp16", state)
+    assert state.loss_scale is not None
+    scale, num_held = state.loss_scale
+    assert 1 < scale < 2**40
+    assert 0 < num_held <= 20
+    assert max(abs(a - b) for a, b in zip(losses, _losses("fp32"), strict=True)) < BOUNDS["fp16"]
+
+
+def test_a_loss_scale_that_holds_is_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maskloom.training.loop._STEPS_OF_A_SCALE", 8)
+    state = _state(_settings("fp16"))
+    state.loss_scale = (2.0, 0)
+    _losses("fp16", state)
+    assert state.loss_scale == (8.0, 4)
+
+
+def test_a_batch_that_no_loss_scale_helps_is_an_error() -> None:
+    state = _state(_settings("fp16"))
+    with torch.no_grad():
+        next(state.model.parameters()).fill_(math.nan)
+    with pytest.raises(NonFiniteStepError):
+        _losses("fp16", state)
+    assert state.loss_scale == (1.0, 0)
+    assert state.step == 0
+
+
+def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, gpu = MaskedLanguageModeling(), torch.device("cuda")
+    assert in_precision(objective, "auto", CPU) is objective
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert in_precision(objective, "auto", gpu) == HalfPrecision(objective, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert in_precision(objective, "auto", gpu) is objective
+    with pytest.raises(ConfigError, match="cuda has no bf16; take 'fp16' or 'fp32'"):
+        in_precision(objective, "bf16", gpu)
