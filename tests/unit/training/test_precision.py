@@ -56,7 +56,7 @@ def test_half_precision_stays_near_fp32_over_fp32_weights(precision: str) -> Non
     exact, found = _losses("fp32"), _losses(precision, state)
     difference = max(abs(a - b) for a, b in zip(exact, found, strict=True))
     assert 0 < difference < BOUNDS[precision]
-    assert found[-1] < found[0] - 0.5
+    assert found[-1] < found[0] - 0.2
     assert {parameter.dtype for parameter in state.model.parameters()} == {torch.float32}
     assert found == _losses(precision)
 
