@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from maskloom.layers.grouped_attention import grouped_attention
 from maskloom.layers.matrix_products import Dense
+from maskloom.layers.packed_attention import packed_attention, prefers_packed
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -38,6 +39,8 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) 
 
     Letters: n sequences of a length group, s its length, h heads, d size of a head.
     """
+    if prefers_packed(qkv, layout):
+        return packed_attention(qkv, layout, num_heads, dropout)
     slots = layout.to_slots(qkv)
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)

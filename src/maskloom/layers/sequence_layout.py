@@ -127,6 +127,11 @@ class SequenceLayout:
         )
 
     @property
+    def is_packed(self) -> bool:
+        """Whether rows are tokens alone, so that `offsets` say all; of padded rows the groups' masks do."""
+        return self.num_tokens == 0 or self.slot_tokens is not None or self.groups[0].key_mask is None
+
+    @property
     def num_slots(self) -> int:
         """Number of positions that attention computes, padding inside groups included."""
         return sum(group.num_slots for group in self.groups)
