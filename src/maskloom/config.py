@@ -173,6 +173,10 @@ class TrainingSection(Section):
         Literal["auto", "fp32", "bf16", "fp16"],
         about("Of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that has it, else fp32."),
     ] = "auto"
+    activation_checkpointing: Annotated[
+        bool, about("Compute blocks again in the backward pass: less memory, about a third more time.")
+    ] = False
+    compile: Annotated[bool, about("Compile blocks with torch.compile; needs a C compiler.")] = False
     parallel: Annotated[
         Literal["ddp", "fsdp"], about("With several processes: each holds the whole model, or a shard of it.")
     ] = "ddp"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -11,8 +13,12 @@ from maskloom.layers.sequence_layout import SequenceLayout
 class PostNormLayer(nn.Module):
     """One encoder layer with the norm after each residual sum: x = LN(x + dropout(block(x))), twice.
 
-    It is composed of an attention and a feed-forward block over (tokens, hidden); both norms are LayerNorm.
+    It is composed of an attention and a feed-forward block over (tokens, hidden); both norms are LayerNorm. One that
+    `recomputes` keeps its input alone and is computed again in the backward pass, with the same dropout draws (Chen et
+    al. 2016, Training Deep Nets with Sublinear Memory Cost).
     """
+
+    recomputes = False
 
     def __init__(
         self, attention: nn.Module, feed_forward: nn.Module, *, hidden_size: int, layer_norm_eps: float, dropout: float
@@ -26,5 +32,10 @@ class PostNormLayer(nn.Module):
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the next hidden state of every token."""
+        if self.recomputes and torch.is_grad_enabled():
+            return checkpoint(self._computed, hidden, layout, use_reentrant=False)  # pyright: ignore[reportReturnType]
+        return self._computed(hidden, layout)
+
+    def _computed(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         hidden = self.attention_layer_norm(self.dropout.add(hidden, self.attention(hidden, layout)))
         return self.feed_forward_layer_norm(self.dropout.add(hidden, self.feed_forward(hidden)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.bert import Bert, BertConfig
 
 
@@ -24,6 +25,20 @@ class Architecture:
     build: Callable[[BertConfig], Bert]
     blocks: Callable[[Bert], Sequence[nn.Module]]
     heads: tuple[str, ...]
+
+
+def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:
+    """Have the blocks of a model computed again in the backward pass, or compiled by torch for any number of tokens."""
+    for block in blocks_of(model):
+        block.recomputes = recompute  # pyright: ignore[reportAttributeAccessIssue]
+        if compile_:
+            block.compile(dynamic=True)
+
+
+def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:
+    """Return the repeated parts of a model's encoder."""
+    row = next(row for row in ARCHITECTURES.values() if isinstance(model.config, row.config_type))
+    return row.blocks(model.encoder)
 
 
 ARCHITECTURES: dict[str, Architecture] = {

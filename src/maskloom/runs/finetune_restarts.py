@@ -15,6 +15,7 @@ from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSect
 from maskloom.data.rank_rows import rows_of_rank
 from maskloom.files import copy_files, replacing_folder, write_json
 from maskloom.foreign_files import read_json_object, read_json_value
+from maskloom.models.architectures import prepare_blocks
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.fingerprints import saved_sum
@@ -65,6 +66,7 @@ def run_restart(
         return read_json_object(folder / _RESULT)
     settings = plan.settings
     model = initial_model(plan, seed)
+    prepare_blocks(model, recompute=settings.activation_checkpointing, compile_=settings.compile)
     ranks.spread(model)
     state = TrainState.fresh(model, settings)
     rows = plan_rows(settings, ranks)

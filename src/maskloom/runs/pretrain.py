@@ -25,6 +25,7 @@ from maskloom.folder_lock import alone_in_folder
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.machine_memory import require_memory
+from maskloom.models.architectures import prepare_blocks
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -118,6 +119,7 @@ def _pretrain(
     about = [model_line(model, recipe, is_new=init is None), *new, device_line(ranks.device), *default_lines(recipe)]
     for sentence in about:
         progress.say(sentence)
+    prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)
     reference = _UnigramReference.count(opened, train) if ranks.is_first else None
     before = {}

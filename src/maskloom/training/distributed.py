@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from maskloom.errors import ConfigError
 from maskloom.fault_points import fault_point
-from maskloom.models.architectures import ARCHITECTURES
+from maskloom.models.architectures import blocks_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
 from maskloom.training.interruption import Interrupted, undisturbed
@@ -110,13 +110,12 @@ class DistributedRanks:
         """Bring a model to this rank's device and, with "fsdp", keep a share of it; before its optimiser is made."""
         model.to(self.device)
         self._model, self._losses, self._wrapped = model, LossesOf(model), None
-        blocks = next(a for a in ARCHITECTURES.values() if isinstance(model.config, a.config_type)).blocks
-        for block in blocks(model.encoder):
+        for block in blocks_of(model):
             block.register_forward_pre_hook(_Beat(self._watch))
         self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
         if self.is_sharded:
             fault_point("ranks.share")
-            _shard([*blocks(model.encoder), self._losses], self.device, self.world_size)
+            _shard([*blocks_of(model), self._losses], self.device, self.world_size)
             self._wrapped = self._losses
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:

@@ -1,0 +1,55 @@
+"""Blocks that are computed again in the backward pass, or compiled, give what they gave."""
+
+import copy
+
+import pytest
+import torch
+
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.architectures import blocks_of, prepare_blocks
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.bert import BertConfig
+
+
+def _model() -> EncoderWithHeads:
+    config = BertConfig.of_size("tiny", vocab_size=99, hidden_size=32, num_attention_heads=2, intermediate_size=64)
+    return build_model(config, seed=0).train()
+
+
+def _gradients(model: EncoderWithHeads) -> dict[str, torch.Tensor]:
+    layout, ids = SequenceLayout.from_lengths([5, 9, 4]), torch.arange(18)
+    torch.manual_seed(3)
+    model.zero_grad()
+    model.encoder.encode_packed(ids, torch.zeros_like(ids), layout).last_hidden_state.square().sum().backward()
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+def test_recomputed_blocks_keep_less_and_give_the_same_gradients_to_the_bit() -> None:
+    kept: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[-1] += tensor.numel()
+        return tensor
+
+    found = []
+    for recomputes in (False, True):
+        model = _model()
+        prepare_blocks(model, recompute=recomputes, compile_=False)
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            found.append(_gradients(copy.deepcopy(model)))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert kept[1] < kept[0] / 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_compiled_blocks_keep_their_names_and_their_values_up_to_rounding() -> None:
+    plain, compiled = _model().eval(), _model().eval()
+    prepare_blocks(compiled, recompute=False, compile_=True)
+    assert all(block._compiled_call_impl is not None for block in blocks_of(compiled))
+    assert plain.state_dict().keys() == compiled.state_dict().keys()
+    expected, found = _gradients(plain), _gradients(compiled)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
