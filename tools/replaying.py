@@ -16,7 +16,7 @@ from maskloom.errors import DataError
 from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
-from maskloom.training.loop import accumulate_gradients, dropout_seed
+from maskloom.training.loop import StepDraws, accumulate_gradients
 from maskloom.training.ranks import OneRank
 from maskloom.training.step_dumps import BATCH, REPORT, WEIGHTS
 
@@ -50,14 +50,13 @@ def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> 
             parameter.copy_(weights[name])
     model.zero_grad(set_to_none=True)
     model.train()
-    seed, step = report["seed"], report["step"] - 1
     losses = accumulate_gradients(
         model,
         objective,
         batch,
         report["micro_batch_size"],
-        seed_of=lambda number: dropout_seed(seed, step, number),
-        ranks=_RankOfDump(report["rank"], report["target_counts"]),
+        draws=StepDraws(report["seed"], report["step"] - 1),
+        ranks=_RankOfDump(report["rank"], report["target_counts"], report["first_row"]),
     )
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return Replay(losses, float(torch.nn.utils.get_total_norm(gradients, foreach=True)))
@@ -66,12 +65,14 @@ def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> 
 class _RankOfDump(OneRank):
     """One rank that does its part of a batch again, alone, as it did it among the others."""
 
-    def __init__(self, rank: int, counts: dict[str, float]) -> None:
-        self.rank, self._counts = rank, counts
+    def __init__(self, rank: int, counts: dict[str, float], first_row: int) -> None:
+        super().__init__()
+        self.rank, self.world_size = rank, rank + 1
+        self._sums = counts | ({"sequences of rank 0": first_row} if rank else {})
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:
         """Return the counts of the whole batch."""
-        return self._counts
+        return values | self._sums
 
 
 def batch_of_data(described: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:

@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         "dropout does not follow the step",  # the sheet's "RNG restored after fetch": here no generator is saved at all
         "training/loop.py",
-        "torch.manual_seed(seed_of(number))",
-        "torch.initial_seed()",
+        "self.seed, _DROPOUT_STREAM, self.step)) - 2**31",
+        "self.seed, _DROPOUT_STREAM)) - 2**31",
         (f"{_TRAINING}/test_loop.py::test_training_learns_and_is_the_same_twice",),
     ),
     Mutant(

@@ -44,8 +44,8 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) 
     slots = layout.to_slots(qkv)
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)
-    if dropout > 0.0 and slots.device.type == "cpu":
-        return layout.from_slots(grouped_attention(slots, layout.groups, num_heads, dropout))
+    if dropout > 0.0 and slots.device.type == "cpu" and not torch.compiler.is_compiling():
+        return layout.from_slots(grouped_attention(slots, layout, num_heads, dropout))
     contexts = []
     parts = slots.split([group.num_slots for group in layout.groups])
     for group, qkv_nshd3 in zip(layout.groups, parts, strict=True):

@@ -1,32 +1,113 @@
-"""Dropout (Srivastava et al. 2014) whose random numbers cost little on a processor."""
+"""Dropout (Srivastava et al. 2014) whose draws cost little on a processor and belong to rows, not to batches."""
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_BITS = 16
+# A hash of 32 bits in two multiplications, with the factors of Chris Wellons's "lowbias32".
+_FACTOR_1, _FACTOR_2 = 0x7FEB352D, 0x846CA68B - 2**32
+_GAMMA = 0x9E3779B9 - 2**32
+# Words that are hashed at a time by each thread: they stay in its cache.
+_BLOCK = 32_768
+_local = threading.local()
 
 
-def dropout_factors(like: Tensor, rate: float) -> Tensor:
+class RowDraws:
+    """The draws of one pass over a batch: functions of a key, the row, the position and the place in the model.
+
+    The draws of a row are then the same in whatever micro-batch, or on whatever rank, it is computed. `key` is of 32
+    bits, `first_row` the number of the batch's first row in the whole, `lengths` (rows,) counts tokens. A pass takes a
+    place for each dropout in turn; `place` counts them.
+    """
+
+    def __init__(self, key: int, first_row: int, lengths: np.ndarray) -> None:
+        self.place = 0
+        self._key, self._first_row, self._lengths = key, first_row, torch.from_numpy(lengths)
+
+    @cached_property
+    def _keys(self) -> dict[int, Tensor]:
+        """The keys of sequences and of tokens, int32, by their number."""
+        lengths = self._lengths
+        rows = torch.arange(len(lengths), dtype=torch.int32) + self._first_row
+        sequences = _hashed(_hashed(rows * _GAMMA) ^ self._key)
+        starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+        positions = torch.arange(1, len(starts) + 1) - starts  # from 1: the first token has a key of its own
+        tokens = _hashed(torch.repeat_interleave(sequences, lengths) + positions.to(torch.int32) * _GAMMA)
+        return {len(sequences): sequences, len(tokens): tokens}
+
+    def next_place(self, num_rows: int) -> tuple[Tensor, float] | None:
+        """Return the keys of the next place, for tokens or sequences by their number, and a number in [0, 1)."""
+        if num_rows not in self._keys:
+            return None
+        self.place += 1
+        word = _hashed(torch.tensor([2 * self.place, 2 * self.place + 1], dtype=torch.int32) * _GAMMA)
+        return _hashed(self._keys[num_rows] ^ word[0]), (int(word[1]) + 2**31) / 2**32
+
+
+@contextmanager
+def drawing(draws: RowDraws) -> Iterator[None]:
+    """Let the dropouts of this thread take their numbers from `draws` within; otherwise torch's generator keys them."""
+    _local.draws = draws
+    try:
+        yield
+    finally:
+        _local.draws = None
+
+
+def current_draws() -> RowDraws | None:
+    """Return what this thread's dropouts draw from, or None where torch's generator keys them."""
+    return getattr(_local, "draws", None)
+
+
+def next_keys(num_rows: int) -> tuple[Tensor, float]:
+    """Return an int32 key for each row at the next place of the model, and a number in [0, 1) that rounds the rate."""
+    draws = current_draws()
+    if draws is not None and (keyed := draws.next_place(num_rows)) is not None:
+        return keyed
+    keys = torch.empty(num_rows, dtype=torch.int32).random_(-(2**31), 2**31)
+    return keys, float(torch.rand((), dtype=torch.float64))
+
+
+def head_keys(keys: Tensor, num_heads: int) -> Tensor:
+    """Return the keys of each head's rows: (sequences, length) to (sequences, heads, length)."""
+    starts = (torch.arange(num_heads, dtype=torch.int32) << 16) * _GAMMA  # a row has less than 2^16 words
+    return keys.unsqueeze(1) + starts.unsqueeze(1)
+
+
+def dropout_factors(like: Tensor, rate: float, keys: Tensor, dither: float) -> Tensor:
     """Return factors of the shape and type of `like`: 0 with probability `rate`, else 1 / (1 - rate).
 
-    Every factor has that probability to the precision of a double. Sixteen random bits decide on each, four to a draw
-    of torch's global generator, which is several times cheaper than torch's own Bernoulli numbers; the threshold that
-    16 bits cannot express is rounded up or down at random, once a call, so that it is right on average.
+    The last dimension counts from each row's key, of the shape before it. Sixteen bits of a hash decide on each factor;
+    a threshold that they cannot express is rounded up or down by `dither`, so that it is right on average. Several
+    times cheaper than torch's own Bernoulli numbers.
     """
-    if like.device.type != "cpu":
-        return F.dropout(torch.ones_like(like), rate)
-    size = like.numel()
-    words = torch.empty(-(-size // 4), dtype=torch.int64).random_(-(2**63), None)
-    bits = words.view(torch.int16)[:size].view(like.shape)
-    dither = float(torch.rand((), dtype=torch.float64))
-    threshold = math.floor(rate * 2**_BITS + dither) - 2 ** (_BITS - 1)
+    threshold = math.floor(rate * 2**16 + dither) - 2**15
     factors = torch.empty(like.shape, dtype=like.dtype)
-    return torch.ge(bits, threshold, out=factors).mul_(1.0 / (1.0 - rate))
+    width = like.shape[-1]
+    rows, out = keys.reshape(-1, 1), factors.view(-1, width) if like.numel() else factors
+    columns = torch.arange(-(-width // 2), dtype=torch.int32) * _GAMMA
+    size = max(1, _BLOCK * torch.get_num_threads() // max(1, len(columns)))
+    for first in range(0, len(rows) if like.numel() else 0, size):
+        bits = _hashed(rows[first : first + size] + columns).view(torch.int16)[:, :width]
+        torch.ge(bits, threshold, out=out[first : first + size])
+    return factors.mul_(1.0 / (1.0 - rate))
+
+
+def _hashed(words: Tensor) -> Tensor:
+    """Hash int32 words in place; both halves of each are then fit to use."""
+    # The right shift drags the sign along; xor with it would clear the highest bit, so the last step adds.
+    words.bitwise_xor_(words >> 16).mul_(_FACTOR_1)
+    words.bitwise_xor_(words >> 15).mul_(_FACTOR_2)
+    return words.add_(words >> 16)
 
 
 class Dropout(nn.Dropout):
@@ -36,16 +117,17 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the thinned values, of any shape."""
+        """Return the thinned values, (rows, width)."""
         if self._is_native(input):
             return F.dropout(input, self.p, self.training)
-        return input * dropout_factors(input, self.p)
+        return input * dropout_factors(input, self.p, *next_keys(len(input)))
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + dropout(x), in one pass over the values where that can be."""
         if self._is_native(x):
             return residual + F.dropout(x, self.p, self.training)
-        return torch.addcmul(residual, x, dropout_factors(x, self.p))
+        return torch.addcmul(residual, x, dropout_factors(x, self.p, *next_keys(len(x))))
 
     def _is_native(self, x: Tensor) -> bool:
-        return not self.training or self.p in (0.0, 1.0) or x.device.type != "cpu"
+        is_drawn_here = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        return not self.training or self.p in (0.0, 1.0) or not is_drawn_here

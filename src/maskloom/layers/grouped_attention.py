@@ -8,32 +8,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskloom.layers.dropout import dropout_factors
-from maskloom.layers.sequence_layout import LengthGroup
+from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
+from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
 
 
-def grouped_attention(slots: Tensor, groups: tuple[LengthGroup, ...], num_heads: int, dropout: float) -> Tensor:
+def grouped_attention(slots: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) -> Tensor:
     """Return dropout(softmax(q k / sqrt(d))) v per sequence and head: (slots, 3 hidden) to (slots, hidden).
 
     It is scaled dot-product attention written out with its gradient (Vaswani et al. 2017, equation 1). Each group
     writes its share of one result and of one gradient, and the softmax's gradient takes its row sums from the context:
     sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient.
     """
-    return _GroupedAttention.apply(slots, groups, num_heads, dropout)  # pyright: ignore[reportReturnType]
+    keys, dither = next_keys(layout.num_tokens)
+    if layout.slot_tokens is not None:
+        keys = keys[layout.slot_tokens]
+    return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
+        slots, layout.groups, num_heads, dropout, keys, dither
+    )
 
 
 class _GroupedAttention(torch.autograd.Function):
     """Letters: n sequences of a group, s its length, h heads, d size of a head."""
 
     @staticmethod
-    def forward(ctx, slots: Tensor, groups: tuple[LengthGroup, ...], num_heads: int, dropout: float) -> Tensor:
+    def forward(
+        ctx,
+        slots: Tensor,
+        groups: tuple[LengthGroup, ...],
+        num_heads: int,
+        dropout: float,
+        keys: Tensor,
+        dither: float,
+    ) -> Tensor:
         contexts = slots.new_empty(slots.shape[0], slots.shape[1] // 3)
         kept: list[Tensor] = []
         for group in groups:
             q, k, v = _by_head(slots, group, 3, num_heads)
             q.mul_(1.0 / math.sqrt(q.shape[-1]))
             probabilities = _probabilities(q, k, group, num_heads)
-            factors = dropout_factors(probabilities, dropout)
+            group_keys = keys.narrow(0, group.first_slot, group.num_slots).view(group.num_sequences, group.length)
+            factors = dropout_factors(probabilities, dropout, head_keys(group_keys, num_heads), dither)
             context = torch.bmm(probabilities * factors, v)
             _store(contexts, group, context.unsqueeze(0), num_heads)
             kept += [q, k, v, probabilities, factors, context]
@@ -57,7 +71,7 @@ class _GroupedAttention(torch.autograd.Function):
             torch.bmm(d_scores.transpose(1, 2), q, out=d_qkv[1])
             d_qkv[0].mul_(1.0 / math.sqrt(q.shape[-1]))
             _store(result, group, d_qkv, ctx.num_heads)
-        return result, None, None, None
+        return result, None, None, None, None, None
 
 
 def _by_head(slots: Tensor, group: LengthGroup, num_parts: int, num_heads: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from maskloom.layers.dropout import Dropout
+from maskloom.layers.dropout import Dropout, current_draws
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -33,9 +33,16 @@ class PostNormLayer(nn.Module):
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the next hidden state of every token."""
         if self.recomputes and torch.is_grad_enabled():
-            return checkpoint(self._computed, hidden, layout, use_reentrant=False)  # pyright: ignore[reportReturnType]
+            draws = current_draws()
+            place = None if draws is None else draws.place
+            return checkpoint(  # pyright: ignore[reportReturnType]
+                self._computed, hidden, layout, place, use_reentrant=False
+            )
         return self._computed(hidden, layout)
 
-    def _computed(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+    def _computed(self, hidden: Tensor, layout: SequenceLayout, place: int | None = None) -> Tensor:
+        draws = current_draws()
+        if draws is not None and place is not None:
+            draws.place = place  # computed again, the layer draws what it drew before
         hidden = self.attention_layer_norm(self.dropout.add(hidden, self.attention(hidden, layout)))
         return self.feed_forward_layer_norm(self.dropout.add(hidden, self.feed_forward(hidden)))

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.activations import activation
+from maskloom.layers.dropout import Dropout
 from maskloom.layers.matrix_products import Dense
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 
@@ -64,7 +65,7 @@ class ClassificationHead(nn.Module):
         if num_labels < 1:
             raise ValueError(f"num_labels is {num_labels}; at least 1 is needed")
         self.num_labels = num_labels
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.dense = nn.Linear(hidden_size, num_labels)
 
     def forward(self, vectors: Tensor) -> Tensor:

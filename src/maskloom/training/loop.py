@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from maskloom.config import TrainingSection
 from maskloom.data.counter_random import integers
 from maskloom.fault_points import fault_point
+from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, SummedObjective
 from maskloom.training.memory import give_up_kernels, is_out_of_memory, release_cached_memory
@@ -145,13 +147,32 @@ def train_steps(
         yield replace(report, seconds=time.perf_counter() - started)
 
 
-def dropout_seed(seed: int, step: int, number: int) -> int:
-    """Return what seeds the dropout draws of a micro-batch: its number counts over the whole batch, on all ranks.
+@dataclass(frozen=True)
+class StepDraws:
+    """The dropout draws of a step: functions of seed, step, row and position alone, however the batch is cut.
 
-    Micro-batch 0 is keyed by (seed, step) alone, so a batch that is not split draws as it did before there were others.
+    On a GPU, and in recurrent layers, they depend on the micro-batch: its number counts over the whole batch.
     """
-    counters = (step, number) if number else (step,)
-    return int(integers(2**62, seed, _DROPOUT_STREAM, *counters))
+
+    seed: int
+    step: int
+
+    @contextmanager
+    def of(self, micro_batch: Any, *, number: int, first_row: int) -> Iterator[None]:
+        """Draw for a micro-batch within; `first_row` is the place of its first sequence in the whole batch."""
+        torch.manual_seed(int(integers(2**62, self.seed, _DROPOUT_STREAM, self.step, number)))
+        key = int(integers(2**32, self.seed, _DROPOUT_STREAM, self.step)) - 2**31
+        with drawing(RowDraws(key, first_row, micro_batch.lengths)):
+            yield
+
+
+def counts_and_first_row(objective: Objective, batch: Any, ranks: Ranks) -> tuple[dict[str, float], int]:
+    """Return the target counts of the whole batch, and how many of its sequences earlier ranks have."""
+    names = [f"sequences of rank {rank}" for rank in range(ranks.world_size)]
+    own = {name: float(len(batch.lengths)) if rank == ranks.rank else 0.0 for rank, name in enumerate(names)}
+    counts = ranks.sum_(objective.target_counts(batch) | own)
+    before = [counts.pop(name) for name in names]
+    return counts, int(sum(before[: ranks.rank]))
 
 
 def accumulate_gradients(
@@ -160,26 +181,27 @@ def accumulate_gradients(
     batch: Any,
     micro_batch_size: int | None,
     *,
-    seed_of: Callable[[int], int] | None = None,
+    draws: StepDraws | None = None,
     ranks: Ranks = ONE_RANK,
     loss_scale: float = 1.0,
 ) -> dict[str, float]:
     """Add the gradients of a batch to the parameters, in micro-batches, and return the mean losses by name.
 
     A loss without targets in the whole batch counts 0. With several ranks `batch` is this one's part, and the returned
-    losses add over ranks to the means over the whole. `seed_of` gives the seed of a micro-batch's dropout draws by its
-    number in the whole batch; without it torch's generator goes on from where it stands. Losses and gradients are
-    multiplied by `loss_scale`.
+    losses add over ranks to the means over the whole. Without `draws` torch's generator goes on from where it stands.
+    Losses and gradients are multiplied by `loss_scale`.
     """
-    counts = {name: count / loss_scale for name, count in ranks.sum_(objective.target_counts(batch)).items()}
+    counts, first_row = counts_and_first_row(objective, batch, ranks)
+    counts = {name: count / loss_scale for name, count in counts.items()}
     totals = dict.fromkeys(counts, 0.0)
     parts = batch.split(micro_batch_size) if micro_batch_size else [batch]
     for number, micro_batch in enumerate(parts, start=ranks.rank * len(parts)):
-        if seed_of is not None:
-            torch.manual_seed(seed_of(number))
         fault_point("training.micro_batch")
         is_last = micro_batch is parts[-1]
-        for name, mean in ranks.add_gradients(model, objective, micro_batch, counts, is_last=is_last).items():
+        with draws.of(micro_batch, number=number, first_row=first_row) if draws else nullcontext():
+            means = ranks.add_gradients(model, objective, micro_batch, counts, is_last=is_last)
+        first_row += len(micro_batch.lengths)
+        for name, mean in means.items():
             totals[name] += mean
     return totals
 
@@ -228,7 +250,7 @@ def _gradients_of_step(
                 objective,
                 batch,
                 size,
-                seed_of=lambda number: dropout_seed(seed, state.step, number),
+                draws=StepDraws(seed, state.step),
                 ranks=ranks,
                 loss_scale=state.loss_scale[0] if state.loss_scale else 1.0,
             )

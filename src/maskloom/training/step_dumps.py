@@ -20,7 +20,7 @@ from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.files import rename, sync, write_hashed, write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.objectives.objective import Objective
-from maskloom.training.loop import NonFiniteStepError, TrainState, dropout_seed
+from maskloom.training.loop import NonFiniteStepError, StepDraws, TrainState, counts_and_first_row
 from maskloom.training.memory import is_out_of_memory
 from maskloom.training.ranks import ONE_RANK, Ranks
 
@@ -49,6 +49,7 @@ def write_dump(
     written twice. Raises OSError when the disk does not take it.
     """
     size = state.micro_batch_size or micro_batch_size
+    counts, first_row = counts_and_first_row(objective, bad.batch, ranks)
     report: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "step": bad.report.step,
@@ -59,7 +60,8 @@ def write_dump(
         "rank": ranks.rank,
         "world_size": ranks.world_size,
         "objective": repr(objective),
-        "target_counts": ranks.sum_(objective.target_counts(bad.batch)),
+        "first_row": first_row,
+        "target_counts": counts,
         "loss": _plain(bad.report.loss),
         "losses": {name: _plain(loss) for name, loss in bad.report.losses.items()},
         "gradient_norm": _plain(bad.report.gradient_norm),
@@ -69,7 +71,8 @@ def write_dump(
     final = _place(folder, report)
     if final.exists():
         return final
-    report |= _activation_report(state, objective, bad.batch, size, seed, ranks)
+    parts = bad.batch.split(size) if size else [bad.batch]
+    report |= _activation_report(state, objective, parts, StepDraws(seed, state.step), first_row, ranks)
     arrays, report["batch"] = _batch_as_data(bad.batch)
     temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
     try:
@@ -129,16 +132,16 @@ def _parameter_report(model: nn.Module) -> dict[str, Any]:
 
 
 def _activation_report(
-    state: TrainState, objective: Objective, batch: Any, size: int | None, seed: int, ranks: Ranks
+    state: TrainState, objective: Objective, parts: list[Any], draws: StepDraws, first_row: int, ranks: Ranks
 ) -> dict[str, Any]:
     """Run the batch forward once more, with the same dropout draws, and look at what each module gives."""
     seen: dict[str, dict[str, Any]] = {}
-    parts = batch.split(size) if size else [batch]
     try:
         with _watching(state.model, seen), torch.no_grad():
             for number, part in enumerate(parts, start=ranks.rank * len(parts)):
-                torch.manual_seed(dropout_seed(seed, state.step, number))
-                ranks.loss_sums(state.model, objective, part)
+                with draws.of(part, number=number, first_row=first_row):
+                    ranks.loss_sums(state.model, objective, part)
+                first_row += len(part.lengths)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -1,50 +1,120 @@
+import numpy as np
 import pytest
 import torch
 
-from maskloom.layers.dropout import Dropout, dropout_factors
+from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing, dropout_factors, head_keys, next_keys
+
+
+def factors_of(shape, rate, dtype=torch.float32):
+    """Factors whose keys come from torch's generator."""
+    like = torch.empty(shape, dtype=dtype)
+    keys, dither = next_keys(like[..., 0].numel())
+    return dropout_factors(like, rate, keys.view(like.shape[:-1]), dither)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5, 1e-4])
-def test_factors_are_zero_at_the_rate(rate):
+def test_factors_are_zero_at_the_rate_and_neighbours_are_independent(rate):
     torch.manual_seed(0)
-    num_values, num_calls = 40_001, 50
-    factors = torch.stack([dropout_factors(torch.empty(num_values), rate) for _ in range(num_calls)])
-    assert factors.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)], rel=1e-6)
-    total = num_values * num_calls
-    num_zeros = int((factors == 0).sum())
-    assert abs(num_zeros - rate * total) < 4 * (rate * (1 - rate) * total) ** 0.5
-    # neighbours share a draw of the generator and must be independent all the same
-    zero = (factors == 0).double() - rate
-    for distance in (1, 2, 3, 4):
-        correlation = (zero[:, :-distance] * zero[:, distance:]).mean() / (rate * (1 - rate))
-        assert abs(float(correlation)) < 5 / total**0.5
+    zero = torch.stack([factors_of((401, 101), rate) for _ in range(50)])
+    assert zero.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)], rel=1e-6)
+    zero = (zero == 0).double() - rate
+    variance, total = rate * (1 - rate), zero.numel()
+    assert abs(float(zero.sum())) < 4 * (variance * total) ** 0.5
+    # the two halves of a word, the words of a row, and rows
+    shifted = [(zero[..., :-n], zero[..., n:]) for n in (1, 2, 3, 4)] + [(zero[:, :-n], zero[:, n:]) for n in (1, 2)]
+    for one, other in shifted:
+        assert abs(float((one * other).mean() / variance)) < 5 / total**0.5
 
 
-def test_the_threshold_is_right_on_average(monkeypatch):
+def test_rows_of_near_keys_and_places_one_after_the_other_are_independent():
+    lengths, rate, width = np.array([64, 100, 3, 128] * 16), 0.1, 64
+    draws, num_tokens = RowDraws(7, 0, lengths), int(lengths.sum())
+    with drawing(draws):
+        zero = torch.stack(
+            [dropout_factors(torch.empty(num_tokens, width), rate, *next_keys(num_tokens)) for _ in range(8)]
+        )
+    zero = ((zero == 0).double() - rate) / (rate * (1 - rate)) ** 0.5
+    assert abs(float(zero.mean())) < 4 / zero.numel() ** 0.5
+    for dimension in range(3):  # places, tokens, columns: sums of independent values have their variance
+        length = zero.shape[dimension]
+        sums = zero.sum(dimension).square() / length
+        assert float(sums.mean()) == pytest.approx(1.0, abs=5 * (2 / sums.numel()) ** 0.5)
+    columns = zero.reshape(-1, width)
+    correlations = (columns.T @ columns / len(columns) ** 0.5).fill_diagonal_(0.0)
+    assert float(correlations.abs().max()) < 5.5
+
+
+def test_a_row_draws_the_same_however_the_batch_is_cut():
+    lengths = np.array([5, 2, 9, 4])
+    width, heads = 7, 3
+
+    def drawn(first, last):
+        """Factors of embeddings, of attention over each sequence and of pooled vectors."""
+        own = lengths[first:last]
+        with drawing(RowDraws(11, first, own)):
+            keys, dither = next_keys(int(own.sum()))
+            tokens = dropout_factors(torch.empty(len(keys), width), 0.3, keys, dither)
+            keys, dither = next_keys(int(own.sum()))
+            attention = []
+            for part, length in zip(keys.split(own.tolist()), own.tolist(), strict=True):
+                # padded to the longest of some group, as the layout may
+                padded = torch.cat([part, part[:1].expand(3 - length % 3)])[None]
+                like = torch.empty(1, heads, padded.shape[1], padded.shape[1])
+                attention.append(dropout_factors(like, 0.3, head_keys(padded, heads), dither)[0, :, :length, :length])
+            keys, dither = next_keys(len(own))
+            pooled = dropout_factors(torch.empty(len(own), width), 0.3, keys, dither)
+        return tokens, attention, pooled
+
+    whole = drawn(0, 4)
+    parts = [drawn(first, last) for first, last in ((0, 1), (1, 3), (3, 4))]
+    assert torch.equal(whole[0], torch.cat([part[0] for part in parts]))
+    for ours, cut in zip(whole[1], [sequence for part in parts for sequence in part[1]], strict=True):
+        assert torch.equal(ours, cut)
+    assert torch.equal(whole[2], torch.cat([part[2] for part in parts]))
+    assert not torch.equal(whole[1][0][0], whole[1][0][1])
+
+
+def test_draws_depend_on_the_key_and_end_with_their_pass():
+    lengths = np.array([6, 6])
+    found = []
+    for key in (1, 1, 2):
+        with drawing(RowDraws(key, 0, lengths)):
+            found.append(Dropout(0.5)(torch.ones(12, 8)))
+    assert current_draws() is None
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_the_threshold_is_right_on_average():
     # 0.1 is no multiple of 2^-16: with all bit patterns once, the dither must make up for the remainder
-    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int16)
-
-    def every_pattern(self, *_):
-        return self.copy_(patterns.view(torch.int64))
-
-    monkeypatch.setattr(torch.Tensor, "random_", every_pattern)
-    dithers = iter((torch.arange(1000, dtype=torch.float64) + 0.5) / 1000)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: next(dithers))
-    num_zeros = sum(int((dropout_factors(torch.empty(2**16), 0.1) == 0).sum()) for _ in range(1000))
-    assert num_zeros / 1000 / 2**16 == pytest.approx(0.1, abs=1e-9)
+    torch.manual_seed(0)
+    like, keys = torch.empty(1, 2**16), torch.zeros(1, dtype=torch.int32)
+    dithers = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    num_zeros = [int((dropout_factors(like, 0.1, keys, float(dither)) == 0).sum()) for dither in dithers]
+    assert len(set(num_zeros)) == 2
+    share = num_zeros.count(max(num_zeros)) / len(num_zeros)
+    assert share == pytest.approx(0.1 * 2**16 - int(0.1 * 2**16), abs=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0, 4), (2, 3, 7)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (0, 4), (2, 3, 7), (4, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_shape_and_type_follow_the_tensor(shape, dtype):
-    factors = dropout_factors(torch.empty(shape, dtype=dtype), 0.1)
+    like = torch.empty(shape, dtype=dtype)
+    factors = dropout_factors(like, 0.1, torch.zeros(shape[:-1], dtype=torch.int32), 0.5)
     assert factors.shape == shape
     assert factors.dtype == dtype
 
 
+def test_blocks_do_not_change_the_draws(monkeypatch):
+    keys = torch.arange(50, dtype=torch.int32)
+    whole = dropout_factors(torch.empty(50, 9), 0.4, keys, 0.5)
+    monkeypatch.setattr("maskloom.layers.dropout._BLOCK", 16)
+    assert torch.equal(whole, dropout_factors(torch.empty(50, 9), 0.4, keys, 0.5))
+
+
 def test_the_same_seed_draws_the_same():
     first, second = Dropout(0.3), Dropout(0.3)
-    x = torch.ones(57)
+    x = torch.ones(3, 19)
     torch.manual_seed(5)
     a = first(x), first(x)
     torch.manual_seed(5)

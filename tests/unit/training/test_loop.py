@@ -6,11 +6,10 @@ import torch
 
 from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.counter_random import integers
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training.loop import NumericalError, TrainState, accumulate_gradients, dropout_seed, evaluate, train_steps
+from maskloom.training.loop import NumericalError, StepDraws, TrainState, accumulate_gradients, evaluate, train_steps
 from maskloom.training.ranks import OneRank
 
 VOCABULARY = 41
@@ -148,30 +147,29 @@ def test_dropout_is_on_in_training_and_depends_on_the_seed() -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
 
 
-def test_dropout_draws_are_keyed_by_the_micro_batch_and_the_first_ones_are_those_of_a_whole_batch() -> None:
-    assert dropout_seed(3, 5, 0) == int(integers(2**62, 3, 0xD20, 5))
-    assert len({dropout_seed(seed, step, number) for seed in (0, 1) for step in range(9) for number in range(9)}) == 162
-
-
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 2])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_draw_what_one_process_draws_for_the_same_micro_batches(world_size: int) -> None:
-    """Each rank takes its micro-batches of the batch; their sums are those of one process, dropout included."""
+def test_ranks_and_micro_batches_draw_what_one_process_draws_for_the_whole_batch(
+    world_size: int, micro_batch_size: int | None
+) -> None:
+    """Each rank takes its part of the batch; their sums are those of one process, dropout included."""
     batch = _batch([1, 19, 0, 4, 7, 2, 3, 5])
     objective, parts = MaskedLanguageModeling(), batch.split(8 // world_size)
     counts = objective.target_counts(batch)
 
     class Part(OneRank):
         def sum_(self, values: dict[str, float]) -> dict[str, float]:
-            return counts
+            return values | counts | {f"sequences of rank {rank}": len(part.lengths) for rank, part in enumerate(parts)}
 
     losses, model = dict.fromkeys(counts, 0.0), _model(dropout=0.3)
     for rank, part in enumerate(parts):
         ranks = Part()
-        ranks.rank = rank
-        found = accumulate_gradients(model, objective, part, 2, seed_of=lambda n: dropout_seed(0, 7, n), ranks=ranks)
+        ranks.rank, ranks.world_size = rank, world_size
+        draws = StepDraws(0, 7)
+        found = accumulate_gradients(model, objective, part, micro_batch_size, draws=draws, ranks=ranks)
         losses = {name: losses[name] + value for name, value in found.items()}
     alone = _model(dropout=0.3)
-    expected = accumulate_gradients(alone, objective, batch, 2, seed_of=lambda n: dropout_seed(0, 7, n))
+    expected = accumulate_gradients(alone, objective, batch, None, draws=StepDraws(0, 7))
     assert losses == pytest.approx(expected, rel=1e-6)
     for name, gradient in _gradients(alone).items():
         torch.testing.assert_close(_gradients(model)[name], gradient, rtol=1e-5, atol=1e-7)
