@@ -20,8 +20,7 @@ from tools.soak.subjects import prepare, pretraining
 
 STEPS = 50
 FSDP = ("--set", "training.parallel=fsdp")
-# what a batch of 8 is cut into; with it, dropout draws the same for every number of ranks
-MICRO = ("--set", "training.micro_batch_size=2")
+MICRO = ("--set", "training.micro_batch_size=2")  # of a batch of 8
 NO_DROPOUT = (
     *("--set", "model.config.hidden_dropout_prob=0.0"),
     *("--set", "model.config.attention_probs_dropout_prob=0.0"),
@@ -41,7 +40,7 @@ def data(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(data: Path) -> list[str]:
-    return [*pretraining(data, steps=STEPS, save_every=10, evaluate_every=25).arguments, *MICRO]
+    return [*pretraining(data, steps=STEPS, save_every=10, evaluate_every=25).arguments]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +77,18 @@ def _assert_same(run: Path, alone: Path, *, to_the_bit: bool = False) -> None:
     assert _losses(run) == pytest.approx(_losses(alone), rel=1e-6)
 
 
-def test_two_processes_train_as_one_does(fleet: Fleet, command: list[str], alone: Path, tmp_path: Path) -> None:
-    """Dropout is on: its draws belong to micro-batches, not to processes."""
-    _assert_same(_run(fleet, 2, command, tmp_path), alone)
+@pytest.mark.parametrize("more", [(), MICRO], ids=["whole parts", "micro-batches"])
+def test_two_processes_train_as_one_does(
+    fleet: Fleet, command: list[str], alone: Path, tmp_path: Path, more: tuple
+) -> None:
+    """Dropout is on: its draws belong to rows, not to processes or micro-batches."""
+    _assert_same(_run(fleet, 2, [*command, *more], tmp_path), alone)
+
+
+@pytest.mark.slow
+def test_four_processes_train_as_one_does(command: list[str], alone: Path, tmp_path: Path) -> None:
+    with Fleet(4) as four:
+        _assert_same(_run(four, 4, command, tmp_path), alone)
 
 
 @pytest.mark.slow

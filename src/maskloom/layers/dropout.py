@@ -54,13 +54,13 @@ class RowDraws:
 
 
 @contextmanager
-def drawing(draws: RowDraws) -> Iterator[None]:
-    """Let the dropouts of this thread take their numbers from `draws` within; otherwise torch's generator keys them."""
-    _local.draws = draws
+def drawing(draws: RowDraws | None) -> Iterator[None]:
+    """Let the dropouts of this thread take their numbers from `draws` within; without, torch's generator keys them."""
+    former, _local.draws = current_draws(), draws
     try:
         yield
     finally:
-        _local.draws = None
+        _local.draws = former
 
 
 def current_draws() -> RowDraws | None:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from maskloom.errors import ConfigError
 from maskloom.fault_points import fault_point
+from maskloom.layers.dropout import drawing
 from maskloom.models.architectures import blocks_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
@@ -171,7 +172,7 @@ class DistributedRanks:
         if self.is_sharded or self._losses is None or self._model is not model:
             raise ValueError("the model was not spread over the ranks before training")
         devices = [self.device.index] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), drawing(None):
             total, _means = self._losses(objective, batch, counts)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         found = [] if total is None else torch.autograd.grad(total, parameters, allow_unused=True)
