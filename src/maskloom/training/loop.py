@@ -160,7 +160,8 @@ class StepDraws:
     @contextmanager
     def of(self, micro_batch: Any, *, number: int, first_row: int) -> Iterator[None]:
         """Draw for a micro-batch within; `first_row` is the place of its first sequence in the whole batch."""
-        torch.manual_seed(int(integers(2**62, self.seed, _DROPOUT_STREAM, self.step, number)))
+        counters = (self.step, number) if number else (self.step,)
+        torch.manual_seed(int(integers(2**62, self.seed, _DROPOUT_STREAM, *counters)))
         key = int(integers(2**32, self.seed, _DROPOUT_STREAM, self.step)) - 2**31
         with drawing(RowDraws(key, first_row, micro_batch.lengths)):
             yield
