@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -40,9 +41,9 @@ class BiLSTM(nn.Module):
         if not layout.num_tokens:
             return vectors.new_zeros((0, self.output_size))
         order, places, batch_sizes = time_order(layout.lengths.cpu().numpy())
-        by_time = vectors.index_select(0, torch.from_numpy(order).to(vectors.device))
+        by_time = vectors.index_select(0, to_device(order, vectors.device))
         outputs, _ = self.lstm(PackedSequence(by_time, torch.from_numpy(batch_sizes)))
-        return outputs.data.index_select(0, torch.from_numpy(places).to(vectors.device))
+        return outputs.data.index_select(0, to_device(places, vectors.device))
 
 
 def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maskloom.layers.copies import to_device
+
 # Sequences share one attention call when the shorter ones waste at most this share of it (or a few positions).
 _GROUP_TOLERANCE = 8
 _GROUP_SLACK = 4
@@ -82,11 +84,11 @@ class SequenceLayout:
             raise ValueError(f"{len(position_ids)} position ids for {num_tokens} tokens; one for each token is needed")
         groups, slot_tokens, token_slots, padding = _group(sizes, starts, device)
         return cls(
-            offsets=_to(offsets, device),
-            lengths=_to(sizes, device),
+            offsets=to_device(offsets, device),
+            lengths=to_device(sizes, device),
             # An empty sequence has no first token: any valid index will do, its pooled vector is zeroed.
-            first_positions=_to(np.minimum(starts, max(num_tokens - 1, 0)), device),
-            position_ids=_to(position_ids, device),
+            first_positions=to_device(np.minimum(starts, max(num_tokens - 1, 0)), device),
+            position_ids=to_device(position_ids, device),
             num_sequences=len(sizes),
             num_tokens=num_tokens,
             max_length=int(sizes.max(initial=0)),
@@ -211,7 +213,7 @@ def _group(
         real = positions[None, :] < sizes[members, None]
         slot_tokens.append((starts[members, None] + np.where(real, positions[None, :], 0)).ravel())
         is_real.append(real.ravel())
-        mask = None if real.all() else _to(real[:, None, None, :], device)
+        mask = None if real.all() else to_device(real[:, None, None, :], device)
         groups.append(LengthGroup(first_slot, len(members), length, mask))
         first_slot += len(members) * length
         first += len(members)
@@ -220,9 +222,5 @@ def _group(
     tokens, real = np.concatenate(slot_tokens), np.concatenate(is_real)
     token_slots = np.empty(int(sizes.sum()), dtype=np.int64)
     token_slots[tokens[real]] = np.flatnonzero(real)
-    padding = None if real.all() else _to(np.flatnonzero(~real), device)
-    return tuple(groups), _to(tokens, device), _to(token_slots, device), padding
-
-
-def _to(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    padding = None if real.all() else to_device(np.flatnonzero(~real), device)
+    return tuple(groups), to_device(tokens, device), to_device(token_slots, device), padding

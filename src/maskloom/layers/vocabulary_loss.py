@@ -21,32 +21,45 @@ def vocabulary_loss(hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tenso
 
     Shapes in words: `hidden` (predictions, hidden), `decoder` (vocabulary, hidden), `bias` (vocabulary,), `labels`
     (predictions,). The rows are taken in blocks, and the gradients are made with the loss while a block's
-    probabilities are at hand, so neither logits nor probabilities are kept. The backward pass can run once. Outside
-    fp32 and fp64, and where no gradient is wanted, it is computed plainly.
+    probabilities are at hand, so neither logits nor probabilities are kept. The backward pass can run once. Under
+    autocast the products are made in half precision, the softmax in fp32. Where no gradient is wanted, and for weights
+    in half precision, it is computed plainly.
     """
     wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (hidden, decoder, bias))
-    is_exact = hidden.dtype == decoder.dtype and hidden.dtype in (torch.float32, torch.float64)
-    if not wants_gradient or not is_exact or torch.is_autocast_enabled(hidden.device.type):
+    if not wants_gradient or decoder.dtype not in (torch.float32, torch.float64):
         return F.cross_entropy(F.linear(hidden, decoder, bias).float(), labels, reduction="sum")
-    return _VocabularyLoss.apply(hidden, decoder, bias, labels)  # pyright: ignore[reportReturnType]
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else decoder.dtype
+    with torch.autocast(kind, enabled=False):
+        return _VocabularyLoss.apply(hidden.to(dtype), decoder, bias, labels)  # pyright: ignore[reportReturnType]
 
 
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-        num_rows = max(1, _NUM_LOGITS // decoder.shape[0])
+        on_cpu, weights, decoder = hidden.device.type == "cpu", decoder, decoder.to(hidden.dtype)
+        num_rows = max(1, (_NUM_LOGITS if on_cpu else _NUM_LOGITS << 4) // decoder.shape[0])
         num_rows -= num_rows % row_step(num_rows)
-        total = _DecoderGradient(decoder, is_single=hidden.shape[0] <= num_rows)
-        loss = hidden.new_zeros(())
+        total = _DecoderGradient(weights, is_single=hidden.shape[0] <= num_rows)
+        loss = bias.new_zeros(())
         d_hidden, d_bias = torch.empty_like(hidden), torch.zeros_like(bias)
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
-            logits = product(rows, decoder, bias)
-            probabilities = torch.softmax(logits, 1, out=logits if logits.device.type == "cpu" else None)
-            loss += _summed_loss(probabilities, rows, decoder, bias, targets)
+            if decoder is weights:
+                logits = product(rows, decoder, bias)
+            else:
+                logits = product(rows, decoder).to(bias.dtype).add_(bias)
+            if on_cpu:
+                probabilities = torch.softmax(logits, 1, out=logits)
+                loss += _summed_loss(probabilities, rows, decoder, bias, targets)
+            else:
+                log_probabilities = torch.log_softmax(logits, 1)
+                loss -= log_probabilities.gather(1, targets).sum()
+                probabilities = log_probabilities.exp_()
             d_logits = probabilities.scatter_add_(1, targets, targets.new_full(targets.shape, -1.0, dtype=logits.dtype))
-            d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
             d_bias += d_logits.sum(0)
+            d_logits = d_logits.to(hidden.dtype)
+            d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
             total.add(d_logits, rows)
         ctx.gradients = (d_hidden, total, d_bias)
         return loss
@@ -67,7 +80,8 @@ def _summed_loss(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Ten
     is_lost = ~(chosen >= _SMALLEST_PROBABILITY)
     if not is_lost.any():
         return -chosen.log_().sum()
-    lost = F.cross_entropy(F.linear(rows[is_lost], decoder, bias), targets[is_lost, 0], reduction="sum")
+    logits = F.linear(rows[is_lost].to(bias.dtype), decoder.to(bias.dtype), bias)
+    lost = F.cross_entropy(logits, targets[is_lost, 0], reduction="sum")
     return lost - chosen[~is_lost].log_().sum()
 
 
@@ -86,9 +100,10 @@ class _DecoderGradient:
             # With the short side first, a block's product is made of long contiguous rows, and adds up fast.
             self._is_transposed = not self._is_single and prefers_onednn(rows, len(self._decoder))
             pair = (rows, d_logits) if self._is_transposed else (d_logits, rows)
-            self._sum = transposed_product(*pair)
-        elif self._is_transposed:
-            self._sum.add_(transposed_product(rows, d_logits))
+            self._sum = transposed_product(*pair).to(self._decoder.dtype)
+        elif self._is_transposed or rows.dtype != self._sum.dtype:
+            pair = (rows, d_logits) if self._is_transposed else (d_logits, rows)
+            self._sum.add_(transposed_product(*pair))
         else:
             self._sum.addmm_(d_logits.t(), rows)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.layers.attention import SelfAttention
+from maskloom.layers.copies import to_device
 from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.initialization import initialize
@@ -120,7 +121,7 @@ class Bert(nn.Module):
         is_real = attention_mask.cpu().numpy() != 0
         positions = np.flatnonzero(is_real)
         layout = SequenceLayout.from_lengths(is_real.sum(1), token_ids.device, position_ids=positions % max(length, 1))
-        index = torch.from_numpy(positions).to(token_ids.device)
+        index = to_device(positions, token_ids.device)
         output = self.encode_packed(
             token_ids.flatten()[index], segments.flatten()[index], layout, keep_hidden_states=keep_hidden_states
         )

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.data.batch import ChoiceBatch
+from maskloom.layers.copies import to_device
 from maskloom.objectives.task_objective import TaskObjective, label_tensor
 
 
@@ -39,5 +40,5 @@ def _by_example(logits: Tensor, num_choices: np.ndarray) -> Tensor:
     most = int(num_choices.max(initial=1))
     if (num_choices == most).all():
         return logits.view(-1, most)
-    places = torch.from_numpy(np.arange(most) < num_choices[:, None]).to(logits.device)
+    places = to_device(np.arange(most) < num_choices[:, None], logits.device)
     return logits.new_full(places.shape, -torch.inf).masked_scatter(places, logits)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.data.batch import PretrainingBatch
+from maskloom.layers.copies import to_device
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import MaskedLMHead
 from maskloom.objectives.objective import encode_batch
@@ -69,11 +70,11 @@ class MaskedLanguageModeling:
             raise ValueError("next_sentence=True needs a batch with next-sentence labels; this batch has none")
         output = encode_batch(model, batch)
         device = output.last_hidden_state.device
-        positions = torch.from_numpy(batch.mlm_positions).to(device)
+        positions = to_device(batch.mlm_positions, device)
         hidden = output.last_hidden_state.index_select(0, positions)
-        vectors = {"mlm": (hidden, torch.from_numpy(batch.mlm_labels).to(device))}
+        vectors = {"mlm": (hidden, to_device(batch.mlm_labels, device))}
         if self.next_sentence:
-            vectors["nsp"] = (output.pooled, torch.from_numpy(cast(np.ndarray, batch.nsp_labels)).to(device))
+            vectors["nsp"] = (output.pooled, to_device(cast(np.ndarray, batch.nsp_labels), device))
         return vectors
 
 

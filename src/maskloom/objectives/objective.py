@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.outputs import EncoderOutput
@@ -45,8 +46,8 @@ def encode_batch(model: EncoderWithHeads, batch: Any, *, keep_hidden_states: boo
     """Run the encoder over the packed tokens of a batch."""
     device = model_device(model)
     return model.encoder.encode_packed(
-        torch.from_numpy(batch.token_ids).to(device),
-        torch.from_numpy(batch.segment_ids).to(device),
+        to_device(batch.token_ids, device),
+        to_device(batch.segment_ids, device),
         SequenceLayout.from_lengths(batch.lengths, device),
         keep_hidden_states=keep_hidden_states,
     )

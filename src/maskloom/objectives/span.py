@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.data.batch import ClassificationBatch
+from maskloom.layers.copies import to_device
 from maskloom.objectives.task_objective import TaskObjective, label_tensor
 
 
@@ -28,7 +29,7 @@ class SpanPrediction(TaskObjective):
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
         """Return the sum over windows of (start loss + end loss) / 2, in nats; logits (tokens, 2)."""
-        lengths = torch.from_numpy(batch.lengths).to(logits.device)
+        lengths = to_device(batch.lengths, logits.device)
         is_token = torch.arange(int(batch.lengths.max()), device=logits.device)[None, :] < lengths[:, None]
         padded = logits.new_full((*is_token.shape, 2), float("-inf"))
         padded[is_token] = logits

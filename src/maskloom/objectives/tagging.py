@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
+from maskloom.layers.copies import to_device
 from maskloom.layers.crf import LinearChainCRF, Penalties
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -101,12 +102,12 @@ class _OnFrozenVectors(TaskObjective):
         head, (where, lengths) = cast(BiLSTMTagger, model.heads["bilstm_tagger"]), _chains(batch)
         device = model_device(model)
         if isinstance(batch, FeatureBatch):
-            vectors = torch.from_numpy(batch.features).to(device)
+            vectors = to_device(batch.features, device)
         else:
             vectors = frozen_vectors(model, batch, where, head.combination)
         scores = head(vectors, SequenceLayout.from_lengths(lengths, device)).float()
         rows = scores.new_zeros((len(batch.token_ids), head.num_labels))
-        return rows.index_copy(0, torch.from_numpy(where).to(device), scores)
+        return rows.index_copy(0, to_device(where, device), scores)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def frozen_vectors(
     model.encoder.eval()
     states = encode_batch(model, batch, keep_hidden_states=True).hidden_states
     assert states is not None
-    return combination.select(states, torch.from_numpy(places).to(model_device(model))).float()
+    return combination.select(states, to_device(places, model_device(model))).float()
 
 
 def _crf(model: EncoderWithHeads) -> LinearChainCRF:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from maskloom.layers.copies import to_device
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch
 
@@ -77,4 +77,4 @@ def labels_of(batch: Any) -> np.ndarray:
 
 def label_tensor(batch: Any, logits: Tensor) -> Tensor:
     """Return the labels of a batch beside its logits."""
-    return torch.from_numpy(labels_of(batch)).to(logits.device)
+    return to_device(labels_of(batch), logits.device)

@@ -144,7 +144,7 @@ class DistributedRanks:
 
     def add_gradients(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch to the parameters; after the last one they are sums over all ranks."""
         if self._wrapped is None or self._model is not model:
             self._wrapped = self._replicated(model, objective, batch, counts)
@@ -158,7 +158,7 @@ class DistributedRanks:
                 total.backward()
             elif self.is_sharded:
                 self._reshard()
-        return {name: float(mean) for name, mean in means.items()}
+        return {name: mean.detach() for name, mean in means.items()}
 
     def _reshard(self) -> None:
         """Give up what a forward pass without a backward pass has gathered of the weights."""

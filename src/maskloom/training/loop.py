@@ -119,14 +119,15 @@ def train_steps(
     """
     model, optimizer = state.model, state.optimizer
     factor = factor or factor_of(settings)
+    batches = _Batches(next_batch, reads_ahead=ranks.device.type == "cuda")
     while state.step < settings.steps:
         started = time.perf_counter()
-        batch, position = next_batch(state.position)
+        batch, position = batches.take(state.position)
         model.train()
         scale = factor(state.step)
         for group in optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
-        losses, gradient_norm = _losses_and_norm(state, objective, batch, settings, seed, ranks)
+        losses, gradient_norm = _losses_and_norm(state, objective, batch, settings, seed, ranks, batches)
         sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
         report = StepReport(
             step=state.step + 1,
@@ -145,6 +146,26 @@ def train_steps(
         state.step += 1
         state.position = position
         yield replace(report, seconds=time.perf_counter() - started)
+
+
+class _Batches:
+    """Reads batches in turn; ahead of a GPU, the next one while it computes."""
+
+    def __init__(self, next_batch: NextBatch, *, reads_ahead: bool) -> None:
+        self._next_batch, self._reads_ahead = next_batch, reads_ahead
+        self._after: dict[str, int] = {}
+        self._ahead: tuple[Any, dict[str, int]] | None = None
+
+    def take(self, position: dict[str, int]) -> tuple[Any, dict[str, int]]:
+        """Return the batch at a position and the position after it."""
+        taken, self._ahead = self._ahead or self._next_batch(position), None
+        self._after = taken[1]
+        return taken
+
+    def read_ahead(self) -> None:
+        """Read the batch after the one that was taken."""
+        if self._reads_ahead and self._ahead is None:
+            self._ahead = self._next_batch(self._after)
 
 
 @dataclass(frozen=True)
@@ -185,16 +206,17 @@ def accumulate_gradients(
     draws: StepDraws | None = None,
     ranks: Ranks = ONE_RANK,
     loss_scale: float = 1.0,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """Add the gradients of a batch to the parameters, in micro-batches, and return the mean losses by name.
 
     A loss without targets in the whole batch counts 0. With several ranks `batch` is this one's part, and the returned
     losses add over ranks to the means over the whole. Without `draws` torch's generator goes on from where it stands.
-    Losses and gradients are multiplied by `loss_scale`.
+    Losses and gradients are multiplied by `loss_scale`. `meanwhile` is called once a GPU has all of its work.
     """
     counts, first_row = counts_and_first_row(objective, batch, ranks)
     counts = {name: count / loss_scale for name, count in counts.items()}
-    totals = dict.fromkeys(counts, 0.0)
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in counts}
     parts = batch.split(micro_batch_size) if micro_batch_size else [batch]
     for number, micro_batch in enumerate(parts, start=ranks.rank * len(parts)):
         fault_point("training.micro_batch")
@@ -203,12 +225,19 @@ def accumulate_gradients(
             means = ranks.add_gradients(model, objective, micro_batch, counts, is_last=is_last)
         first_row += len(micro_batch.lengths)
         for name, mean in means.items():
-            totals[name] += mean
-    return totals
+            found[name].append(mean)
+    meanwhile()
+    return {name: sum(torch.stack(means).tolist()) if means else 0.0 for name, means in found.items()}
 
 
 def _losses_and_norm(
-    state: TrainState, objective: Objective, batch: Any, settings: TrainingSection, seed: int, ranks: Ranks
+    state: TrainState,
+    objective: Objective,
+    batch: Any,
+    settings: TrainingSection,
+    seed: int,
+    ranks: Ranks,
+    batches: _Batches,
 ) -> tuple[dict[str, float], float]:
     """Put the clipped gradients of a step in place and return its mean losses and the norm before clipping.
 
@@ -217,7 +246,7 @@ def _losses_and_norm(
     """
     parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
     while True:
-        losses = _gradients_of_step(state, objective, batch, settings.micro_batch_size, seed, ranks)
+        losses = _gradients_of_step(state, objective, batch, settings.micro_batch_size, seed, ranks, batches)
         if state.loss_scale is None:
             return losses, _clip(parameters, settings.clip_norm)
         scale, num_held = state.loss_scale
@@ -235,7 +264,13 @@ def _losses_and_norm(
 
 
 def _gradients_of_step(
-    state: TrainState, objective: Objective, batch: Any, micro_batch_size: int | None, seed: int, ranks: Ranks
+    state: TrainState,
+    objective: Objective,
+    batch: Any,
+    micro_batch_size: int | None,
+    seed: int,
+    ranks: Ranks,
+    batches: _Batches,
 ) -> dict[str, float]:
     """Put the gradients of a whole step in place and return its mean losses; halve micro-batches when memory runs out.
 
@@ -254,6 +289,7 @@ def _gradients_of_step(
                 draws=StepDraws(seed, state.step),
                 ranks=ranks,
                 loss_scale=state.loss_scale[0] if state.loss_scale else 1.0,
+                meanwhile=batches.read_ahead,
             )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -80,10 +80,10 @@ class Ranks(Protocol):
 
     def add_gradients(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch to the parameters, and return its losses divided by `counts`.
 
-        After the last micro-batch of a step the gradients are sums over all ranks.
+        After the last micro-batch of a step the gradients are sums over all ranks. A GPU may still compute the losses.
         """
         ...
 
@@ -129,12 +129,12 @@ class OneRank:
 
     def add_gradients(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch to the parameters, and return its losses divided by `counts`."""
         means = mean_losses(model, objective, batch, counts)
         if means:
             torch.stack(list(means.values())).sum().backward()
-        return {name: float(mean.detach()) for name, mean in means.items()}
+        return {name: mean.detach() for name, mean in means.items()}
 
 
 ONE_RANK: Ranks = OneRank()

@@ -113,3 +113,34 @@ def test_without_gradient_and_in_half_precision_it_is_plain():
     assert loss.dtype == torch.float32
     loss.backward()
     assert half[0].grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_logits", [10**6, 3000 * 100])
+def test_under_autocast_loss_and_gradients_of_the_weights_stay_in_fp32(monkeypatch, dtype, num_logits):
+    monkeypatch.setattr(module, "_NUM_LOGITS", num_logits)
+    parameters, labels = example(300, 64, 3000, scale=0.3)
+    expected = plain(*parameters, labels)
+    with torch.autocast("cpu", dtype):
+        ours = vocabulary_loss(*parameters, labels)
+    assert ours.dtype == torch.float32
+    assert float(ours.detach()) == pytest.approx(float(expected.detach()), rel=2e-3)
+    found, wanted = (torch.autograd.grad(loss, parameters) for loss in (ours, expected))
+    for gradient, exact in zip(found, wanted, strict=True):
+        assert gradient.dtype == torch.float32
+        assert float((gradient - exact).norm() / exact.norm()) < 2e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu_it_is_the_same(monkeypatch, dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setattr(module, "_NUM_LOGITS", 3000 * 6)
+    parameters, labels = example(300, 64, 3000, scale=0.3)
+    expected = torch.autograd.grad(plain(*parameters, labels), parameters)
+    moved = [parameter.detach().cuda().requires_grad_() for parameter in parameters]
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        ours = vocabulary_loss(*moved, labels.cuda())
+    for gradient, exact in zip(torch.autograd.grad(ours, moved), expected, strict=True):
+        assert float((gradient.cpu() - exact).norm() / exact.norm()) < 2e-2
