@@ -119,9 +119,10 @@ class TrainingSection(Section):
 
     steps: Annotated[Count, about("Optimiser steps.")] = 10_000
     batch_size: Annotated[BatchSize, about("Sequences per step, over all processes.")] = 32
-    micro_batch_size: Annotated[Count | None, about("Sequences computed at once; their gradients are accumulated.")] = (
-        None
-    )
+    micro_batch_size: Annotated[
+        Count | Literal["auto"] | None,
+        about("Sequences computed at once, accumulating gradients; auto: as many as fit into memory."),
+    ] = None
     learning_rate: Annotated[Positive, about("Peak learning rate.")] = 1e-4
     head_learning_rate: Annotated[Positive | None, about("Peak learning rate of the heads; absent, learning_rate.")] = (
         None
@@ -209,7 +210,7 @@ class TrainingSection(Section):
 
         for part, whole in (("warmup_steps", "steps"), ("micro_batch_size", "batch_size")):
             count, limit = getattr(both, part), getattr(both, whole)
-            if None not in (count, limit) and count > limit:
+            if isinstance(count, int) and limit is not None and count > limit:
                 raise ValueError(f"{key(part)} = {count}: it may not exceed {key(whole)} = {limit}")
         if self.minutes is not None and both.warmup_steps is not None:
             given = f"{key('warmup_steps')} = {both.warmup_steps}"

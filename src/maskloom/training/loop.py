@@ -245,8 +245,9 @@ def _losses_and_norm(
     that has held for long is doubled.
     """
     parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+    size = settings.micro_batch_size if isinstance(settings.micro_batch_size, int) else None
     while True:
-        losses = _gradients_of_step(state, objective, batch, settings.micro_batch_size, seed, ranks, batches)
+        losses = _gradients_of_step(state, objective, batch, size, seed, ranks, batches)
         if state.loss_scale is None:
             return losses, _clip(parameters, settings.clip_norm)
         scale, num_held = state.loss_scale

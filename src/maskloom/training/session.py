@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import TrainingSection
+from maskloom.errors import ConfigError
 from maskloom.objectives.objective import Objective
 from maskloom.training.background_saves import BackgroundSaves
 from maskloom.training.bad_steps import BadSteps
@@ -29,6 +30,7 @@ from maskloom.training.loop import (
 )
 from maskloom.training.loss_watch import LossWatch
 from maskloom.training.memory import note_micro_batch_size, noted_micro_batch_size, release_free_memory
+from maskloom.training.micro_batches import fitting_micro_batch_size
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.saves import Saves
 from maskloom.training.step_dumps import write_dump
@@ -126,6 +128,8 @@ class TrainingSession:
             return
         if self.budget is not None:
             self.budget.start()
+        if settings.micro_batch_size == "auto" and self.state.micro_batch_size is None:
+            self._fit_micro_batches()
         with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"):
             if self._evaluation_is_due:
                 self._finish_step(self.state.step, stop, saves)
@@ -149,6 +153,15 @@ class TrainingSession:
         size = int(self.ranks.sum_({"size": float(noted or 0)})["size"])
         if size:
             self.state.micro_batch_size = min(size, self.state.micro_batch_size or size)
+
+    def _fit_micro_batches(self) -> None:
+        """Go on in micro-batches of as many sequences as fit into memory."""
+        if self.ranks.is_sharded:
+            raise ConfigError('training.micro_batch_size = "auto" does not go with training.parallel = "fsdp"')
+        batch, _ = self.next_batch(self.state.position)
+        size = fitting_micro_batch_size(self.state.model, self.objective, batch, self.ranks)
+        self.state.micro_batch_size = self._told_size = size
+        self._tell(f"micro-batches of {size} sequences fit into memory")
 
     def _train(self, stop: StopRequests, saves: Saves) -> None:
         steps = train_steps(
@@ -192,6 +205,7 @@ class TrainingSession:
 
     def _dumped(self, bad: NonFiniteStepError) -> str:
         """Write the bad step into the run's folder and return where, or why it could not be written."""
+        size = self.settings.micro_batch_size
         try:
             return str(
                 write_dump(
@@ -200,7 +214,7 @@ class TrainingSession:
                     self.objective,
                     bad,
                     seed=self.seed,
-                    micro_batch_size=self.settings.micro_batch_size,
+                    micro_batch_size=None if size == "auto" else size,
                     ranks=self.ranks,
                 )
             )

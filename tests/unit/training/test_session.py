@@ -199,6 +199,23 @@ def test_rewinds_are_counted_over_a_resume(tmp_path: Path) -> None:
     assert [event["action"] for event in _events(tmp_path, "nonfinite")] == ["rewind", "rewind", "stop"]
 
 
+def test_micro_batches_that_fit_are_found_once_said_and_kept_by_a_resume(tmp_path: Path, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr("maskloom.training.session.fitting_micro_batch_size", lambda *_: asked.append(1) or 1)
+    _session(tmp_path / "plain", steps=3).run()
+    session = _session(tmp_path / "auto", steps=3, micro_batch_size="auto")
+    session.run()
+    assert "micro-batches of 1 sequences fit into memory" in session.said
+    assert session.state.micro_batch_size == 1
+    assert not _events(tmp_path / "auto", "out_of_memory")
+    losses = [[event["loss"] for event in _events(tmp_path / name, "step")] for name in ("plain", "auto")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    again = _session(tmp_path / "auto", steps=4, micro_batch_size="auto")
+    again.resume()
+    again.run()
+    assert (again.state.step, asked) == (4, [1])
+
+
 @pytest.mark.parametrize("error", NO_MEMORY, ids=["processor", "accelerator", "torch"])
 def test_micro_batches_are_halved_until_they_fit_and_the_losses_stay(tmp_path: Path, error: Exception) -> None:
     objective = Hungry(1, error)

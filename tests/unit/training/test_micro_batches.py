@@ -1,0 +1,83 @@
+"""Micro-batches that are as large as memory allows."""
+
+import numpy as np
+import pytest
+import torch
+
+from maskloom.data.batch import PretrainingBatch
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.training import micro_batches as module
+from maskloom.training.micro_batches import fitting_micro_batch_size
+from maskloom.training.ranks import ONE_RANK, OneRank
+
+OBJECTIVE = MaskedLanguageModeling(next_sentence=False)
+
+
+def _batch(lengths: list[int]) -> PretrainingBatch:
+    starts = np.cumsum(lengths) - lengths
+    return PretrainingBatch(
+        token_ids=np.full(sum(lengths), 7),
+        segment_ids=np.zeros(sum(lengths), dtype=np.int64),
+        lengths=np.array(lengths),
+        mlm_positions=starts + 1,
+        mlm_labels=np.full(len(lengths), 9),
+        nsp_labels=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model(BertConfig.of_size("tiny", vocab_size=300), seed=0)
+
+
+def _fitting(monkeypatch, model, lengths, free, ranks=ONE_RANK):
+    monkeypatch.setattr(module, "available_memory", lambda: free)
+    return fitting_micro_batch_size(model, OBJECTIVE, _batch(lengths), ranks)
+
+
+def test_all_fit_where_memory_is_ample_or_not_known(monkeypatch, model):
+    assert _fitting(monkeypatch, model, [9] * 6, 2**40) == 6
+    assert _fitting(monkeypatch, model, [9] * 6, None) == 6
+
+
+def test_half_the_memory_holds_half_the_sequences_and_one_is_always_tried(monkeypatch, model):
+    lengths = [64] * 256
+    sizes = [_fitting(monkeypatch, model, lengths, 2**bits) for bits in (28, 27, 26, 10)]
+    assert sizes[0] == 2 * sizes[1] == 4 * sizes[2] < 256
+    assert sizes[-1] == 1
+
+
+def test_it_counts_what_the_longest_sequences_keep(monkeypatch, model):
+    short, long = ([16] * 256, [16] * 252 + [128] * 4)
+    assert _fitting(monkeypatch, model, long, 2**27) < _fitting(monkeypatch, model, short, 2**27)
+
+
+def test_it_is_about_what_a_forward_pass_takes(model):
+    """The kept bytes are at least the hidden states of every layer, and far below the weights times anything."""
+    kept = module._kept_bytes(model, OBJECTIVE, _batch([64]))
+    assert 64 * 128 * 4 * 10 < kept < 64 * 128 * 4 * 100
+
+
+def test_ranks_agree_on_the_smallest(monkeypatch, model):
+    class Crowded(OneRank):
+        def any_(self, flag: bool) -> bool:
+            self.asked = getattr(self, "asked", 0) + 1
+            return flag or self.asked <= 2
+
+    assert _fitting(monkeypatch, model, [9] * 8, 2**40, Crowded()) == 2
+
+
+def test_processes_of_one_machine_share_its_memory(monkeypatch, model):
+    alone = _fitting(monkeypatch, model, [64] * 256, 2**28)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert _fitting(monkeypatch, model, [64] * 256, 2**28) == alone // 4
+
+
+def test_the_generator_is_left_where_it_was(monkeypatch, model):
+    torch.manual_seed(3)
+    _fitting(monkeypatch, model, [9] * 8, 2**40)
+    first = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(first, torch.rand(3))
