@@ -171,8 +171,11 @@ class TrainingSection(Section):
         about("What computes: auto (a GPU if there is one), cpu, cuda, cuda:N, mps."),
     ] = "auto"
     precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"],
-        about("Of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that has it, else fp32."),
+        Literal["auto", "fp32", "bf16", "fp16", "fastest"],
+        about(
+            "Of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that has it, else fp32. "
+            "fastest: on a CPU too, if a measurement at the start says so."
+        ),
     ] = "auto"
     activation_checkpointing: Annotated[
         bool, about("Compute blocks again in the backward pass: less memory, about a third more time.")

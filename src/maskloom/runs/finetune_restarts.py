@@ -29,7 +29,6 @@ from maskloom.tasks.task import Task
 from maskloom.training.checkpoints import drop_old_checkpoints
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
-from maskloom.training.precision import in_precision
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.session import TrainingSession
 
@@ -74,7 +73,7 @@ def run_restart(
     watch = _DevWatch(plan, state, folder, ranks)
     session = TrainingSession(
         state=state,
-        objective=in_precision(plan.task.objective, settings.precision, ranks.device),
+        objective=plan.task.objective,
         next_batch=batches.next_batch,
         settings=settings,
         seed=seed,

@@ -43,7 +43,6 @@ from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog
 from maskloom.training.loop import StepReport, TrainState, evaluate
-from maskloom.training.precision import in_precision
 from maskloom.training.ranks import Ranks, joined_ranks
 from maskloom.training.run_log import check_log_targets, open_run_log
 from maskloom.training.session import TrainingSession
@@ -247,7 +246,7 @@ def _run_phase(
     with open_run_log(out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
         session = TrainingSession(
             state=state,
-            objective=in_precision(objective, settings.precision, ranks.device),
+            objective=objective,
             next_batch=loader.next_batch,
             settings=_with_defaults(settings),
             seed=recipe.seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from maskloom.objectives.objective import Objective, model_device
 FIRST_LOSS_SCALE = 2.0**16
 """What losses in fp16 are multiplied by at first, so that small gradients do not vanish; the loop adapts it."""
 
+# What is timed to find the faster precision, and how much faster bf16 must be to be worth its rounding.
+_NUM_TIMED, _LEAST_GAIN = 8, 1.1
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -29,6 +32,23 @@ def in_precision(objective: Objective, precision: str, device: torch.device) -> 
     if precision == "bf16" and not has_bf16:
         raise ConfigError(f"training.precision = 'bf16': {device} has no bf16; take 'fp16' or 'fp32'")
     return objective if precision == "fp32" else HalfPrecision(objective, _TYPES[precision])
+
+
+def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any) -> str:
+    """Return "bf16" if gradients of a few sequences take clearly less time in it than in fp32, else "fp32".
+
+    The two take turns (A B B A), after a first time each; gradients and torch's generator are left as they were.
+    """
+    part, device = batch.split(_NUM_TIMED)[0], model_device(model)
+    seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with torch.random.fork_rng(devices=[]):
+        for name in ("fp32", "bf16", "fp32", "bf16", "bf16", "fp32", "fp32", "bf16"):
+            started = time.perf_counter()
+            total = torch.stack(list(in_precision(objective, name, device).loss_sums(model, part).values())).sum()
+            torch.autograd.grad(total, parameters, allow_unused=True)
+            seconds[name].append(time.perf_counter() - started)
+    return "bf16" if _LEAST_GAIN * min(seconds["bf16"][1:]) < min(seconds["fp32"][1:]) else "fp32"
 
 
 @dataclass(frozen=True)

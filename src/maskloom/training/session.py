@@ -31,6 +31,7 @@ from maskloom.training.loop import (
 from maskloom.training.loss_watch import LossWatch
 from maskloom.training.memory import note_micro_batch_size, noted_micro_batch_size, release_free_memory
 from maskloom.training.micro_batches import fitting_micro_batch_size
+from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks import ONE_RANK, Ranks
 from maskloom.training.saves import Saves
 from maskloom.training.step_dumps import write_dump
@@ -76,6 +77,7 @@ class TrainingSession:
     run_id: str | None = None
     is_enough: Callable[[], bool] | None = None
     budget: TimeBudget | None = field(default=None, init=False)
+    _found_precision: str | None = field(default=None, init=False)
     _evaluation_is_due: bool = field(default=False, init=False)
     _has_ended: bool = field(default=False, init=False)
     _begins_part: bool = field(default=False, init=False)
@@ -110,6 +112,7 @@ class TrainingSession:
             self.budget.restore(own["budget"])
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
         self._take_noted_size()
+        self._found_precision = own.get("precision")
         if "loss_scale" in own:
             self.state.loss_scale = tuple(own["loss_scale"])
         self._bad_steps.rewinds = own.get("rewinds", 0)
@@ -128,6 +131,7 @@ class TrainingSession:
             return
         if self.budget is not None:
             self.budget.start()
+        self.objective = in_precision(self.objective, self._chosen_precision(), self.ranks.device)
         if settings.micro_batch_size == "auto" and self.state.micro_batch_size is None:
             self._fit_micro_batches()
         with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"):
@@ -154,10 +158,26 @@ class TrainingSession:
         if size:
             self.state.micro_batch_size = min(size, self.state.micro_batch_size or size)
 
+    def _chosen_precision(self) -> str:
+        """Return the precision that was asked for, or that was found to be the fastest when training began."""
+        wanted = self.settings.precision
+        if wanted == "fastest" and self.ranks.device.type != "cpu":
+            wanted = "auto"
+        if wanted == "fastest" and self._found_precision is None:
+            self._require_whole_weights('precision = "fastest"')
+            batch, _ = self.next_batch(self.state.position)
+            is_half = self.ranks.is_first and fastest_precision(self.state.model, self.objective, batch) == "bf16"
+            self._found_precision = "bf16" if self.ranks.any_(is_half) else "fp32"
+            self._tell(f"precision: {self._found_precision} is the faster one here")
+        return self._found_precision if wanted == "fastest" and self._found_precision else wanted
+
+    def _require_whole_weights(self, setting: str) -> None:
+        if self.ranks.is_sharded:
+            raise ConfigError(f'training.{setting} does not go with training.parallel = "fsdp"')
+
     def _fit_micro_batches(self) -> None:
         """Go on in micro-batches of as many sequences as fit into memory."""
-        if self.ranks.is_sharded:
-            raise ConfigError('training.micro_batch_size = "auto" does not go with training.parallel = "fsdp"')
+        self._require_whole_weights('micro_batch_size = "auto"')
         batch, _ = self.next_batch(self.state.position)
         size = fitting_micro_batch_size(self.state.model, self.objective, batch, self.ranks)
         self.state.micro_batch_size = self._told_size = size
@@ -320,6 +340,8 @@ class TrainingSession:
             own["evaluation_is_due"] = True
         if self.state.micro_batch_size is not None:
             own["micro_batch_size"] = self.state.micro_batch_size
+        if self._found_precision is not None:
+            own["precision"] = self._found_precision
         if self.state.loss_scale is not None:
             own["loss_scale"] = self.state.loss_scale
         if self._bad_steps.rewinds:

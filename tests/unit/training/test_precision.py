@@ -12,7 +12,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import NonFiniteStepError, TrainState, train_steps
-from maskloom.training.precision import HalfPrecision, in_precision
+from maskloom.training.precision import HalfPrecision, fastest_precision, in_precision
 
 CPU = torch.device("cpu")
 # What rounding to 8 and to 11 bits does to the losses of twenty steps, with room to spare.
@@ -100,3 +100,25 @@ def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert in_precision(objective, "auto", gpu) is objective
     with pytest.raises(ConfigError, match="cuda has no bf16; take 'fp16' or 'fp32'"):
         in_precision(objective, "bf16", gpu)
+
+
+def test_the_fastest_precision_is_the_one_that_takes_clearly_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = _state(_settings("fp32"))
+    batch, _ = _batches({})
+    clock = {"now": 0.0, "fp32": 1.0, "bf16": 1.0}
+    objective = MaskedLanguageModeling()
+
+    def timed(given, precision: str, device: torch.device):
+        clock["now"] += clock[precision]
+        return in_precision(given, precision, device)
+
+    monkeypatch.setattr("maskloom.training.precision.in_precision", timed)
+    monkeypatch.setattr("maskloom.training.precision.time.perf_counter", lambda: clock["now"])
+    for bf16, expected in ((0.5, "bf16"), (0.95, "fp32"), (2.0, "fp32")):
+        clock["bf16"] = bf16
+        torch.manual_seed(3)
+        assert fastest_precision(state.model, objective, batch) == expected
+        first = torch.rand(2)
+        torch.manual_seed(3)
+        assert torch.equal(first, torch.rand(2))
+    assert all(parameter.grad is None for parameter in state.model.parameters())

@@ -1,6 +1,7 @@
 """What a training session does when numbers, memory or people get in its way."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,23 @@ def test_rewinds_are_counted_over_a_resume(tmp_path: Path) -> None:
     with pytest.raises(NumericalError, match="loss nan"):
         resumed.run()
     assert [event["action"] for event in _events(tmp_path, "nonfinite")] == ["rewind", "rewind", "stop"]
+
+
+@pytest.mark.parametrize("faster", ["fp32", "bf16"])
+def test_the_faster_precision_is_found_once_said_and_kept_by_a_resume(tmp_path: Path, monkeypatch, faster: str) -> None:
+    asked = []
+    monkeypatch.setattr("maskloom.training.session.fastest_precision", lambda *_: asked.append(1) or faster)
+    stated = _session(tmp_path / "stated", steps=4, precision=faster)
+    stated.run()
+    session = _session(tmp_path / "found", steps=4, precision="fastest")
+    session.run()
+    assert f"precision: {faster} is the faster one here" in session.said
+    shutil.rmtree(max((tmp_path / "found" / "checkpoints").iterdir()))
+    again = _session(tmp_path / "found", steps=4, precision="fastest")
+    assert again.resume() == 2
+    again.run()
+    assert asked == [1]
+    assert _equal(again.state, stated.state)
 
 
 def test_micro_batches_that_fit_are_found_once_said_and_kept_by_a_resume(tmp_path: Path, monkeypatch) -> None:
