@@ -110,8 +110,9 @@ class TrainingSection(Section):
     `learning_rate` like all others. The schedule scales both alike. `on_nonfinite` says what follows a loss or gradient
     that is not finite: "stop"; "skip" goes on with the next batch, at most `max_skips` times in a row; "rewind" goes
     back to the last checkpoint and on with the batches after the bad one, at most `max_skips` times in all.
-    Where torchrun starts several processes, `parallel` says whether each holds the whole model ("ddp") or a shard of it
-    ("fsdp"), and a process that lets the others wait for `rank_timeout` seconds ends the run.
+    Where torchrun starts several processes, `parallel` says whether each holds the whole model ("ddp"), a shard of it
+    ("fsdp") or, with a copy on each machine, a shard of that ("hsdp"), and a process that lets the others wait for
+    `rank_timeout` seconds ends the run.
     With `minutes` the learning rate follows the share of the time that is used, and steps and epochs do not count.
     `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe tells the whole schedule; they
     are those of the last phase.
@@ -182,7 +183,8 @@ class TrainingSection(Section):
     ] = False
     compile: Annotated[bool, about("Compile blocks with torch.compile; needs a C compiler.")] = False
     parallel: Annotated[
-        Literal["ddp", "fsdp"], about("With several processes: each holds the whole model, or a shard of it.")
+        Literal["ddp", "fsdp", "hsdp"],
+        about("With several processes: each holds the whole model, a shard, or a shard of its machine's copy."),
     ] = "ddp"
     rank_timeout: Annotated[
         float,

@@ -113,6 +113,19 @@ def test_two_processes_with_a_share_of_the_weights_each_train_as_one_does(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [(), MICRO], ids=["whole parts", "micro-batches"])
+def test_machines_with_a_copy_each_that_their_processes_share_train_as_one_does(
+    command: list[str], alone: Path, tmp_path: Path, more: tuple
+) -> None:
+    with Fleet(4) as four:
+        hsdp = ("--set", "training.parallel=hsdp")
+        of_two = {rank: {"LOCAL_WORLD_SIZE": "2"} for rank in range(4)}
+        ended = four.run(4, [*command, *hsdp, *more], tmp_path, own=of_two)
+    assert {each.code for each in ended} == {0}, "\n".join(each.said for each in ended)
+    _assert_same(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
 def test_parameters_without_a_loss_are_left_alone_by_several_as_by_one(
     fleet: Fleet, command: list[str], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -56,10 +56,11 @@ class LossesOf(nn.Module):
 
 
 class DistributedRanks:
-    """This process among those of torchrun; see `Ranks`. `parallel` is "ddp" (each has the model) or "fsdp" (a share).
+    """This process among those of torchrun; see `Ranks`.
 
-    Numbers are summed by gloo in fp64 and gradients by nccl on CUDA, by gloo elsewhere. Gradients are summed, not
-    averaged: losses are divided by the counts of the whole batch already.
+    With `parallel` "ddp" each has the model, with "fsdp" a shard of it; with "hsdp" the processes of each machine share
+    one (Zhao et al. 2023, PyTorch FSDP, 3.2.2). Numbers are summed by gloo in fp64 and gradients by nccl on CUDA, by
+    gloo elsewhere. Gradients are summed, not averaged: losses are divided by the counts of the whole batch already.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class DistributedRanks:
         self.is_first = self.rank == 0
         self.control, self._saving = control, saving or control
         self.device = device
-        self.is_sharded = parallel == "fsdp"
+        self.is_sharded = parallel != "ddp"
+        self._shards_by_node = parallel == "hsdp"
         self._watch = watch
         self.has_begun = False
         self._model: EncoderWithHeads | None = None
@@ -116,8 +118,21 @@ class DistributedRanks:
         self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
         if self.is_sharded:
             fault_point("ranks.share")
-            _shard([*blocks_of(model), self._losses], self.device, self.world_size)
+            _shard([*blocks_of(model), self._losses], self._mesh())
             self._wrapped = self._losses
+
+    def _mesh(self) -> DeviceMesh:
+        """Return which ranks share weights: all of them, or those of each machine."""
+        local = int(os.environ.get("LOCAL_WORLD_SIZE") or self.world_size)
+        if not self._shards_by_node or local == self.world_size:
+            return init_device_mesh(self.device.type, (self.world_size,))
+        if self.world_size % local:
+            raise ConfigError(
+                f'training.parallel = "hsdp": {self.world_size} processes are no multiple of the {local} on this '
+                "machine; every machine needs as many"
+            )
+        names = ("machines", "processes")
+        return init_device_mesh(self.device.type, (self.world_size // local, local), mesh_dim_names=names)
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
         """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
@@ -151,6 +166,8 @@ class DistributedRanks:
         wrapped, self.has_begun = self._wrapped, True
         waits = isinstance(wrapped, nn.parallel.DistributedDataParallel) and not is_last
         self._watch.call()
+        if isinstance(wrapped, FSDPModule):
+            wrapped.set_requires_gradient_sync(is_last)
         with wrapped.no_sync() if waits else nullcontext():  # pyright: ignore[reportCallIssue]
             total, means = wrapped(objective, batch, counts)
             self._watch.call()
@@ -269,9 +286,8 @@ def _blame_for_stop(watch: RankWatch) -> None:
         raise RankLostError(f"rank {watch.rank} ends: {reason}")
 
 
-def _shard(modules: list[nn.Module], device: torch.device, world_size: int) -> None:
-    """Share the parameters of each module, those of modules before it left out, between all ranks."""
-    mesh = init_device_mesh(device.type, (world_size,))
+def _shard(modules: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Share the parameters of each module, those of modules before it left out, between ranks."""
     for module in modules:
         sharded = fully_shard(module, mesh=mesh)
         sharded.set_gradient_divide_factor(1.0)

@@ -149,7 +149,7 @@ def mean_losses(
 
 
 @contextmanager
-def joined_ranks(parallel: Literal["ddp", "fsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
+def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
     """Join the other processes within, where torchrun or a scheduler has started several, else train alone.
 
     They are known by the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A rank that is silent for
