@@ -33,7 +33,9 @@ def convert(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, still running or ended, or of a finished search.")],
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a run, still running or ended, of a finished search, or of a model.")
+    ],
     out: Out,
     step: Annotated[int | None, typer.Option("--step", min=0, help="A step; by default the newest checkpoint.")] = None,
     stage: Annotated[
@@ -47,6 +49,7 @@ def export(
         typer.Option("--for-vectors", help="Write the files that sentence-transformers reads, with this pooling."),
     ] = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="With --for-vectors: vectors of length 1.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx (pip install 'maskloom[onnx]').")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a model folder from a checkpoint, also of a run that is still running or ended early."""
@@ -60,4 +63,8 @@ def export(
     result = make(run, out, step=step, stage=stage, best=best)
     if for_vectors is not None:
         describe_vectors(out, for_vectors, normalize=normalize)
+    if onnx:
+        from maskloom.runs.onnx_export import write_onnx
+
+        result["onnx_outputs"] = write_onnx(out)
     show(result, as_json, lines=export_lines)

@@ -66,6 +66,8 @@ def export(
     run, out = Path(run), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; choose another --out")
+    if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage or best):
+        return _copy_of(run, out)
     content = described(run)
     if "space" in content["inputs"]:
         return _export_of_several(run, out, content, is_any=step is None and stage is None)
@@ -147,12 +149,16 @@ def _chosen(run: Path, found: dict[str, Path], step: int | None, stage: str | No
 def _copied(run: Path, out: Path, found: dict[str, Path], asked: Any) -> dict[str, Any]:
     """Copy the model of a finished run; raises ConfigError where there is none, or a checkpoint is asked for."""
     if asked is None and (run / "model" / CONFIG).exists():
-        with replacing_folder(out) as folder:
-            copy_files(run / "model", folder)
-        return _result("finished", None, {}, out, [])
+        return _copy_of(run / "model", out)
     steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
     held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
     raise ConfigError(f"{run}: no such checkpoint; there are: {held or 'none yet'}")
+
+
+def _copy_of(model: Path, out: Path) -> dict[str, Any]:
+    with replacing_folder(out) as folder:
+        copy_files(model, folder)
+    return _result("finished", None, {}, out, [])
 
 
 def _kept(run: Path, found: dict[str, Path], stage: str | None) -> tuple[str, int]:
@@ -284,4 +290,5 @@ def export_lines(result: dict[str, Any]) -> list[str]:
         which = "the finished model" if is_finished else f"the best of {result['stage']}, step and scores not known"
     scores = ", ".join(f"{name} {value:.4g}" for name, value in result["scores"].items() if value is not None)
     passed = [f"skipped      {problem}" for problem in result["passed_over"]]
-    return [f"exported     {which}{f': {scores}' if scores else ''}", *passed, f"model        {result['model']}"]
+    lines = [f"exported     {which}{f': {scores}' if scores else ''}", *passed, f"model        {result['model']}"]
+    return [*lines, f"model.onnx   {', '.join(result['onnx_outputs'])}"] if "onnx_outputs" in result else lines

@@ -1,0 +1,81 @@
+"""onnxruntime gives what the model gives, for every head, batch and length."""
+
+import logging
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.config import ConfigError
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs.onnx_export import ONNX_FILE, write_onnx
+
+HEADS = {
+    ("mlm", "nsp"): ["pooler_output", "mlm", "nsp"],
+    ("classifier",): ["pooler_output", "logits"],
+    ("tagger", "crf"): ["logits"],  # published taggers have no pooler
+}
+OPTIONS = {"layers": "last", "lstm_size": 8}
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore"),  # of the exporter, which is torch's
+]
+
+
+def _model(heads):
+    config = BertConfig.of_size(
+        "tiny", vocab_size=50, hidden_size=16, num_attention_heads=2, intermediate_size=24, initializer_range=0.3
+    )
+    has_labels = {"classifier", "tagger"} & set(heads)
+    return build_model(config, heads, num_labels=3 if has_labels else None, seed=1).eval()
+
+
+@pytest.fixture(autouse=True)
+def _quietly(caplog):
+    with caplog.at_level(logging.ERROR):  # pytest would write down each step of the exporter
+        yield
+
+
+@pytest.mark.parametrize("heads", HEADS, ids="+".join)
+def test_every_head_gives_the_same_for_any_batch_and_length(heads, tmp_path):
+    model = _model(heads)
+    save_model(model, tmp_path)
+    assert write_onnx(tmp_path) == ["last_hidden_state", *HEADS[heads]]
+    session = onnxruntime.InferenceSession(tmp_path / ONNX_FILE, providers=["CPUExecutionProvider"])
+    generator = torch.Generator().manual_seed(2)
+    for batch, length in ((1, 1), (2, 7), (5, 33)):
+        ids = torch.randint(1, 50, (batch, length), generator=generator)
+        segments = torch.randint(0, 2, (batch, length), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[-1, length - length // 3 :] = 0
+        fed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+        names = [output.name for output in session.get_outputs()]
+        found = dict(zip(names, session.run(None, {k: v.numpy() for k, v in fed.items()}), strict=True))
+        with torch.no_grad():
+            output = model.encoder(ids, segments, mask)
+            expected = {"last_hidden_state": output.last_hidden_state}
+            if "pooler_output" in names:
+                expected["pooler_output"] = output.pooled
+            for name in (name for name in heads if name != "crf"):
+                of_tokens = name in ("mlm", "tagger", "span")
+                read = output.last_hidden_state if of_tokens else output.pooled
+                expected["logits" if name not in ("mlm", "nsp") else name] = model.heads[name](read)
+        for name, wanted in expected.items():
+            real = mask[..., None].numpy() if wanted.ndim == 3 else 1  # what stands at padding means nothing
+            np.testing.assert_allclose(found[name] * real, wanted.numpy() * real, atol=1e-5, rtol=1e-5)
+
+
+def test_a_bilstm_head_and_a_missing_extra_are_refused(tmp_path, monkeypatch):
+    config = BertConfig.of_size("tiny", vocab_size=50, hidden_size=16, num_attention_heads=2, intermediate_size=24)
+    options = {"bilstm_tagger": OPTIONS}
+    model = build_model(config, ("bilstm_tagger",), num_labels=3, seed=1, head_options=options)
+    save_model(model, tmp_path, extra_config={"maskloom_heads": options})
+    with pytest.raises(ConfigError, match="a BiLSTM head cannot be exported to ONNX"):
+        write_onnx(tmp_path)
+    monkeypatch.setattr("maskloom.runs.onnx_export.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'maskloom\[onnx\]'"):
+        write_onnx(tmp_path)
