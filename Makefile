@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: quickstart test test-all soak check install develop bench clean format
+.PHONY: quickstart test test-all soak check install develop bench gpu-check clean format
 
 # What running needs; `develop` adds what tests and checks need.
 install: $(VENV)/.running
@@ -54,3 +54,7 @@ bench: develop
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache
+
+# On a machine with a GPU, by the Python that has torch for it: PYTHON=/path/to/python3.
+gpu-check:
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_check.py

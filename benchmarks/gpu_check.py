@@ -1,0 +1,384 @@
+"""What a GPU does: its tests, steps of BERT beside transformers' best, embedding, bf16 beside fp32, several devices.
+
+`make gpu-check` runs it and writes gpu.md and gpu.json. Steps are those of the training loop, on drawn tokens; the peer
+is BertForPreTraining with sdpa and its head on the predicted positions, eager and compiled, under the same autocast.
+Before anything is timed the losses of all sides agree.
+
+    python benchmarks/gpu_check.py [--parts tests steps embedding curve ranks] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from child_processes import first_of_ranks
+from full_rows import full_rows
+from gpu_check_report import page
+from rounds import MIN_ROUNDS, in_turn
+from torch.nn.functional import cross_entropy
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.config import TrainingSection
+from maskloom.data.batch import PretrainingBatch
+from maskloom.devices import chosen_device, describe_device
+from maskloom.models.architectures import prepare_blocks
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.precision import in_precision
+from maskloom.training.ranks import OneRank, joined_ranks
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("tests", "steps", "embedding", "curve", "ranks")
+# Size, rows a step, length, and whether lengths are mixed: the peer pads those to the length.
+CASES = (
+    ("base", 256, 128, False),
+    ("base", 64, 512, False),
+    ("base", 256, 128, True),
+    ("large", 32, 512, False),
+)
+CURVE_EVERY = 20
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured: cases, steps, the vocabulary, and the size and steps of the learning curve."""
+
+    cases: tuple[tuple[str, int, int, bool], ...] = CASES
+    steps: int = 10
+    vocab_size: int = 30_522
+    product: int = 8192
+    curve: tuple[str, int] = ("mini", 400)
+    compiles: bool = True
+
+
+TRIAL = Extent((("tiny", 4, 32, False), ("tiny", 4, 32, True)), 2, 2000, 256, ("tiny", 40), False)
+
+
+def main() -> None:
+    """Run the parts that are asked for, and write the page of all parts that have figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
+    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("gpu"))
+    parser.add_argument("--trial", action="store_true", help="tiny models on any device, to try the script itself")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        print(json.dumps(_rank()))
+        return
+    device = chosen_device()
+    if device.type != "cuda" and not options.trial:
+        raise SystemExit(f"no CUDA device here: torch {torch.__version__} finds {device}")
+    extent = TRIAL if options.trial else Extent()
+    place = options.results.with_suffix(".json")
+    figures = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+    figures |= {"device": describe_device(device), "torch": torch.__version__, "rounds": options.rounds}
+    figures["peak"] = product_rate(device, extent.product)
+    parts: dict[str, Callable[[], Any]] = {
+        "tests": run_tests,
+        "steps": lambda: [measure_steps(device, extent, case, options.rounds) for case in extent.cases],
+        "embedding": lambda: measure_embedding(device, options.rounds),
+        "curve": lambda: {name: curve(device, name, *extent.curve) for name in ("fp32", "bf16")},
+        "ranks": lambda: measure_ranks(device),
+    }
+    for name in options.parts:
+        print(f"{name} ...", flush=True)
+        figures[name] = parts[name]()
+        place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        place.with_suffix(".md").write_text(page(figures), encoding="utf-8")
+
+
+def run_tests() -> str:
+    """Run the tests that need a GPU, and return pytest's last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    print(done.stdout[-2000:])
+    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else f"pytest ended with {done.returncode}"
+
+
+def product_rate(device: torch.device, size: int) -> float:
+    """Return the rate of a large bf16 product in FLOP/s, which is what the device reaches at best."""
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    best = math.inf
+    for _ in range(6):
+        started = now(device)
+        for _ in range(10):
+            left @ right
+        best = min(best, (now(device) - started) / 10)
+    return 2 * size**3 / best
+
+
+def now(device: torch.device) -> float:
+    """Return the time once a device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def batches_of(extent: Extent, rows: int, length: int, *, is_mixed: bool) -> list[PretrainingBatch]:
+    """Return batches of full rows, or of rows of any length down to an eighth, with 20 of 128 positions predicted."""
+    if not is_mixed:
+        return [full_rows(rows, length, vocabulary=extent.vocab_size, seed=seed) for seed in range(extent.steps)]
+    draw, found = np.random.default_rng(0), []
+    for _ in range(extent.steps):
+        lengths = draw.integers(length // 8, length + 1, rows)
+        starts = np.cumsum(lengths) - lengths
+        predicted = np.maximum(1, np.round(0.15625 * lengths)).astype(np.int64)
+        positions = [
+            start + np.sort(draw.choice(size, number, replace=False))
+            for start, size, number in zip(starts, lengths, predicted, strict=True)
+        ]
+        found.append(
+            PretrainingBatch(
+                token_ids=draw.integers(1000, extent.vocab_size, lengths.sum()),
+                segment_ids=np.zeros(lengths.sum(), dtype=np.int64),
+                lengths=lengths,
+                mlm_positions=np.concatenate(positions),
+                mlm_labels=draw.integers(1000, extent.vocab_size, predicted.sum()),
+                nsp_labels=draw.integers(0, 2, rows),
+            )
+        )
+    return found
+
+
+class Ours:
+    """The training loop in bf16."""
+
+    def __init__(self, config: BertConfig, device: torch.device, batches: list[PretrainingBatch], **blocks: bool):
+        model = build_model(config, seed=0).to(device)
+        prepare_blocks(model, recompute=blocks.get("recompute", False), compile_=blocks.get("compile_", False))
+        settings = TrainingSection(steps=10**9, learning_rate=1e-4, warmup_steps=0)
+        objective = in_precision(MaskedLanguageModeling(), "bf16", device)
+        self._steps = train_steps(
+            TrainState.fresh(model, settings),
+            objective,
+            lambda at: (batches[at.get("n", 0) % len(batches)], {"n": at.get("n", 0) + 1}),
+            settings=settings,
+            seed=0,
+            ranks=OneRank(device),
+        )
+
+    def step(self) -> float:
+        """Take a step and return its loss."""
+        return next(self._steps).loss
+
+
+class Peer:
+    """BertForPreTraining with sdpa, its head on the predicted positions, in bf16 autocast with fused AdamW."""
+
+    def __init__(
+        self, folder: Path, device: torch.device, batches: list[PretrainingBatch], length: int, compiled: bool
+    ):
+        from transformers import BertForPreTraining
+
+        self.model = BertForPreTraining.from_pretrained(folder, attn_implementation="sdpa").to(device).train()
+        self._body = torch.compile(self.model.bert) if compiled else self.model.bert
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, eps=1e-6, fused=True)
+        self._batches, self._next, self._device = [_padded(batch, length) for batch in batches], 0, device
+
+    def step(self) -> float:
+        """Take a step as a careful user writes it, and return its loss."""
+        batch = self._batches[self._next % len(self._batches)]
+        self._next += 1
+        moved = dict(batch)
+        if self._device.type == "cuda":
+            moved = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in batch.items()}
+        places, labels, relation = moved.pop("places"), moved.pop("labels"), moved.pop("relation")
+        with torch.autocast(self._device.type, torch.bfloat16):
+            found = self._body(**moved)
+            hidden = found.last_hidden_state.flatten(0, 1).index_select(0, places)
+            scores, related = self.model.cls(hidden, found.pooler_output)
+        loss = cross_entropy(scores.float(), labels) + cross_entropy(related.float(), relation)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(loss.detach())
+
+
+def _padded(batch: PretrainingBatch, length: int) -> dict[str, torch.Tensor]:
+    is_real = np.arange(length)[None, :] < batch.lengths[:, None]
+    ids = np.zeros(is_real.shape, np.int64)
+    ids[is_real] = batch.token_ids
+    arrays = {
+        "input_ids": ids,
+        "token_type_ids": np.zeros_like(ids),
+        "attention_mask": is_real.astype(np.int64),
+        "places": np.flatnonzero(is_real)[batch.mlm_positions],
+        "labels": batch.mlm_labels,
+        "relation": batch.nsp_labels,
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+
+
+def measure_steps(
+    device: torch.device, extent: Extent, case: tuple[str, int, int, bool], rounds: int
+) -> dict[str, Any]:
+    """Time steps of all sides by turns; returns tokens a second, memory and first losses of each."""
+    size, rows, length, is_mixed = case
+    config = BertConfig.of_size(size, vocab_size=extent.vocab_size)
+    batches = batches_of(extent, rows, length, is_mixed=is_mixed)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(build_model(config, seed=0), folder)
+        makers: dict[str, Callable[[], Any]] = {
+            "maskloom": lambda: Ours(config, device, batches),
+            "maskloom, compiled blocks": lambda: Ours(config, device, batches, compile_=True),
+            "maskloom, recomputed blocks": lambda: Ours(config, device, batches, recompute=True),
+            "transformers": lambda: Peer(Path(folder), device, batches, length, False),
+            "transformers, compiled": lambda: Peer(Path(folder), device, batches, length, True),
+        }
+        if not extent.compiles:
+            makers = {name: make for name, make in makers.items() if "compiled" not in name}
+        sides, memory, first, problems = {}, {}, {}, {}
+        for name, make in makers.items():
+            try:
+                if device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+                side = make()
+                first[name] = side.step()
+                side.step()
+                memory[name] = (torch.cuda.max_memory_allocated() - before) if device.type == "cuda" else 0
+                sides[name] = side
+            except Exception as error:  # a side that cannot run is told on the page
+                problems[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        worst = max(abs(loss / first["maskloom"] - 1) for loss in first.values())
+        if worst > 2e-2:  # dropout is on: each side draws its own
+            raise SystemExit(f"{size}: first losses differ by {worst:.1%}: {first}")
+        num_tokens = sum(batch.num_tokens for batch in batches)
+        rates: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(rounds):
+            for name in in_turn(list(sides), number):
+                started = now(device)
+                for _ in batches:
+                    sides[name].step()
+                rates[name].append(num_tokens / (now(device) - started))
+            print(f"  {size} {length}{' mixed' if is_mixed else ''}, round {number + 1}: ", end="")
+            print(", ".join(f"{name} {found[-1]:,.0f}" for name, found in rates.items()), flush=True)
+    from pretraining_step import useful_flops
+
+    about = {"size": size, "rows": rows, "length": length, "is_mixed": is_mixed}
+    flops = useful_flops(config, batches)
+    return about | {"rates": rates, "memory": memory, "losses": first, "problems": problems, "flops_per_token": flops}
+
+
+def measure_embedding(device: torch.device, rounds: int) -> dict[str, list[float]]:
+    """Time embedding of 8,192 sentences of 5 to 120 words by us and by sentence-transformers in fp16."""
+    from surroundings import minilm_folder
+
+    import maskloom
+
+    draw = np.random.default_rng(0)
+    words = [
+        "the",
+        "model",
+        "reads",
+        "a",
+        "text",
+        "and",
+        "gives",
+        "one",
+        "vector",
+        "for",
+        "each",
+        "of",
+        "its",
+        "sentences",
+        "in",
+        "order",
+        "of",
+        "length",
+    ]
+    texts = [" ".join(draw.choice(words, size)) for size in draw.integers(5, 121, 8192)]
+    model = maskloom.load(minilm_folder(), device=str(device))
+    runs: dict[str, Callable[[], Any]] = {"maskloom": lambda: model.encode(texts)}
+    try:
+        from sentence_transformers import SentenceTransformer
+
+        peer = SentenceTransformer(str(minilm_folder().parent), device=str(device)).half()
+        runs["sentence-transformers, fp16"] = lambda: peer.encode(texts, batch_size=256)
+    except ImportError:
+        print("  sentence-transformers is not installed")
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    for number in range(rounds):
+        for name in in_turn(list(runs), number):
+            started = now(device)
+            runs[name]()
+            rates[name].append(len(texts) / (now(device) - started))
+    return rates
+
+
+def curve(device: torch.device, precision: str, size: str, num_steps: int) -> list[float]:
+    """Return the losses of a small BERT that learns to copy: what is masked stands elsewhere in its row."""
+    model = build_model(BertConfig.of_size(size, vocab_size=1000), seed=0).to(device)
+    settings = TrainingSection(steps=num_steps, learning_rate=1e-3, warmup_share=0.1)
+
+    def next_batch(at: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
+        draw, number = np.random.default_rng(at.get("n", 0)), at.get("n", 0)
+        half = draw.integers(5, 1000, (64, 32))
+        ids, labels = np.concatenate([half, half], axis=1), half[:, ::4].copy()
+        ids[:, :32:4] = 4
+        positions = (np.arange(64)[:, None] * 64 + np.arange(0, 32, 4)).reshape(-1)
+        batch = PretrainingBatch(
+            token_ids=ids.reshape(-1),
+            segment_ids=np.zeros(ids.size, dtype=np.int64),
+            lengths=np.full(64, 64),
+            mlm_positions=positions,
+            mlm_labels=labels.reshape(-1),
+            nsp_labels=None,
+        )
+        return batch, {"n": number + 1}
+
+    objective = in_precision(MaskedLanguageModeling(next_sentence=False), precision, device)
+    steps = train_steps(
+        TrainState.fresh(model, settings), objective, next_batch, settings=settings, seed=0, ranks=OneRank(device)
+    )
+    return [report.loss for report in steps if report.step % CURVE_EVERY == 0]
+
+
+def measure_ranks(device: torch.device) -> dict[str, Any]:
+    """Train by as many ranks as there are devices, with DDP and FSDP, and return the losses and seconds of each."""
+    num_ranks = torch.cuda.device_count() if device.type == "cuda" else 0
+    if num_ranks < 2:
+        return {"problem": f"{max(num_ranks, 1)} device: sums over several are not measured here"}
+    command = [sys.executable, __file__, "--rank"]
+    return json.loads(first_of_ranks(command, num_ranks=num_ranks, threads=1).splitlines()[-1])
+
+
+def _rank() -> dict[str, Any]:
+    return {parallel: _trained_by_ranks(parallel) for parallel in ("ddp", "fsdp")}
+
+
+def _trained_by_ranks(parallel: Literal["ddp", "fsdp"]) -> dict[str, Any]:
+    num_steps = 10
+    with joined_ranks(parallel, limit=600.0) as ranks:
+        settings = TrainingSection(steps=2 + num_steps, learning_rate=1e-4, warmup_steps=0)
+        model = build_model(BertConfig.of_size("base", vocab_size=30_522), seed=0)
+        ranks.spread(model)
+        objective = in_precision(MaskedLanguageModeling(), "bf16", ranks.device)
+        own = full_rows(64, 128, seed=ranks.rank)
+        state = TrainState.fresh(model, settings)
+        steps = train_steps(state, objective, lambda at: (own, at), settings=settings, seed=0, ranks=ranks)
+        reports = list(steps)
+    tokens = reports[-1].num_tokens * num_steps / sum(report.seconds for report in reports[2:])
+    return {"ranks": ranks.world_size, "tokens_per_second": tokens, "loss": reports[-1].loss}
+
+
+if __name__ == "__main__":
+    main()
