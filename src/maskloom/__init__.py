@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from maskloom.cores import follow_quota
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from maskloom.inference import Predictor
+
+follow_quota()
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "finetune", "load", "pretrain"]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from maskloom.config import TrainingSection
+from maskloom.cores import usable_cores
 from maskloom.data.batch import PretrainingBatch
 from maskloom.devices import chosen_device, describe_device, found_devices
 from maskloom.layers.matrix_products import library_of_products
@@ -52,7 +53,7 @@ def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[s
     is_half = in_precision(MaskedLanguageModeling(), "auto", device) != MaskedLanguageModeling()
     return {
         **environment(),
-        "cores_for_this_process": len(os.sched_getaffinity(0)),
+        "cores_for_this_process": usable_cores(),
         "memory_free": available_memory(),
         "disk_free": shutil.disk_usage(Path.cwd()).free,
         "products": library_of_products(),

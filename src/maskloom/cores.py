@@ -1,0 +1,40 @@
+"""How many cores this process may use, and as many threads for torch, told before torch is loaded."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+
+def usable_cores() -> int:
+    """Return the cores that affinity and the quota of a container leave to this process; at least 1."""
+    quota = _quota()
+    return _cores() if quota is None else max(1, min(_cores(), math.ceil(quota)))
+
+
+def follow_quota() -> None:
+    """Let torch start no more threads than the quota of a container allows, unless OMP_NUM_THREADS says otherwise.
+
+    torch follows affinity by itself. A thread too many makes all of them wait for the one that has no core.
+    """
+    cores = usable_cores()
+    if cores < _cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Return the cores' worth of time that a control group of either version allows, or None without a limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            words = " ".join((root / name).read_text(encoding="ascii") for name in names).split()
+            allowed, period = float(words[0]), float(words[1])
+        except (OSError, ValueError, IndexError):
+            continue  # another version, or "max": no limit
+        if allowed > 0 and period > 0:
+            return allowed / period
+    return None
