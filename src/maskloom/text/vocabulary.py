@@ -22,6 +22,11 @@ MAX_VOCABULARY_BYTES = 256 << 20
 """256 MiB: twenty times the largest vocabularies that are published."""
 
 
+def _id_of(token: str) -> cached_property[int]:
+    """Make an attribute of a vocabulary: the id of a special token."""
+    return cached_property(lambda vocabulary: vocabulary.ids[token])
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """An immutable list of distinct tokens that holds the five special tokens at any places (paper 3.2).
@@ -61,30 +66,11 @@ class Vocabulary:
         """The id of every token."""
         return {token: index for index, token in enumerate(self.tokens)}
 
-    @property
-    def pad_id(self) -> int:
-        """The id of [PAD]."""
-        return self.ids["[PAD]"]
-
-    @property
-    def unk_id(self) -> int:
-        """The id of [UNK]."""
-        return self.ids["[UNK]"]
-
-    @property
-    def cls_id(self) -> int:
-        """The id of [CLS]."""
-        return self.ids["[CLS]"]
-
-    @property
-    def sep_id(self) -> int:
-        """The id of [SEP]."""
-        return self.ids["[SEP]"]
-
-    @property
-    def mask_id(self) -> int:
-        """The id of [MASK]."""
-        return self.ids["[MASK]"]
+    pad_id = _id_of("[PAD]")
+    unk_id = _id_of("[UNK]")
+    cls_id = _id_of("[CLS]")
+    sep_id = _id_of("[SEP]")
+    mask_id = _id_of("[MASK]")
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
