@@ -52,6 +52,22 @@ class Engine(Protocol):
         ...
 
 
+def results(
+    start: Start,
+    arguments: tuple[Any, ...],
+    tasks: Iterator[Any],
+    num_workers: int,
+    engine: Engine | None = None,
+    *,
+    name: Callable[[Any], str] = str,
+) -> Generator[Any, None, None]:
+    """Yield the results of tasks done by an engine, by `num_workers` new processes, or for one worker by this one."""
+    if engine is None and num_workers == 1:
+        yield from map(start(*arguments), tasks)
+    else:
+        yield from (engine or results_of_processes)(start, arguments, tasks, num_workers, name=name)
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long a process may be at one task, in seconds, of which only those count in which the first one looks on.
