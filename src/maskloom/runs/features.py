@@ -24,7 +24,7 @@ from maskloom.objectives.tagging import frozen_vectors
 from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.first_look import check_place
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.evaluation import PROCESSOR_TOKENS
@@ -66,7 +66,7 @@ def write_features(
     Raises DataError when `folder` holds features of another model, text or choice of layers, or damaged ones, and when
     an activation is not a finite number.
     """
-    progress = progress or SilentProgress()
+    progress = progress or Progress()
     counts, source_sum = row_counts(units)
     width = combination.width(model.config.hidden_size)
     plan = FeaturePlan(model_sum, source_sum, tuple(combination.vector_names()), width, counts, precision)
@@ -151,7 +151,7 @@ def features(
     folder is written that it leads to. Raises ConfigError for layers that there are not and for an `out` that holds
     anything else, DataError for a wrong file or folder.
     """
-    progress, path = progress or SilentProgress(), Path(input)
+    progress, path = progress or Progress(), Path(input)
     folder = _folder_to_write(Path(out), path, (TOKENS, PUBLISHED) if jsonl else (TOKENS,))
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)

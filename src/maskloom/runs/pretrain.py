@@ -35,7 +35,7 @@ from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import pretraining_card
 from maskloom.runs.model_writing import write_model_folder
 from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
@@ -73,7 +73,7 @@ def pretrain(
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout) as ranks:
-        heard = progress if progress is not None and ranks.is_first else SilentProgress()
+        heard = progress if progress is not None and ranks.is_first else Progress()
         start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
 

@@ -20,7 +20,7 @@ from maskloom.recipe_files import read_toml
 from maskloom.runs.finetune import finetune
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.rerun_corpus import check_versions, rerun_corpus
 from maskloom.runs.rerun_folders import best_trial, is_search, refuse_what_is_no_run, without_model
 from maskloom.runs.run_folder import RECIPE, described, environment
@@ -55,7 +55,7 @@ def rerun(
     raises ConfigError for what cannot be repeated, for other versions of the program and its libraries (unless
     `allow_version_change`) and for another number of processes, DataError for data that changed or is gone.
     """
-    run, out, progress = Path(run), Path(out), progress or SilentProgress()
+    run, out, progress = Path(run), Path(out), progress or Progress()
     if (run / MANIFEST).exists():
         return rerun_corpus(run, out=out, allow_version_change=allow_version_change, progress=progress)
     refuse_what_is_no_run(run)

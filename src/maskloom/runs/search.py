@@ -18,7 +18,7 @@ from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.finetune import finetune, with_task
 from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder
 from maskloom.runs.search_space import (
     Space,
@@ -107,7 +107,7 @@ def search(
     recipe = with_task(recipe, reading)
     listed = _listed_settings(recipe, space, method, num_trials)
     setup = _Search(
-        recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress or SilentProgress()
+        recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress or Progress()
     )
     described = {
         "method": method,

@@ -15,7 +15,7 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.glue.files import GlueTask, check_genres, chosen_tasks, diagnostic_file
 from maskloom.runs.glue.majority import answer_by_majority
 from maskloom.runs.glue.table import glue_report
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import RECIPE, described, prepare_run_folder
 from maskloom.runs.search import AllTrialsFailedError, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
@@ -47,7 +47,7 @@ def glue_run(
     task has any.
     """
     check_log_targets(recipe.training.log_to)
-    data, out, progress = Path(data), Path(out), progress or SilentProgress()
+    data, out, progress = Path(data), Path(out), progress or Progress()
     stored = _stored_inputs(out) if resume else None
     if stored is not None:
         tasks = stored["tasks"] if tasks is None else tasks
