@@ -29,11 +29,10 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.adaptation import check_vocabulary, metrics_before, new_parts
-from maskloom.runs.best_checkpoint import write_best_model
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import pretraining_card
-from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.model_writing import write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
