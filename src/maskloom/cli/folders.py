@@ -1,4 +1,4 @@
-"""Commands that make model folders."""
+"""Commands on the folders of models and runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Out, show
+from maskloom.cli.options import AsJson, Out, Resume, progress_display, show
 
 
 def convert(
@@ -61,3 +61,59 @@ def export(
     if for_vectors is not None:
         describe_vectors(out, for_vectors, normalize=normalize)
     show(result, as_json, lines=export_lines)
+
+
+def rerun(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning, search or corpus.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write; RUN-rerun next to the run by default.")
+    ] = None,
+    allow_version_change: Annotated[
+        bool,
+        typer.Option("--allow-version-change", help="Repeat the run even if versions have changed."),
+    ] = False,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat a run from its folder and check that the result is the same bit for bit (else exit code 1)."""
+    from maskloom.folder_lock import refuse_if_in_use
+
+    if out is None:
+        whole = run.resolve()
+        out = whole.with_name(f"{whole.name}-rerun")
+    refuse_if_in_use(out)
+    from maskloom.runs.rerun import rerun as repeat
+
+    result = repeat(run, out=out, resume=resume, allow_version_change=allow_version_change, progress=progress_display())
+    show(result, as_json)
+    if not result["identical"]:
+        raise typer.Exit(1)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders: pre-training, fine-tuning, search or GLUE.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The page to write; report.html by default.")] = None,
+    examples: Annotated[
+        int,
+        typer.Option(
+            "--examples", min=0, help="Dev examples to predict for the lists of right and wrong ones; 0: none."
+        ),
+    ] = 500,
+    as_json: AsJson = False,
+) -> None:
+    """Write an HTML page about one or more runs: curves, scores, differences, data, examples."""
+    from maskloom.runs.report import report as run
+
+    result = run(runs, out, num_examples=examples, progress=progress_display())
+    show(result, as_json, lines=lambda result: [f"written to {result['page']}"])
+
+
+def info(
+    folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a folder holds."""
+    from maskloom.runs.display import screen_of
+    from maskloom.runs.info import describe_folder
+
+    show(describe_folder(folder), as_json, lines=screen_of)
