@@ -66,8 +66,7 @@ def _same_samples(data: Path, size: int) -> Trial:
     """Compare the hash of all token ids of 50 batches, made whole and made in parts."""
     from maskloom.data.corpus import Corpus
     from maskloom.data.masking import MaskingSettings
-    from maskloom.data.pretraining_loader import PretrainingLoader
-    from maskloom.data.rank_rows import rows_of_rank
+    from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
     from maskloom.data.sampling import DataPosition, SamplingSettings
 
     def digest(world_size: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import ConfigError, DataError
-from maskloom.data.bucketing import sorted_batches
+from maskloom.data.batch import sorted_batches
 from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
 from maskloom.files import output_file
 from maskloom.folder_lock import alone_in_folder

@@ -16,8 +16,7 @@ from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus
 from maskloom.data.masking import MaskingSettings
-from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.rank_rows import rows_of_rank
+from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
 from maskloom.data.sampling import SamplingSettings
 from maskloom.data.splitting import split_documents
 from maskloom.files import write_json

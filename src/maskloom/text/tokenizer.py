@@ -17,8 +17,7 @@ from maskloom.text import tokenizer_files
 from maskloom.text.agreed_characters import is_agreed
 from maskloom.text.long_texts import LONGEST_PART, parts_of
 from maskloom.text.normalization import words_with_sources
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary
-from maskloom.text.wordpiece import wordpiece_spans
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary, wordpiece_spans
 
 Compatibility = Literal["google", "hf"]
 MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}

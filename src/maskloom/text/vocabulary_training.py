@@ -13,9 +13,8 @@ from tokenizers import models
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.pair_merging import Score, merge_pairs
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, MAX_WORD_LENGTH, SPECIAL_TOKENS, Vocabulary
 from maskloom.text.word_counting import WordCounts, count_words
-from maskloom.text.wordpiece import MAX_WORD_LENGTH
 
 Progress = Callable[[str, int, int], None]
 
