@@ -39,7 +39,8 @@ from maskloom.tasks.tagging.features import (
     SentenceWords,
     row_counts,
 )
-from maskloom.tasks.tagging.reading import layout_of_sentences, read_sentences
+from maskloom.tasks.tagging.reading import layout_of_sentences
+from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer
 
 Units = Literal["words", "tokens"]
@@ -206,7 +207,9 @@ def _encode(path: Path, tokenizer: Tokenizer, units: Units | None, options: Read
         units = "tokens" if is_text else "words"
     if units == "tokens":
         return _encode_lines(path, tokenizer, max_length)
-    data = read_sentences(path, options, needs_label=False)
+    data = TAGGING.read(path, options, needs_label=False)
+    if data.report.num_blank:
+        raise DataError(f"{path}: line {data.report.first_blank_line}: a sentence without words")
     encoded = encode_sentences(data.examples, tokenizer, max_length=max_length, path=path)
     names = [
         {"index": index, "line": sentence.line, "words": list(sentence.words)}
