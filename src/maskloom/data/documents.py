@@ -6,7 +6,6 @@ at most `MAX_DOCUMENT_BYTES` large.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from maskloom.data.compressed_files import COMPRESSIONS, ByteStream, reading_errors
 from maskloom.data.text_blocks import raw_documents, unix_line_ends
 from maskloom.errors import ConfigError, DataError
+from maskloom.files import file_sha256
 from maskloom.foreign_files import check_name, check_regular, shown_name
 
 MAX_DOCUMENT_BYTES = 1 << 26
@@ -276,8 +276,8 @@ def _documents_of_files(
         with reading_errors(path):
             before = path.stat()
         if path.suffix.lower() == _PARQUET:
-            with reading_errors(path), path.open("rb") as file:
-                report.sums[path] = hashlib.file_digest(file, "sha256").hexdigest()
+            with reading_errors(path):
+                report.sums[path] = file_sha256(path)
             yield from filter(None, _documents_of_table(reader))
         else:
             with reading_errors(path):

@@ -123,19 +123,13 @@ class PretrainingLoader:
             nsp_labels=instances.is_random.copy() if has_pairs else None,
         )
 
-    def _fill(
-        self,
-        tokens: np.ndarray,
-        starts: np.ndarray,
-        first: np.ndarray,
-        last: np.ndarray,
-        skip: np.ndarray,
-        lengths: np.ndarray,
-    ) -> None:
-        """Copy one side of every instance out of the corpus to its place in the packed tokens."""
-        columns = zip(starts.tolist(), first.tolist(), last.tolist(), skip.tolist(), lengths.tolist(), strict=True)
-        for start, sentence, end, skipped, length in columns:
-            tokens[start : start + length] = self._corpus.sentences(sentence, end)[skipped : skipped + length]
+    def _fill(self, tokens: np.ndarray, *columns: np.ndarray) -> None:
+        """Copy one side of every instance out of the corpus to its place in the packed tokens.
+
+        The columns are the place, the first sentence, the one after the last, the tokens left out first, the length.
+        """
+        for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
+            tokens[start : start + length] = self._corpus.sentences(first, last)[skipped : skipped + length]
 
 
 def rows_of_rank(batch_size: int, micro_batch_size: int | None, *, rank: int, world_size: int) -> slice:

@@ -87,21 +87,16 @@ class Tokenizer:
 
         Raises DataError where files are missing, damaged, or ask for rules that are not BERT's.
         """
-        settings = tokenizer_files.read_settings(folder)
-        return cls(
-            Vocabulary.load(folder),
-            lowercase=settings.lowercase,
-            max_length=max_length or settings.max_length,
-            compatibility=compatibility or settings.compatibility,
-        )
+        given = {"max_length": max_length, "compatibility": compatibility}
+        settings = tokenizer_files.read_settings(folder) | {name: value for name, value in given.items() if value}
+        return cls(Vocabulary.load(folder), **settings)
 
     def save(self, folder: str | Path) -> None:
         """Write vocab.txt, tokenizer.json, tokenizer_config.json and special_tokens_map.json, each whole or not at all.
 
         The folder opens in transformers' AutoTokenizer.
         """
-        settings = tokenizer_files.TokenizerSettings(self.lowercase, self.max_length, self.compatibility)
-        tokenizer_files.write_tokenizer(folder, self.vocabulary, settings, self._build_library_tokenizer())
+        tokenizer_files.write_tokenizer(folder, self, self._build_library_tokenizer())
 
     def encode(
         self,
