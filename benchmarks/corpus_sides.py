@@ -96,19 +96,17 @@ def ours(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, A
 
 
 def _drawn(folder: Path) -> dict[str, float]:
+    from maskloom.config import PretrainingData
     from maskloom.data.corpus import Corpus
-    from maskloom.data.masking import MaskingSettings
     from maskloom.data.pretraining_loader import PretrainingLoader
-    from maskloom.data.sampling import SamplingSettings
 
     watch = Stopwatch()
     loader = PretrainingLoader(
         Corpus.open(folder, verify=False),
         None,
+        PretrainingData(max_length=LENGTH, max_predictions=MAX_PREDICTIONS),
         batch_size=BATCH_SIZE,
         seed=SEED,
-        sampling=SamplingSettings(max_length=LENGTH),
-        masking=MaskingSettings(max_predictions=MAX_PREDICTIONS),
     )
     assert sum(batch.num_sequences for batch in loader.epoch_batches(0))
     return watch.lap()

@@ -37,13 +37,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import TrainingSection
+from maskloom.config import PretrainingData, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
-from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.sampling import DataPosition, SamplingSettings
+from maskloom.data.sampling import DataPosition
 from maskloom.layers.matrix_products import Dense, product, products_by
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
@@ -328,10 +327,13 @@ def make_loader(corpus: Corpus, mix: Mix, size: str) -> PretrainingLoader:
     return PretrainingLoader(
         corpus,
         None,
+        PretrainingData(
+            max_length=mix.max_length,
+            short_sequence_rate=mix.short_sequence_rate,
+            max_predictions=mix.max_predictions,
+        ),
         batch_size=mix.batch_sizes[size],
         seed=SEED,
-        sampling=SamplingSettings(max_length=mix.max_length, short_sequence_rate=mix.short_sequence_rate),
-        masking=MaskingSettings(max_predictions=mix.max_predictions),
     )
 
 

@@ -24,11 +24,10 @@ from real_text import write_mixed_text
 from surroundings import processor
 
 from maskloom.checkpoints.huggingface import load_model
+from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus import Corpus
-from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.sampling import SamplingSettings
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.loop import evaluate
@@ -100,10 +99,9 @@ def masked_loss(model_folder: Path, held_out: Corpus) -> dict[str, float]:
             loader = PretrainingLoader(
                 held_out,
                 None,
+                PretrainingData(max_length=LENGTH, next_sentence=False, max_predictions=20, whole_word=True),
                 batch_size=_BATCH,
                 seed=seed,
-                sampling=SamplingSettings(max_length=LENGTH, next_sentence=False),
-                masking=MaskingSettings(rate=0.15, max_predictions=20, whole_word=True),
             )
             for batch in loader.epoch_batches(0):
                 seen["characters"] += int(lengths[batch.mlm_labels].sum())

@@ -80,6 +80,11 @@ class PretrainingData(Section):
             raise ValueError(f"mask_share + keep_share = {self.mask_share + self.keep_share}: it may not exceed 1")
         return self
 
+    @property
+    def num_text_tokens(self) -> int:
+        """The number of tokens left for text beside [CLS] and one or two [SEP]."""
+        return self.max_length - (3 if self.next_sentence else 2)
+
     def resolved_max_predictions(self) -> int:
         """Return the cap on predictions of one sequence, `max_predictions` unless absent.
 

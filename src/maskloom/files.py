@@ -210,6 +210,12 @@ def write_hashed(
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
+def file_sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sync(path: str | Path) -> None:
     """Have the disk hold a file, or a folder's list of names, before going on."""
     fault_point("files.sync")

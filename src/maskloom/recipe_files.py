@@ -73,8 +73,8 @@ def recipe_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[RecipeKey]:
             yield from recipe_keys(section, f"{path}.N." if is_list else f"{path}.")
             continue
         default = field.get_default(call_default_factory=True, validated_data={})
-        choices = tuple(choice for choice in _literals(field.annotation))
-        yield RecipeKey(path, None if default is PydanticUndefined else default, choices, field.description or "")
+        default = None if default is PydanticUndefined else default
+        yield RecipeKey(path, default, tuple(_literals(field.annotation)), field.description or "")
 
 
 def keys_named(kind: type[BaseModel], name: str) -> list[str]:
@@ -278,17 +278,12 @@ def _shown(value: Any) -> str:
 
 
 def _keys_at(kind: type[BaseModel], path: list[str]) -> list[str]:
-    current: Any = kind
+    current: type[BaseModel] | None = kind
     for part in path:
-        if part.isdigit():
-            continue
-        field = getattr(current, "model_fields", {}).get(part)
-        if field is None:
-            return []
-        annotation = field.annotation
-        arguments = getattr(annotation, "__args__", ())
-        current = next((a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)), annotation)
-    return list(getattr(current, "model_fields", {}))
+        if current is not None and not part.isdigit():
+            field = current.model_fields.get(part)
+            current = None if field is None else _section_of(field.annotation)
+    return [] if current is None else list(current.model_fields)
 
 
 def recipe_toml(recipe: BaseModel) -> str:
@@ -298,8 +293,14 @@ def recipe_toml(recipe: BaseModel) -> str:
 
 def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
     tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-    rows = {key: value for key, value in values.items() if _is_rows(value)}
-    lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if k not in tables and k not in rows]
+    # lists of tables; an empty list says nothing that its absence does not
+    rows = {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    }
+    plain = {key: value for key, value in values.items() if key not in tables and key not in rows}
+    lines = [f"{_toml_key(key)} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()]
     for key, table in tables.items():
         name = prefix + _toml_key(key)
         lines += ["", f"[{name}]", *_toml_lines(table, name + ".")]
@@ -309,14 +310,5 @@ def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
     return lines
 
 
-def _is_rows(value: Any) -> bool:
-    """Tell whether a value is a list of tables; an empty list says nothing that its absence does not."""
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
 def _toml_key(key: str) -> str:
     return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
-
-
-def _toml_value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ _TIMES_AS_LONG = 3
 _log = logging.getLogger(__name__)
 
 Start = Callable[..., Callable[[Any], Any]]
+_Job = tuple[bytes | memoryview, str]
 _Answer = tuple[Any, Exception | None]
 
 
@@ -50,6 +50,22 @@ class Engine(Protocol):
     ) -> Generator[Any, None, None]:
         """Yield the results of `start(*arguments)(task)` as they come; `name` says a task to a person."""
         ...
+
+
+def results(
+    start: Start,
+    arguments: tuple[Any, ...],
+    tasks: Iterator[Any],
+    num_workers: int,
+    engine: Engine | None = None,
+    *,
+    name: Callable[[Any], str] = str,
+) -> Generator[Any, None, None]:
+    """Yield the results of tasks done by an engine, by `num_workers` new processes, or for one worker by this one."""
+    if engine is None and num_workers == 1:
+        yield from map(start(*arguments), tasks)
+    else:
+        yield from (engine or results_of_processes)(start, arguments, tasks, num_workers, name=name)
 
 
 @dataclass(frozen=True)
@@ -81,193 +97,131 @@ def results_of_processes(
     this generator. A process that dies or hangs is replaced and its task done again, which the log tells as a warning;
     raises ChildProcessError with the task's `name` when that happens twice to the same task.
     """
-    pool = _Pool(start, arguments, patience)
+    jobs, answers = SimpleQueue[_Job | None](), SimpleQueue[_Answer]()
+    beginning = ForkingPickler.dumps((start, arguments))
+    workers = [_Worker(beginning, jobs, answers) for _ in range(num_workers)]
     try:
-        for _ in range(num_workers):
-            pool.add()
-        yield from _exchange(pool, tasks, name)
+        with _interrupts_held():
+            for worker in workers:
+                worker.start()
+        yield from _exchange(workers, jobs, answers, tasks, name, patience)
     finally:
-        pool.end()
+        for worker in workers:
+            jobs.put(None)
+            worker.end()
+        for worker in workers:
+            if worker.is_alive():
+                worker.join(2 * _SECONDS_TO_END)
 
 
 @dataclass
-class _Job:
-    """A task on its way: as it is sent, and what was seen of the process that is at it."""
+class _Attempt:
+    """A process at a task, and what was seen of it there."""
 
-    payload: bytes | memoryview
+    pid: int
     name: str
-    num_losses: int = 0
     seconds: float = 0.0
     idle_seconds: float = 0.0
     processor_seconds: float | None = None
     is_named: bool = False
-
-    def begin(self) -> None:
-        """Forget what was seen of an earlier process."""
-        self.seconds, self.idle_seconds, self.processor_seconds, self.is_named = 0.0, 0.0, None, False
-
-    def watch(self, elapsed: float, processor_seconds: float | None) -> None:
-        """Note that time went by, and the processor time of the process until now, None where nobody knows it."""
-        is_idle = processor_seconds is not None and processor_seconds == self.processor_seconds
-        self.seconds += elapsed
-        self.idle_seconds = self.idle_seconds + elapsed if is_idle else 0.0
-        self.processor_seconds = processor_seconds
+    why_ended: str | None = None
 
 
-class _Worker:
-    """A process, and the thread that sends it one task after the other and waits for each answer.
+class _Worker(threading.Thread):
+    """A thread that has a process do one task after the other; a new process does again what was lost with the first.
 
-    Both block when the process does, so they are no matter of the first thread, which has to notice that. The process
-    is one of `subprocess`: those of `multiprocessing` print a traceback when the first one is killed while they start.
+    Sending a task and waiting for its answer block when the process does, so they are no matter of the first thread,
+    which has to notice that. The process is one of `subprocess`: those of `multiprocessing` print a traceback when the
+    first one is killed while they start.
     """
 
-    def __init__(self, start: Start, arguments: tuple[Any, ...], answers: SimpleQueue[Any]) -> None:
-        self._connection, theirs = Pipe()
-        self._beginning = ForkingPickler.dumps((start, arguments))
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._answers = answers
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self.job: _Job | None = None
-        self.has_answered = False
-        self.why_ended: str | None = None
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; _main({theirs.fileno()})"
-        with _interrupts_held():
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
-            # Ctrl-C is for the first thread, which would not wake up when another one took it
-            self._thread.start()
-        # only the process itself holds its end now, so its death is an end of file here, and ours is one there
-        theirs.close()
+    def __init__(
+        self, beginning: bytes | memoryview, jobs: SimpleQueue[_Job | None], answers: SimpleQueue[_Answer]
+    ) -> None:
+        super().__init__(daemon=True)
+        self._beginning, self._jobs, self._answers = beginning, jobs, answers
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ending = False
+        self.attempt: _Attempt | None = None
+        self.longest = 0.0
 
-    def give(self, job: _Job) -> None:
-        """Have a task done."""
-        job.begin()
-        self.job, self.has_answered = job, False
-        self._jobs.put(job)
+    def start(self) -> None:
+        """Start the process, then the thread."""
+        self._start_process()
+        super().start()
+
+    def run(self) -> None:
+        """Do tasks until there are no more."""
+        try:
+            while (job := self._jobs.get()) is not None and not self._is_ending:
+                answer = self._answer(*job)
+                self.attempt = None
+                self._answers.put(answer)
+                # or they would live until the next one comes
+                del job, answer
+        except Exception as error:  # no process can be started, two were lost at a task, an answer cannot be read
+            self._answers.put((None, error))
+        self._end_process()
 
     def kill(self) -> None:
         """End the process at once."""
-        self.process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def end(self) -> None:
-        """Let an idle process go, end a busy one, and free what they took."""
-        if self.job is not None:
+        """End the process at once, and start no other."""
+        self._is_ending = True
+        self.kill()
+
+    def _start_process(self) -> None:
+        self._connection, theirs = Pipe()
+        self._unsent = [self._beginning]
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; _main({theirs.fileno()})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        # only the process itself holds its end now, so its death is an end of file here, and ours is one there
+        theirs.close()
+        if self._is_ending:
             self.kill()
-        self._jobs.put(None)
-        self._thread.join(_SECONDS_TO_END)
-        if not self._thread.is_alive():
-            self._connection.close()
-        if not self._has_ended():
-            self.kill()
-            # one that waits for a broken disk ends when that answers
-            self._has_ended()
 
-    def _has_ended(self) -> bool:
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_SECONDS_TO_END)
-        return self.process.returncode is not None
-
-    def _serve(self) -> None:
-        is_alive = True
-        while is_alive and (job := self._jobs.get()) is not None:
-            try:
-                if self._beginning is not None:
-                    self._connection.send_bytes(self._beginning)
-                    self._beginning = None
-                self._connection.send_bytes(job.payload)
-                answer = self._connection.recv()
-            except _GONE:
-                answer, is_alive = None, False
-            except Exception as error:  # of unpickling
-                answer = (None, error)
-            self.has_answered = True
-            self._answers.put((self, answer))
-            # or it would live until the next one comes
-            del job, answer
-
-
-class _Pool:
-    """The processes, what they answered, and a watch over those at work."""
-
-    def __init__(self, start: Start, arguments: tuple[Any, ...], patience: Patience) -> None:
-        self._start, self._arguments, self._patience = start, arguments, patience
-        self._answers: SimpleQueue[tuple[_Worker, _Answer | None]] = SimpleQueue()
-        self._longest = 0.0
-        self._last_look = time.monotonic()
-        self.idle: list[_Worker] = []
-        self.busy: set[_Worker] = set()
-
-    def add(self) -> None:
-        """Start a process."""
-        self.idle.append(_Worker(self._start, self._arguments, self._answers))
-
-    def give(self, job: _Job) -> None:
-        """Hand a task to a process that has none."""
-        worker = self.idle.pop()
-        self.busy.add(worker)
-        worker.give(job)
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether a result, or the news of a death, has come."""
-        return not self._answers.empty()
-
-    def answer(self, *, wait: bool) -> tuple[_Worker, _Job, _Answer | None] | None:
-        """Return a worker, its task and its answer, where None is its death; or None when nothing has come."""
-        self._look()
-        try:
-            worker, answer = self._answers.get(block=wait, timeout=_SECONDS_BETWEEN_LOOKS)
-        except Empty:
+    def _end_process(self) -> int | None:
+        """End the process and return its exit code, None for one that waits for a broken disk and ends afterwards."""
+        self.kill()
+        if self._process is None:
             return None
-        job, worker.job = worker.job, None
-        assert job is not None
-        self.busy.discard(worker)
-        if answer is not None:
-            self._longest = max(self._longest, job.seconds)
-            self.idle.append(worker)
-        return worker, job, answer
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        self._connection.close()
+        return self._process.returncode
 
-    def end(self) -> None:
-        """End all processes."""
-        for worker in self.busy:
-            worker.kill()
-        for worker in [*self.busy, *self.idle]:
-            worker.end()
-
-    def _look(self) -> None:
-        """Name the processes that are late, and end those that hang; their deaths are answers like any other."""
-        now = time.monotonic()
-        elapsed, patience = now - self._last_look, self._patience
-        if elapsed < _SECONDS_BETWEEN_LOOKS:
-            return
-        self._last_look = now
-        # this process may itself have been stopped, or have read for long
-        elapsed = min(elapsed, 2 * _SECONDS_BETWEEN_LOOKS)
-        for worker in self.busy:
-            if worker.has_answered or worker.why_ended or worker.job is None:
-                continue
-            job, pid = worker.job, worker.process.pid
-            job.watch(elapsed, _processor_seconds(pid))
-            is_late = job.idle_seconds >= patience.named_after or job.seconds >= _TIMES_AS_LONG * self._longest
-            if is_late and not job.is_named and job.seconds >= patience.named_after:
-                job.is_named = True
-                idle = f", the last {job.idle_seconds:.0f} without processor time" if job.idle_seconds else ""
-                _log.warning("worker process %s has been at %s for %.0f seconds%s", pid, job.name, job.seconds, idle)
-            if job.idle_seconds >= patience.ended_after:
-                worker.why_ended = f"hung: no processor time for {job.idle_seconds:.0f} seconds"
-            elif job.seconds >= patience.limit:
-                worker.why_ended = f"hung: no result for {job.seconds:.0f} seconds"
-            if worker.why_ended:
-                worker.kill()
+    def _answer(self, payload: bytes | memoryview, name: str, *, is_second: bool = False) -> _Answer:
+        """Return what a process makes of a task; raises ChildProcessError when the second one is lost at it too."""
+        assert self._process is not None
+        attempt = self.attempt = _Attempt(self._process.pid, name)
+        with suppress(*_GONE):
+            for message in [*self._unsent, payload]:
+                self._connection.send_bytes(message)
+            self._unsent.clear()
+            answer = self._connection.recv()
+            self.longest = max(self.longest, attempt.seconds)
+            return answer
+        code = self._end_process()
+        memory = "; code -9 often means that memory ran out: use fewer workers" if code == -signal.SIGKILL else ""
+        how = attempt.why_ended or f"died with exit code {code}{memory}"
+        if is_second or self._is_ending:
+            raise ChildProcessError(f"worker process {attempt.pid}, the second one at {name}, {how}; run it again")
+        _log.warning("worker process %s, which was at %s, %s; a new one does that again", attempt.pid, name, how)
+        self._start_process()
+        return self._answer(payload, name, is_second=True)
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back from a process that is started within, and from this one until the end.
+    """Hold Ctrl-C back from the threads that are started within, and from the processes that these start.
 
-    Ctrl-C reaches every process of a terminal. The first one decides; closing its end of the pipe ends the others. They
-    inherit what is held, so that not even their imports are interrupted.
+    Ctrl-C reaches every process of a terminal. The first thread decides, and would not wake up when another one took
+    it; closing its end of the pipe ends the processes, of which not even the imports are interrupted.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -276,56 +230,70 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _exchange(pool: _Pool, tasks: Iterator[Any], name: Callable[[Any], str]) -> Iterator[Any]:
+def _exchange(
+    workers: list[_Worker],
+    jobs: SimpleQueue[_Job | None],
+    answers: SimpleQueue[_Answer],
+    tasks: Iterator[Any],
+    name: Callable[[Any], str],
+    patience: Patience,
+) -> Iterator[Any]:
     """Keep every process busy with one task, and as many ready as half of them, until tasks and results are at an end.
 
     The task of a busy process is kept, pickled, so that another one can do it; hence no more are drawn ahead.
     """
-    ready: deque[_Job] = deque()
-    num_ahead = (len(pool.idle) + 1) // 2
-    more = True
+    num_under_way, more, last_look = 0, True, time.monotonic()
     while True:
-        # reading a task takes time too, so it is done while the processes work, unless one waits for us
-        while more and len(ready) < num_ahead and not (ready and pool.idle) and not pool.has_answer:
+        # reading a task takes time too, so it is done while the processes work
+        while more and num_under_way < len(workers) + (len(workers) + 1) // 2 and answers.empty():
             try:
                 task = next(tasks)
             except StopIteration:
                 more = False
             else:
-                ready.append(_Job(ForkingPickler.dumps(task), name(task)))
+                jobs.put((ForkingPickler.dumps(task), name(task)))
+                num_under_way += 1
                 del task
-        while ready and pool.idle:
-            pool.give(ready.popleft())
-        if not pool.busy and not ready and not more:
+        if not num_under_way:
             return
-        # with a process idle and tasks left, there is a task to fetch rather than a result to wait for
-        answer = pool.answer(wait=not (pool.idle and more))
-        if answer is None:
+        if (elapsed := time.monotonic() - last_look) >= _SECONDS_BETWEEN_LOOKS:
+            last_look += elapsed
+            # this process may itself have been stopped, or have read for long
+            _look(workers, patience, min(elapsed, 2 * _SECONDS_BETWEEN_LOOKS))
+        try:
+            result, error = answers.get(timeout=_SECONDS_BETWEEN_LOOKS)
+        except Empty:
             continue
-        worker, job, found = answer
-        if found is None:
-            _replace(pool, worker, job)
-            ready.appendleft(job)
-        else:
-            result, error = found
-            del answer, job, found
-            if error is not None:
-                raise error
-            yield result
-            del result
+        num_under_way -= 1
+        if error is not None:
+            raise error
+        yield result
+        del result
 
 
-def _replace(pool: _Pool, worker: _Worker, job: _Job) -> None:
-    """Put a new process in the place of a lost one; raises ChildProcessError when its task was lost before."""
-    worker.end()
-    code, pid = worker.process.returncode, worker.process.pid
-    memory = "; code -9 often means that memory ran out: use fewer workers" if code == -signal.SIGKILL else ""
-    how = worker.why_ended or f"died with exit code {code}{memory}"
-    job.num_losses += 1
-    if job.num_losses > 1:
-        raise ChildProcessError(f"worker process {pid}, the second one at {job.name}, {how}; run it again")
-    _log.warning("worker process %s, which was at %s, %s; a new one does that again", pid, job.name, how)
-    pool.add()
+def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
+    """Name the processes that are late, and end those that hang; `elapsed` seconds went by since the last look."""
+    longest = max(worker.longest for worker in workers)
+    for worker in workers:
+        seen = worker.attempt
+        if seen is None or seen.why_ended:
+            continue
+        processor_seconds = _processor_seconds(seen.pid)
+        is_idle = processor_seconds is not None and processor_seconds == seen.processor_seconds
+        seen.seconds += elapsed
+        seen.idle_seconds = seen.idle_seconds + elapsed if is_idle else 0.0
+        seen.processor_seconds = processor_seconds
+        is_late = seen.idle_seconds >= patience.named_after or seen.seconds >= _TIMES_AS_LONG * longest
+        if is_late and not seen.is_named and seen.seconds >= patience.named_after:
+            seen.is_named = True
+            idle = f", the last {seen.idle_seconds:.0f} without processor time" if seen.idle_seconds else ""
+            _log.warning("worker process %s has been at %s for %.0f seconds%s", seen.pid, seen.name, seen.seconds, idle)
+        if seen.idle_seconds >= patience.ended_after:
+            seen.why_ended = f"hung: no processor time for {seen.idle_seconds:.0f} seconds"
+        elif seen.seconds >= patience.limit:
+            seen.why_ended = f"hung: no result for {seen.seconds:.0f} seconds"
+        if seen.why_ended:
+            worker.kill()
 
 
 def _processor_seconds(pid: int | None) -> float | None:

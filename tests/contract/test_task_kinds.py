@@ -16,7 +16,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
-from maskloom.runs.progress import SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.report.examples import examples_of
 from maskloom.runs.report.record import read_run
 from maskloom.tasks.columns import ReadingOptions
@@ -314,7 +314,7 @@ def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_pat
     settings = json.loads((tmp_path / "run" / "model" / "maskloom.json").read_text(encoding="utf-8"))
     assert config["architectures"][0].startswith("BertFor")
     assert settings["kind"] == name
-    shown = examples_of(read_run(tmp_path / "run", "run"), 100, SilentProgress())
+    shown = examples_of(read_run(tmp_path / "run", "run"), 100, Progress())
     assert shown.num_predicted == shown.num_in_file == 9
     assert all(one.text and one.truth and one.answer for one in [*shown.right, *shown.wrong])
     if "accuracy" in scored and name != "tagging":

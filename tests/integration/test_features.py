@@ -310,3 +310,6 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
         features(model_folder, data["dev"], tmp_path / "out", layers="-2")
     with pytest.raises(ConfigError, match="max_length 25"):
         features(model_folder, data["dev"], tmp_path / "out2", max_length=25)
+    (tmp_path / "b.txt").write_text("Rome\n\x01\n")
+    with pytest.raises(DataError, match=r"b\.txt: line 2: a sentence without words"):
+        features(model_folder, tmp_path / "b.txt", tmp_path / "out3", units="words")

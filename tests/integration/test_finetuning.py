@@ -18,7 +18,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
-from maskloom.runs.progress import SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.text.tokenizer import Tokenizer
@@ -188,7 +188,7 @@ def test_the_folder_opens_in_transformers(model_folder, data, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-class _Stop(SilentProgress):
+class _Stop(Progress):
     """Breaks off a run at one step, as a crash would."""
 
     def __init__(self, stage, step):

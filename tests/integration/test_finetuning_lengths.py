@@ -13,7 +13,7 @@ from maskloom.runs.export import export, export_lines
 from maskloom.runs.finetune import finetune
 from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
-from maskloom.runs.progress import SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.rerun import rerun
 from maskloom.training.checkpoints import step_folders
 from maskloom.training.events import read_events
@@ -48,7 +48,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
 
 
-class Stop(SilentProgress):
+class Stop(Progress):
     """Breaks off a seed at one step, as a crash would."""
 
     def __init__(self, seed: int, step: int) -> None:

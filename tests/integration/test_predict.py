@@ -15,7 +15,7 @@ from maskloom.runs import predict as predict_run
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import predict
-from maskloom.runs.progress import SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.tasks.columns import ReadingOptions
 
 
@@ -227,7 +227,7 @@ def test_labels_with_commas_and_quotes_stay_apart(tmp_path):
     assert next(csv.reader([row["labels"]])) == ["blue, dark", "red", 'the "red"']
 
 
-class Shown(SilentProgress):
+class Shown(Progress):
     def __init__(self):
         self.stages, self.done = [], []
 

@@ -12,7 +12,7 @@ import pytest
 
 import maskloom
 from maskloom.config import ConfigError
-from maskloom.runs.progress import SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.quickstart import documentation, journey, quickstart, summary_lines
 from maskloom.runs.quickstart.tasks import TaskSettings, build_tasks
 
@@ -31,7 +31,7 @@ class StoppedError(Exception):
     pass
 
 
-class StoppingProgress(SilentProgress):
+class StoppingProgress(Progress):
     def begin(self, what: str, total: int, done: int = 0) -> None:
         if what == "fine-tuning, seed 1":
             raise StoppedError

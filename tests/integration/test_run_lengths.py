@@ -14,7 +14,7 @@ from maskloom.runs import extension
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.export import export
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.progress import SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.rerun import rerun
 from maskloom.runs.training_flags import with_epochs
 from maskloom.runs.vocabulary import train_vocabulary_from_files
@@ -29,7 +29,7 @@ SETTINGS = [
 ]
 
 
-class Stop(SilentProgress):
+class Stop(Progress):
     """Breaks off a phase at one step, as a crash would."""
 
     def __init__(self, phase: str, step: int) -> None:

@@ -19,8 +19,8 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.tune import tune
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.tagging.reading import read_sentences
 from maskloom.tasks.tagging.schemes import convert_tags
+from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -123,7 +123,7 @@ def test_columns_in_columns_out(run, tmp_path):
     assert len(written) == len(given)
     # what stands in the file is what evaluation scored
     fields = [line.split(" ") for line in written]
-    true = [s.tags for s in read_sentences(tmp_path / "out.conll", ReadingOptions(label_column="3")).examples]
+    true = [s.tags for s in TAGGING.read(tmp_path / "out.conll", ReadingOptions(label_column="3")).examples]
     predicted, current = [], []
     for parts in fields:
         if parts[0] == "-DOCSTART-":
@@ -198,7 +198,7 @@ def test_the_model_folder_says_what_it_is(run):
 def test_sentences_as_columns_as_lines_and_as_text_get_the_same_tags(run, tmp_path):
     """Lines were once cut at every mark, which the words of training are not: other tags for the same sentences."""
     folder, _, dev = run
-    words = [list(sentence.words) for sentence in read_sentences(dev).examples]
+    words = [list(sentence.words) for sentence in TAGGING.read(dev).examples]
     (tmp_path / "lines.txt").write_text("".join(f"{' '.join(line)}\n" for line in words))
     told = predict(folder, tmp_path / "lines.txt", tmp_path / "lines.jsonl")
     predict(folder, dev, tmp_path / "columns.jsonl")

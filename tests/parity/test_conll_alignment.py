@@ -19,9 +19,9 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.tagging.encoding import encode_sentences
-from maskloom.tasks.tagging.reading import read_sentences
 from maskloom.tasks.tagging.schemes import tag_names
 from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.parity
@@ -63,7 +63,7 @@ def test_hard_words(minilm_folder):
 
 @pytest.mark.realdata
 def test_conll_2003(data_folder, minilm_folder):
-    examples = read_sentences(data_folder / "conll2003" / "test.txt").examples[:400]
+    examples = TAGGING.read(data_folder / "conll2003" / "test.txt").examples[:400]
     assert_aligned(
         [sentence(s.words, ["O" if t == "O" else f"{t[0]}-X" for t in s.tags]) for s in examples], minilm_folder
     )

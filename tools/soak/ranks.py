@@ -64,18 +64,17 @@ def _r14(budget: Budget) -> Iterator[Trial]:
 
 def _same_samples(data: Path, size: int) -> Trial:
     """Compare the hash of all token ids of 50 batches, made whole and made in parts."""
+    from maskloom.config import PretrainingData
     from maskloom.data.corpus import Corpus
-    from maskloom.data.masking import MaskingSettings
-    from maskloom.data.pretraining_loader import PretrainingLoader
-    from maskloom.data.rank_rows import rows_of_rank
-    from maskloom.data.sampling import DataPosition, SamplingSettings
+    from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
+    from maskloom.data.sampling import DataPosition
 
     def digest(world_size: int) -> str:
         corpus, sums = Corpus.open(data / "corpus"), hashlib.sha256()
         loaders = [
             PretrainingLoader(
-                corpus, None, batch_size=8, seed=0, sampling=SamplingSettings(max_length=32),
-                masking=MaskingSettings(), rows=rows_of_rank(8, 2, rank=rank, world_size=world_size),
+                corpus, None, PretrainingData(max_length=32, max_predictions=20), batch_size=8, seed=0,
+                rows=rows_of_rank(8, 2, rank=rank, world_size=world_size),
             )
             for rank in range(world_size)
         ]  # fmt: skip

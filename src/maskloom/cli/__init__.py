@@ -11,17 +11,11 @@ from typing import Annotated
 import typer
 
 from maskloom import __version__
-from maskloom.cli import models, training, use
-from maskloom.cli.answer import answer, score_answers
+from maskloom.cli import folders, training, use
 from maskloom.cli.corpora import corpus_app, vocab_app
-from maskloom.cli.features import features
 from maskloom.cli.glue import glue_app
 from maskloom.cli.other_names import PointingGroup
 from maskloom.cli.recipes import recipes_app
-from maskloom.cli.report import report
-from maskloom.cli.reruns import rerun
-from maskloom.cli.search import search
-from maskloom.cli.tune import tune
 from maskloom.training.interruption import Interrupted, StopRequests
 
 app = typer.Typer(
@@ -33,28 +27,28 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 PREPARE, TRAIN, USE, INSPECT = "Prepare", "Train", "Use", "Inspect"  # the panels of the help, in this order
-app.command("convert", rich_help_panel=PREPARE)(models.convert)
+app.command("convert", rich_help_panel=PREPARE)(folders.convert)
 app.add_typer(vocab_app, name="vocab", rich_help_panel=PREPARE)
 app.add_typer(corpus_app, name="corpus", rich_help_panel=PREPARE)
 app.add_typer(recipes_app, name="recipes", rich_help_panel=PREPARE)
 app.command("quickstart", rich_help_panel=TRAIN)(training.quickstart)
 app.command("pretrain", rich_help_panel=TRAIN)(training.pretrain)
 app.command("finetune", rich_help_panel=TRAIN)(training.finetune)
-app.command("search", rich_help_panel=TRAIN)(search)
+app.command("search", rich_help_panel=TRAIN)(training.search)
 app.add_typer(glue_app, name="glue", rich_help_panel=TRAIN)
-app.command("tune", rich_help_panel=TRAIN)(tune)
-app.command("rerun", rich_help_panel=TRAIN)(rerun)
-app.command("export", rich_help_panel=TRAIN)(models.export)
+app.command("tune", rich_help_panel=TRAIN)(use.tune)
+app.command("rerun", rich_help_panel=TRAIN)(folders.rerun)
+app.command("export", rich_help_panel=TRAIN)(folders.export)
 app.command("predict", rich_help_panel=USE)(use.predict)
-app.command("answer", rich_help_panel=USE)(answer)
+app.command("answer", rich_help_panel=USE)(use.answer)
 app.command("embed", rich_help_panel=USE)(use.embed)
 app.command("fill-mask", rich_help_panel=USE)(use.fill_mask)
-app.command("features", rich_help_panel=USE)(features)
+app.command("features", rich_help_panel=USE)(use.features)
 app.command("evaluate", rich_help_panel=INSPECT)(use.evaluate)
-app.command("score-answers", rich_help_panel=INSPECT)(score_answers)
-app.command("report", rich_help_panel=INSPECT)(report)
-app.command("info", rich_help_panel=INSPECT)(use.info)
-app.command("doctor", rich_help_panel=INSPECT)(use.doctor)
+app.command("score-answers", rich_help_panel=INSPECT)(use.score_answers)
+app.command("report", rich_help_panel=INSPECT)(folders.report)
+app.command("info", rich_help_panel=INSPECT)(folders.info)
+app.command("doctor", rich_help_panel=INSPECT)(folders.doctor)
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +19,7 @@ from maskloom.cli.options import (
     say,
     show,
     stage_display,
+    with_options,
 )
 
 Engine = Annotated[
@@ -27,16 +28,25 @@ Engine = Annotated[
 RayAddress = Annotated[
     str | None, typer.Option("--ray-address", help="A running Ray cluster; by default a local one is started.")
 ]
+_works = with_options(
+    "work",
+    {"num_workers": Workers, "on_bad_text": BadText, "engine": Engine, "ray_address": RayAddress},
+    num_workers=1,
+    on_bad_text="error",
+    engine="local",
+)
 
 vocab_app = typer.Typer(help="Train, extend and inspect vocabularies.", no_args_is_help=True)
 corpus_app = typer.Typer(help="Build and check corpora, and show their statistics.", no_args_is_help=True)
 
 
 @vocab_app.command("train")
+@_works
 def vocab_train(
     texts: Texts,
     size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
     out: Out,
+    *,
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
         Literal["frequency", "likelihood", "pmi"],
@@ -55,10 +65,7 @@ def vocab_train(
             help="Distinct words held in memory, about 150 bytes each; beyond it, the rarest are dropped and counted.",
         ),
     ] = 2_000_000,
-    workers: Workers = 1,
-    on_bad_text: BadText = "error",
-    engine: Engine = "local",
-    ray_address: RayAddress = None,
+    work: Any,
     as_json: AsJson = False,
 ) -> None:
     """Train a WordPiece vocabulary: the same text gives the same file, byte for byte."""
@@ -72,11 +79,8 @@ def vocab_train(
         score=score,
         min_frequency=min_frequency,
         max_distinct_words=max_distinct_words,
-        num_workers=workers,
-        on_bad_text=on_bad_text,
-        engine=engine,
-        ray_address=ray_address,
         progress=stage_display(),
+        **work,
     )
     show(report, as_json)
 
@@ -132,11 +136,12 @@ def vocab_inspect(
 
 
 @corpus_app.command("build")
+@_works
 def corpus_build(
     texts: Texts,
     vocab: Annotated[Path, typer.Option("--vocab", help="A vocabulary, model, corpus or run folder.")],
     out: Out,
-    workers: Workers = 1,
+    work: Any,
     sentences: Annotated[
         Literal["split", "lines"], typer.Option("--sentences", help="split: find sentences; lines: one per line.")
     ] = "split",
@@ -148,9 +153,6 @@ def corpus_build(
         str | None,
         typer.Option("--language", help="Language whose rules find sentences: en (default), de, fr … (ISO 639)."),
     ] = None,
-    on_bad_text: BadText = "error",
-    engine: Engine = "local",
-    ray_address: RayAddress = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
@@ -162,15 +164,12 @@ def corpus_build(
         texts,
         vocab=vocab,
         out=out,
-        num_workers=workers,
         sentences=sentences,
         documents=documents,
         language=language,
-        on_bad_text=on_bad_text,
-        engine=engine,
-        ray_address=ray_address,
         progress=stage_callback(display),
         say=display.say,
+        **work,
     )
     show(manifest, as_json)
 

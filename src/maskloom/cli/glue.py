@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from maskloom.cli.options import (
     AsJson,
-    Device,
     Model,
     Out,
     Recipe,
@@ -21,8 +20,7 @@ from maskloom.cli.options import (
     say,
     show,
 )
-from maskloom.cli.search import Grid, Restarts
-from maskloom.cli.training_options import BatchSize, Epochs, LearningRate, Overrides, Seed, SequenceLength, space_beside
+from maskloom.cli.training_options import Grid, Overrides, space_beside, trains
 
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
 
@@ -31,21 +29,17 @@ AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept miss
 
 
 @glue_app.command("run")
+@trains("epochs", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
 def run(
     data: Data,
     model: Model,
     out: Out,
+    *,
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="Tasks joined by commas, such as cola,mrpc; by default all in --data.")
     ] = None,
     grid: Grid = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    learning_rate: LearningRate = None,
-    max_length: SequenceLength = None,
-    seed: Seed = None,
-    device: Device = None,
-    restarts: Restarts = None,
+    flags: Any,
     recipe: Recipe = None,
     resume: Resume = False,
     overrides: Overrides = None,
@@ -54,8 +48,6 @@ def run(
     """Search settings for each task (by default the paper's grid) and show the official dev scores."""
     from maskloom.config import FinetuneRecipe
 
-    flags = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
-    flags |= {"seed": seed, "device": device, "restarts": restarts}
     if grid is None and not continues(out, resume):
         grid = ["paper"]
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
 import re
@@ -65,9 +67,78 @@ Format = Annotated[
     str | None,
     typer.Option("--format", help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003."),
 ]
+Labels = Annotated[Path | None, typer.Option("--labels", help="A file with one label name per line.")]
 BadRows = Annotated[
     Literal["error", "skip"], typer.Option("--on-bad-rows", help="Stop at an invalid row, or skip and count such rows.")
 ]
+_READING = {
+    "text_column": TextColumn,
+    "pair_column": PairColumn,
+    "label_column": LabelColumn,
+    "format": Format,
+    "labels": Labels,
+    "on_bad_rows": BadRows,
+}
+
+
+def with_options(
+    name: str, options: dict[str, Any], made: Callable[..., Any] = dict, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that puts options in place of a command's parameter `name`, which gets what is `made` of them.
+
+    Options without a default are None where they are not given.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own, kind = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+        parameters: list[inspect.Parameter] = []
+        for old in own.parameters.values():
+            if old.name != name:
+                parameters.append(old.replace(kind=kind))
+                continue
+            for option, annotation in options.items():
+                default = defaults.get(option)
+                parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
+
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            command(**{name: made(**{option: given.pop(option) for option in options})}, **given)
+
+        called.__signature__ = own.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return called
+
+    return decorate
+
+
+def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these names, and in its parameter `reading` how a person wants a file read."""
+
+    def reading(labels: Path | None = None, **given: Any) -> Any:
+        from maskloom.tasks.columns import ReadingOptions
+
+        return ReadingOptions(labels=str(labels) if labels else None, **given)
+
+    return with_options("reading", {name: _READING[name] for name in names}, reading, on_bad_rows="error")
+
+
+def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
+    from maskloom.config import ConfigError
+    from maskloom.foreign_files import check_model_name
+
+    chosen = [*(model or [])]
+    if ensemble is not None:
+        check_model_name(ensemble)
+        from maskloom.inference import restart_models  # heavy
+
+        chosen += restart_models(ensemble)
+    if not chosen:
+        raise ConfigError("no model: give --model (several times for an ensemble) or --ensemble")
+    return chosen
+
+
+takes_models = with_options("models", {"model": Models, "ensemble": EnsembleOf}, _chosen_models)
+"""Gives a command --model and --ensemble, and in its parameter `models` the model folders; there is at least one."""
 
 
 def chosen_recipe(
@@ -111,50 +182,6 @@ def verification(verify: bool, resume: bool) -> Iterator[None]:
     except ReplayDiffersError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-
-
-def reading_options(
-    text_column: str | None,
-    pair_column: str | None,
-    label_column: str | None,
-    format_name: str | None,
-    labels: Path | None,
-    on_bad_rows: Literal["error", "skip"],
-) -> Any:
-    """Return how a person said that a file is to be read."""
-    from maskloom.tasks.columns import ReadingOptions
-
-    return ReadingOptions(
-        text_column=text_column,
-        pair_column=pair_column,
-        label_column=label_column,
-        format=format_name,
-        labels=str(labels) if labels else None,
-        on_bad_rows=on_bad_rows,
-    )
-
-
-def look_first(model: Path, files: list[Path], task: str, reading: Any) -> None:
-    """Refuse a model that is not there and files whose first rows are wrong, before anything heavy is imported."""
-    from maskloom.runs.first_look import look_at_training_data
-
-    look_at_training_data(model, files, task, reading)
-
-
-def chosen_models(models: list[Path] | None, ensemble: Path | None) -> list[Path]:
-    """Return the model folders asked for; raises ConfigError when there are none."""
-    from maskloom.config import ConfigError
-    from maskloom.foreign_files import check_model_name
-
-    chosen = [*(models or [])]
-    if ensemble is not None:
-        check_model_name(ensemble)
-        from maskloom.inference import restart_models  # heavy
-
-        chosen += restart_models(ensemble)
-    if not chosen:
-        raise ConfigError("no model: give --model (several times for an ensemble) or --ensemble")
-    return chosen
 
 
 def progress_display() -> Any:

@@ -3,57 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from maskloom.cli.options import (
     AsJson,
-    BadRows,
     Device,
-    Format,
-    LabelColumn,
     Model,
     Out,
-    PairColumn,
     Recipe,
     Resume,
-    TextColumn,
     Verify,
     chosen_recipe,
     continues,
-    look_first,
+    print_json,
     progress_display,
-    reading_options,
+    reads,
     say,
     show,
     verification,
 )
-from maskloom.cli.training_options import (
-    BatchSize,
-    Epochs,
-    LearningRate,
-    Minutes,
-    Overrides,
-    Seed,
-    SequenceLength,
-    Size,
-    Steps,
-)
+from maskloom.cli.training_options import Grid, Metric, Overrides, space_beside, trains
 
 
+@trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
 def pretrain(
     corpus: Annotated[Path, typer.Option("--corpus", help="A corpus folder.")],
     out: Out,
-    size: Size = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    minutes: Minutes = None,
-    batch_size: BatchSize = None,
-    learning_rate: LearningRate = None,
-    max_length: SequenceLength = None,
-    seed: Seed = None,
-    device: Device = None,
+    flags: Any,
     recipe: Recipe = None,
     init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of a model folder.")] = None,
     resume: Resume = False,
@@ -66,15 +44,14 @@ def pretrain(
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.training_flags import with_epochs
 
-    flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes, "device": device}
+    epochs = flags.pop("epochs")
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus_manifest import read_manifest
     from maskloom.foreign_files import check_model_name
 
     read_manifest(corpus)
-    chosen = with_epochs(chosen, epochs, steps, corpus)
+    chosen = with_epochs(chosen, epochs, flags["steps"], corpus)
     if init is not None:
         check_model_name(init)
     from maskloom.runs.adaptation import pretraining_lines
@@ -87,6 +64,8 @@ def pretrain(
     show(result, as_json, out, lines=pretraining_lines)
 
 
+@trains("epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
+@reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
 def finetune(
     model: Model,
     train: Annotated[
@@ -94,30 +73,19 @@ def finetune(
     ],
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to choose the best weights by.")],
     out: Out,
+    *,
     task: Annotated[
         Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None,
         typer.Option("--task", help="Kind of task; single by default, or as in the recipe or --format."),
     ] = None,
-    format_name: Format = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    minutes: Minutes = None,
-    batch_size: BatchSize = None,
-    learning_rate: LearningRate = None,
-    max_length: SequenceLength = None,
-    seed: Seed = None,
-    device: Device = None,
+    flags: Any,
     recipe: Recipe = None,
     restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds.")] = None,
     keep_restarts: Annotated[
         bool, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
     ] = False,
-    metric: Annotated[str | None, typer.Option("--metric", help="The dev score that selects the best weights.")] = None,
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = None,
-    labels: Annotated[Path | None, typer.Option("--labels", help="A file with one label name per line.")] = None,
-    on_bad_rows: BadRows = "error",
+    metric: Metric = None,
+    reading: Any,
     resume: Resume = False,
     verify: Verify = False,
     overrides: Overrides = None,
@@ -125,13 +93,11 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled text and keep the weights that score best on dev."""
     from maskloom.config import FinetuneRecipe
+    from maskloom.runs.first_look import look_at_training_data
 
-    flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-    flags |= {"max_length": max_length, "seed": seed, "minutes": minutes, "device": device}
-    flags |= {"restarts": restarts, "keep_restarts": keep_restarts or None}
+    flags |= {"task": task, "restarts": restarts, "keep_restarts": keep_restarts or None}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    reading = reading_options(text_column, pair_column, label_column, format_name, labels, on_bad_rows)
-    look_first(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
+    look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
     from maskloom.runs.finetune import finetune as run  # heavy: a wrong recipe or file is refused before it
     from maskloom.runs.task_summaries import finetuning_lines
 
@@ -140,6 +106,65 @@ def finetune(
         how = {"resume": resume, "reading": reading, "metric": metric, "verify": verify}
         result = run(chosen, **files, **how, progress=progress_display())
     show(result, as_json, lines=finetuning_lines)
+
+
+@trains("epochs", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
+@reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
+def search(
+    model: Model,
+    train: Annotated[Path, typer.Option("--train", help="Labelled examples.")],
+    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to compare trials by.")],
+    out: Out,
+    *,
+    grid: Grid = None,
+    task: Annotated[str | None, typer.Option("--task", help="Kind of task, as in `maskloom finetune`.")] = None,
+    recipe: Recipe = None,
+    flags: Any,
+    method: Annotated[
+        Literal["grid", "optuna"] | None,
+        typer.Option("--method", help="Try every combination (default), or let optuna propose settings."),
+    ] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Number of trials, for optuna.")] = None,
+    metric: Metric = None,
+    reading: Any,
+    keep_models: Annotated[
+        Literal["best", "all"], typer.Option("--keep-models", help="Trials whose models are kept.")
+    ] = "best",
+    resume: Resume = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune with many settings and rank them by their best dev score."""
+    from maskloom.config import FinetuneRecipe
+    from maskloom.runs.first_look import look_at_training_data
+
+    flags |= {"task": task}
+    chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
+    look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
+    from maskloom.runs.search import search as run  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.search_table import print_table, search_rows
+
+    result = run(
+        chosen,
+        model=model,
+        train=train,
+        dev=dev,
+        out=out,
+        space=space_beside(grid, flags),
+        method=method,
+        num_trials=trials,
+        reading=reading,
+        metric=metric,
+        keep_models=keep_models,
+        resume=resume,
+        progress=progress_display(),
+    )
+    if as_json:
+        print_json(result)
+        return
+    print_table(*search_rows(result), title=f"{result['num_trials']} trials, by {result['metric']} on dev")
+    say("", f"best again:  {result['trials'][0]['command']}", f"model:       {result['model']}")
+    say(f"written to {out} (search.json lists all commands; results.md, results.json)")
 
 
 def quickstart(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+
+from maskloom.cli.options import Device, with_options
 
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")
 
@@ -50,6 +53,33 @@ BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequ
 LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")]
 SequenceLength = Annotated[int | None, typer.Option("--max-length", min=3, help="Maximum sequence length in tokens.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.")]
+Restarts = Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds per trial.")]
+Metric = Annotated[str | None, typer.Option("--metric", help="The dev score that selects the best weights.")]
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        help="A recipe key with its values, such as training.batch_size=16,32 (repeatable), or a published grid: "
+        "paper (18 trials), small (the paper's for GLUE, 4), minis (20), none.",
+    ),
+]
+_FLAGS = {
+    "size": Size,
+    "epochs": Epochs,
+    "steps": Steps,
+    "minutes": Minutes,
+    "batch_size": BatchSize,
+    "learning_rate": LearningRate,
+    "max_length": SequenceLength,
+    "seed": Seed,
+    "device": Device,
+    "restarts": Restarts,
+}
+
+
+def trains(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of these names, and in its parameter `flags` what was given of them."""
+    return with_options("flags", {name: _FLAGS[name] for name in names})
 
 
 def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:

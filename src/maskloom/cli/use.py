@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from maskloom.cli.options import (
     AsJson,
     Averaged,
-    BadRows,
     Device,
-    EnsembleOf,
-    Format,
-    LabelColumn,
     MaxLength,
     Model,
-    Models,
-    PairColumn,
-    TextColumn,
-    chosen_models,
+    Out,
     print_json,
     progress_display,
-    reading_options,
+    reads,
     say,
     show,
+    takes_models,
 )
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
 
 
+@takes_models
+@reads("text_column", "pair_column", "label_column", "format", "on_bad_rows")
 def evaluate(
     data: Annotated[
         Path, typer.Option("--data", help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")
     ],
-    model: Models = None,
-    ensemble: EnsembleOf = None,
+    models: Any,
+    reading: Any,
     average: Averaged = "probabilities",
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = None,
-    format_name: Format = None,
-    on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -50,8 +41,6 @@ def evaluate(
     """Score a model, or an ensemble, on labelled examples."""
     from maskloom.runs.first_look import look_at_input
 
-    reading = reading_options(text_column, pair_column, label_column, format_name, None, on_bad_rows)
-    models = chosen_models(model, ensemble)
     look_at_input(models, data, reading, needs_label=True)
     from maskloom.runs.evaluate import evaluate as run  # heavy: wrong data is refused before it
     from maskloom.runs.task_summaries import evaluation_lines
@@ -60,16 +49,14 @@ def evaluate(
     show(result, as_json, lines=evaluation_lines)
 
 
+@takes_models
+@reads("text_column", "pair_column", "format", "on_bad_rows")
 def predict(
     input_file: Input,
     output: Annotated[Path, typer.Option("--output", help="File to write: .jsonl, .csv; .conll for tags.")],
-    model: Models = None,
-    ensemble: EnsembleOf = None,
+    models: Any,
+    reading: Any,
     average: Averaged = "probabilities",
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    format_name: Format = None,
-    on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
     device: Device = None,
     csv_safe: Annotated[
@@ -80,8 +67,6 @@ def predict(
     """Predict every row, in order, with probabilities."""
     from maskloom.runs.first_look import check_place, look_at_input
 
-    reading = reading_options(text_column, pair_column, None, format_name, None, on_bad_rows)
-    models = chosen_models(model, ensemble)
     check_place(input_file, output)
     look_at_input(models, input_file, reading, needs_label=False)
     from maskloom.runs.predict import predict as run  # heavy: wrong data is refused before it
@@ -122,10 +107,12 @@ def fill_mask(
         say(shown)
 
 
+@reads("text_column", "pair_column", "on_bad_rows")
 def embed(
     model: Model,
     input_file: Input,
     output: Annotated[Path, typer.Option("--output", help="File to write: .npy or .jsonl.")],
+    reading: Any,
     pooling: Annotated[
         Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"] | None,
         typer.Option(
@@ -144,9 +131,6 @@ def embed(
     int8: Annotated[
         bool, typer.Option("--int8", help="Compute in 8-bit integers: faster, with vectors close to fp32.")
     ] = False,
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    on_bad_rows: BadRows = "error",
     max_length: MaxLength = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -154,7 +138,6 @@ def embed(
     """Write one vector per text."""
     from maskloom.runs.first_look import check_place, look_at_texts
 
-    reading = reading_options(text_column, pair_column, None, None, None, on_bad_rows)
     check_place(input_file, output)
     look_at_texts(model, input_file, reading)
     from maskloom.runs.embed import embed as run  # heavy: wrong data is refused before it
@@ -174,27 +157,143 @@ def embed(
     show(result, as_json, lines=written_lines, beside=output)
 
 
-def doctor(
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for all speed checks together.")] = 10.0,
+@takes_models
+def answer(
+    context: Annotated[Path, typer.Option("--context", help="A text file of any length; - for standard input.")],
+    question: Annotated[list[str], typer.Option("--question", help="A question. Repeatable.")],
+    models: Any,
+    average: Averaged = "probabilities",
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of candidates per question.")] = 1,
+    null_threshold: Annotated[
+        float | None,
+        typer.Option("--null-threshold", help="Give no answer if its score leads by more than this."),
+    ] = None,
+    max_length: MaxLength = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, devices, threads, memory and disk, check each device, and say what would be used."""
-    from maskloom.runs.doctor import doctor as run
-    from maskloom.runs.doctor import doctor_lines
+    """Answer questions about a text."""
+    from maskloom.runs.first_look import look_at_questions
 
-    result = run(seconds=seconds, progress=progress_display())
-    show(result, as_json, lines=doctor_lines)
-    if not result["is_sound"]:
-        raise typer.Exit(1)
+    look_at_questions(models, context, question)
+    from maskloom.runs.answer import answer as run  # heavy: a wrong text is refused before it
+    from maskloom.runs.answer import answer_lines
+
+    result = run(
+        models,
+        context,
+        question,
+        top_k=top_k,
+        max_length=max_length,
+        null_threshold=null_threshold,
+        average=average,
+        progress=progress_display(),
+    )
+    show(result, as_json, lines=answer_lines)
 
 
-def info(
-    folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")],
+def score_answers(
+    data: Annotated[Path, typer.Option("--data", help="Questions with answers: SQuAD's .json, or .jsonl, .csv, .tsv.")],
+    predictions: Annotated[
+        Path, typer.Option("--predictions", help="A .json with texts by id, or the .jsonl that predict writes.")
+    ],
+    null_odds: Annotated[
+        Path | None, typer.Option("--null-odds", help="A .json with the null odds by id: how far no answer leads.")
+    ] = None,
+    null_threshold: Annotated[
+        float | None, typer.Option("--null-threshold", help="Count an answer as empty if its null odds exceed this.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a folder holds."""
-    from maskloom.runs.display import screen_of
-    from maskloom.runs.info import describe_folder
+    """Score a file of answers by the official rules of SQuAD v1.1 and v2.0."""
+    from maskloom.tasks.span.scoring import score_files
 
-    show(describe_folder(folder), as_json, lines=screen_of)
+    report = score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold)
+    show(report.as_dict(), as_json)
+
+
+@reads("text_column", "format", "on_bad_rows")
+def features(
+    model: Model,
+    input_file: Annotated[
+        Path, typer.Option("--input", help="Words in columns (CoNLL) or .jsonl, or a .txt file with one text per line.")
+    ],
+    out: Out,
+    reading: Any,
+    layers: Annotated[
+        str,
+        typer.Option(
+            "--layers",
+            help="embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, all, or numbers of "
+            "layers joined by commas: -1 is the last, 0 the embeddings.",
+        ),
+    ] = "-1,-2,-3,-4",
+    units: Annotated[
+        Literal["words", "tokens"] | None,
+        typer.Option("--units", help="One vector per word (its first piece), or per token of a line."),
+    ] = None,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Also write features.jsonl, as the published extract_features does.")
+    ] = False,
+    precision: Annotated[Literal["float32", "float16"], typer.Option("--precision", help="Number format on disk.")] = (
+        "float32"
+    ),
+    max_length: MaxLength = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model's activations, of any layer, for every word or token of a file."""
+    from maskloom.foreign_files import check_model_name, check_regular
+
+    check_model_name(model)
+    check_regular(input_file)
+    from maskloom.runs.features import features as run  # heavy: wrong paths are refused before it
+
+    result = run(
+        model,
+        input_file,
+        out,
+        layers=layers,
+        units=units,
+        reading=reading,
+        max_length=max_length,
+        precision=precision,
+        jsonl=jsonl,
+        progress=progress_display(),
+    )
+    vectors = {} if as_json else {"vectors": f"{len(result['vectors'])} a row: {', '.join(result['vectors'])}"}
+    show({**result, **vectors}, as_json)
+
+
+@reads("text_column", "pair_column", "label_column", "format", "on_bad_rows")
+def tune(
+    model: Model,
+    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples that the model was not trained on.")],
+    reading: Any,
+    temperature: Annotated[
+        bool, typer.Option("--temperature/--no-temperature", help="Fit the temperature of probabilities.")
+    ] = True,
+    thresholds: Annotated[
+        bool, typer.Option("--thresholds/--no-thresholds", help="Fit thresholds: of labels, or of no answer.")
+    ] = True,
+    max_length: MaxLength = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit temperature and thresholds on labelled examples, and store them with the model."""
+    from maskloom.runs.first_look import look_at_input
+
+    look_at_input([model], dev, reading, needs_label=True)
+    from maskloom.runs.task_summaries import tuning_lines
+    from maskloom.runs.tune import tune as run  # heavy: wrong data is refused before it
+
+    result = run(
+        model,
+        dev,
+        fits_temperature=temperature,
+        fits_thresholds=thresholds,
+        reading=reading,
+        max_length=max_length,
+        progress=progress_display(),
+    )
+    show(result, as_json, lines=tuning_lines)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,6 +16,7 @@ class PackedBatch:
     token_ids: np.ndarray
     segment_ids: np.ndarray
     lengths: np.ndarray
+    _positions: ClassVar[tuple[str, ...]] = ()  # fields that hold places among the packed tokens
 
     @property
     def num_sequences(self) -> int:
@@ -24,6 +27,28 @@ class PackedBatch:
     def num_tokens(self) -> int:
         """The number of tokens, special tokens included; there is no padding."""
         return len(self.token_ids)
+
+    def split(self, num_sequences: int) -> list[Self]:
+        """Cut in order into batches of `num_sequences`, the last perhaps smaller; raises ValueError below 1.
+
+        Where sequences belong together, as the choices of an example do, so many groups of them make a batch.
+        """
+        if num_sequences < 1:
+            raise ValueError(f"num_sequences is {num_sequences}, a part of a batch needs at least 1")
+        edges = self._edges()
+        whole = np.arange(len(edges["token_ids"]))
+        parts = []
+        for first, last in pairwise([*range(0, whole[-1], num_sequences), whole[-1]]):
+            cuts = {name: slice(*edges.get(name, whole)[[first, last]]) for name in vars(self)}
+            values: dict[str, Any] = {name: v if v is None else v[cuts[name]] for name, v in vars(self).items()}
+            values |= {name: values[name] - edges["token_ids"][first] for name in self._positions}
+            parts.append(type(self)(**values))
+        return parts
+
+    def _edges(self) -> dict[str, np.ndarray]:
+        """Return (sequences + 1,) where each sequence begins in a field; fields not named have one value for each."""
+        tokens = _ends(self.lengths)
+        return {"token_ids": tokens, "segment_ids": tokens}
 
 
 @dataclass(frozen=True)
@@ -39,23 +64,12 @@ class PretrainingBatch(PackedBatch):
     mlm_positions: np.ndarray
     mlm_labels: np.ndarray
     nsp_labels: np.ndarray | None
+    _positions = ("mlm_positions",)
 
-    def split(self, num_sequences: int) -> list[PretrainingBatch]:
-        """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
-        parts = []
-        for rows, tokens in _cuts(self.lengths, num_sequences):
-            first, last = np.searchsorted(self.mlm_positions, [tokens.start, tokens.stop])
-            parts.append(
-                PretrainingBatch(
-                    token_ids=self.token_ids[tokens],
-                    segment_ids=self.segment_ids[tokens],
-                    lengths=self.lengths[rows],
-                    mlm_positions=self.mlm_positions[first:last] - tokens.start,
-                    mlm_labels=self.mlm_labels[first:last],
-                    nsp_labels=None if self.nsp_labels is None else self.nsp_labels[rows],
-                )
-            )
-        return parts
+    def _edges(self) -> dict[str, np.ndarray]:
+        edges = super()._edges()
+        predictions = np.searchsorted(self.mlm_positions, edges["token_ids"])
+        return {**edges, "mlm_positions": predictions, "mlm_labels": predictions}
 
 
 @dataclass(frozen=True)
@@ -69,19 +83,6 @@ class ClassificationBatch(PackedBatch):
 
     labels: np.ndarray | None
     indices: np.ndarray
-
-    def split(self, num_sequences: int) -> list[ClassificationBatch]:
-        """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
-        return [
-            ClassificationBatch(
-                token_ids=self.token_ids[tokens],
-                segment_ids=self.segment_ids[tokens],
-                lengths=self.lengths[rows],
-                labels=None if self.labels is None else self.labels[rows],
-                indices=self.indices[rows],
-            )
-            for rows, tokens in _cuts(self.lengths, num_sequences)
-        ]
 
 
 @dataclass(frozen=True)
@@ -98,19 +99,9 @@ class TokenBatch(PackedBatch):
     indices: np.ndarray
     chains: np.ndarray | None = None
 
-    def split(self, num_sequences: int) -> list[TokenBatch]:
-        """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
-        return [
-            TokenBatch(
-                token_ids=self.token_ids[tokens],
-                segment_ids=self.segment_ids[tokens],
-                lengths=self.lengths[rows],
-                labels=None if self.labels is None else self.labels[tokens],
-                indices=self.indices[rows],
-                chains=None if self.chains is None else self.chains[tokens],
-            )
-            for rows, tokens in _cuts(self.lengths, num_sequences)
-        ]
+    def _edges(self) -> dict[str, np.ndarray]:
+        edges = super()._edges()
+        return {**edges, "labels": edges["token_ids"], "chains": edges["token_ids"]}
 
 
 @dataclass(frozen=True)
@@ -122,16 +113,10 @@ class FeatureBatch(TokenBatch):
 
     features: np.ndarray = field(default_factory=lambda: np.empty((0, 1, 1), dtype=np.float32))
 
-    def split(self, num_sequences: int) -> list[TokenBatch]:
-        """Cut in order into batches of `num_sequences`, the last perhaps smaller. Raises ValueError below 1."""
-        parts: list[TokenBatch] = []
-        first = 0
-        for part in super().split(num_sequences):
-            assert part.chains is not None
-            end = first + int((part.chains >= 0).sum())
-            parts.append(FeatureBatch(**vars(part), features=self.features[first:end]))
-            first = end
-        return parts
+    def _edges(self) -> dict[str, np.ndarray]:
+        edges = super()._edges()
+        assert self.chains is not None
+        return {**edges, "features": _ends(self.chains >= 0)[edges["token_ids"]]}
 
 
 @dataclass(frozen=True)
@@ -147,31 +132,33 @@ class ChoiceBatch(PackedBatch):
     indices: np.ndarray
     num_choices: np.ndarray
 
-    def split(self, num_examples: int) -> list[ChoiceBatch]:
-        """Cut in order into batches of `num_examples`, the last perhaps smaller. Raises ValueError below 1."""
-        parts, tokens = [], np.concatenate([[0], np.cumsum(self.lengths)])
-        for examples, rows in _cuts(self.num_choices, num_examples):
-            span = slice(int(tokens[rows.start]), int(tokens[rows.stop]))
-            parts.append(
-                ChoiceBatch(
-                    token_ids=self.token_ids[span],
-                    segment_ids=self.segment_ids[span],
-                    lengths=self.lengths[rows],
-                    labels=None if self.labels is None else self.labels[examples],
-                    indices=self.indices[examples],
-                    num_choices=self.num_choices[examples],
-                )
-            )
-        return parts
+    def _edges(self) -> dict[str, np.ndarray]:
+        rows = _ends(self.num_choices)
+        return {**{name: edges[rows] for name, edges in super()._edges().items()}, "lengths": rows}
 
 
-def _cuts(lengths: np.ndarray, num_sequences: int) -> list[tuple[slice, slice]]:
-    """Return, for every part, the slice of its sequences and that of its packed tokens (or of what lengths count)."""
-    if num_sequences < 1:
-        raise ValueError(f"num_sequences is {num_sequences}, a part of a batch needs at least 1")
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    cuts = []
-    for first in range(0, len(lengths), num_sequences):
-        last = min(first + num_sequences, len(lengths))
-        cuts.append((slice(first, last), slice(int(ends[first]), int(ends[last]))))
-    return cuts
+def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | None = None) -> list[np.ndarray]:
+    """Return batches as int64 arrays of indices into `lengths` (examples,), longest examples first, for inference.
+
+    A batch has at most `max_tokens` tokens, or one longer example, and at most `max_examples` examples. The largest
+    comes first, so that a lack of memory shows at once. Raises ValueError for a limit below 1.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}, it must be at least 1")
+    if max_examples is not None and max_examples < 1:
+        raise ValueError(f"max_examples is {max_examples}, it must be at least 1")
+    lengths = np.asarray(lengths, dtype=np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    ends = _ends(lengths[order])
+    batches, first = [], 0
+    while first < len(order):
+        last = int(np.searchsorted(ends, ends[first] + max_tokens, side="right")) - 1
+        last = max(last if max_examples is None else min(last, first + max_examples), first + 1)
+        batches.append(order[first:last])
+        first = last
+    return batches
+
+
+def _ends(lengths: np.ndarray) -> np.ndarray:
+    """Return where each of some parts begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lengths)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Corpus:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let other processes map the files themselves."""
-        return _reopen, (self.folder,)
+        return partial(Corpus.open, verify=False), (self.folder,)
 
     def __repr__(self) -> str:
         """Return the folder and the counts."""
@@ -97,7 +97,3 @@ class Corpus:
         if len(array) != size:
             raise DataError(f"{self.folder / name}: {len(array)} values, but the manifest promises {size}")
         return array
-
-
-def _reopen(folder: Path) -> Corpus:
-    return Corpus.open(folder, verify=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,7 @@ from maskloom.files import sync, write_json
 from maskloom.folder_lock import folder_lock
 from maskloom.text.sentences import check_language
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.worker_processes import Engine, results_of_processes
+from maskloom.worker_processes import Engine, results
 
 SHARD_TOKENS = 1 << 22
 MAX_SHARD_BYTES = 1 << 26
@@ -62,18 +62,36 @@ _TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "spe
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _ShardTask:
-    """Documents of UTF-8 that make one shard, a digest of them and of the settings, and where they stand."""
+    """Documents of UTF-8 that make one shard, a digest of each, and where the first and the last one stand."""
 
     number: int
-    documents: list[bytes]
-    input_digest: str
-    place: str
+    settings: str
+    documents: list[bytes] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    num_bytes: int = 0
+    num_characters: int = 0
+    first: str = ""
+    last: str = ""
+
+    def add(self, document: Document, digest: bytes) -> None:
+        """Put a document into the shard."""
+        self.documents.append(document.content)
+        self.digests.append(digest)
+        self.num_bytes += len(document.content)
+        self.num_characters += document.num_characters
+        self.last = f"{document.source}, line {document.line}"
+        self.first = self.first or self.last
+
+    @property
+    def input_digest(self) -> str:
+        """The digest of the settings and all documents."""
+        return hashlib.blake2b(self.settings.encode() + b"".join(self.digests), person=_LAYOUT).hexdigest()
 
     def __str__(self) -> str:
         """Return what a person looks for when the task goes wrong."""
-        return f"shard {self.number} ({self.place})"
+        return f"shard {self.number} (documents from {self.first} to {self.last})"
 
 
 @dataclass
@@ -102,18 +120,16 @@ def build_corpus(
 
     `documents` and `language` say where documents of .txt files and sentences end. With one worker everything happens
     in this process; with more, this process reads and `num_workers` others encode; an `engine` has its own workers,
-    which must see `out` under the same absolute path. The folder has the same bytes for any engine and number of
-    workers and after any interruption: run again with the same settings, it keeps the shards that are finished, of
-    which `num_kept_shards` tells the number. Exact duplicates of documents are dropped, at 27 to 53 bytes of memory for
-    each document; other memory is bounded, whatever the shape of the text, by the shards in work (about `shard_tokens`
-    tokens and at most `MAX_SHARD_BYTES` of text each; two for each worker and two more) and by the cache of words.
-    `before_reading` is given the files, `progress` ("reading and encoding", bytes done, all bytes), and `build.json`
-    takes `origin`. A folder that holds the finished corpus is left as it is; `already_built` is in what is returned.
+    which must see `out` under the same absolute path. The bytes are the same for any engine and number of workers and
+    after any interruption: run again, it keeps the `num_kept_shards` that are finished, and leaves a finished corpus as
+    it is (`already_built`). Exact duplicates of documents are dropped, at 27 to 53 bytes of memory for each document;
+    other memory is bounded by the shards in work (about `shard_tokens` tokens and at most `MAX_SHARD_BYTES` of text
+    each; two for each worker and two more) and by the cache of words. `before_reading` is given the files, `progress`
+    ("reading and encoding", bytes done, all bytes), and `build.json` takes `origin`.
 
-    Raises ConfigError for a wrong setting, and when the folder holds a corpus made from other text or settings or
-    anything else, or lies in a folder of the text; FolderInUseError when another process builds in it; DataError when
-    the text holds no document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a
-    disk that is full or broken.
+    Raises ConfigError for a wrong setting, and when the folder holds a corpus made otherwise or anything else, or lies
+    in a folder of the text; FolderInUseError when another process builds in it; DataError when the text holds no
+    document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a full disk.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
@@ -127,11 +143,13 @@ def build_corpus(
     before_reading(files)
     with _building(out):
         tokenizer.save(out)
-        tasks = _shard_tasks(_unique_documents(_documents(files, settings, counts), counts), settings)
+        paths, report = [source.path for source in files], counts.reading
+        found = read_documents(paths, on_bad_text=on_bad_text, documents=documents, report=report)
+        tasks = _shard_tasks(_unique_documents(found, counts), settings)
         total = sum(source.path.stat().st_size for source in files)
         kept, made = list[ShardRecord](), list[ShardRecord]()
         encoder = (str(out), tokenizer, sentences, language)
-        with closing(_records(out, tasks, kept, encoder, num_workers, engine)) as records:
+        with closing(results(_start_encoding, encoder, _unfinished(out, tasks, kept), num_workers, engine)) as records:
             for record in records:
                 made.append(record)
                 if progress:
@@ -222,15 +240,6 @@ def _building(out: Path) -> Iterator[None]:
             raise
 
 
-def _documents(files: list[SourceFile], settings: dict[str, Any], counts: _Counts) -> Iterator[Document]:
-    return read_documents(
-        [source.path for source in files],
-        on_bad_text=settings["on_bad_text"],
-        documents=settings.get("documents", "blank-line"),
-        report=counts.reading,
-    )
-
-
 def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, Document]]:
     """Yield (digest, document) of each different document."""
     seen = DigestSet()
@@ -247,79 +256,37 @@ def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterato
 def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str, Any]) -> Iterator[_ShardTask]:
     """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
 
-    Where a shard ends depends on the text alone. The one who takes a task may empty its list.
+    Where a shard ends depends on the text alone. Who takes a task has the only hold on its documents.
     """
     max_characters = settings["shard_tokens"] * _CHARACTERS_PER_TOKEN
-    number, size, total = 0, 0, 0
-    batch = _Batch(json.dumps(settings, sort_keys=True))
+    recipe, total = json.dumps(settings, sort_keys=True), 0
+    task = _ShardTask(0, recipe)
     for own_digest, document in documents:
-        if batch.documents and batch.num_bytes + len(document.content) > MAX_SHARD_BYTES:
-            yield batch.taken(number)
-            number, size = number + 1, 0
-        batch.add(document, own_digest)
-        num_characters = document.num_characters
+        if task.documents and task.num_bytes + len(document.content) > MAX_SHARD_BYTES:
+            total += task.num_characters
+            full, task = [task], _ShardTask(task.number + 1, recipe)
+            yield full.pop()
+        task.add(document, own_digest)
         del document
-        size += num_characters
-        total += num_characters
-        if size >= min(max_characters, max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, total // _SHARE_OF_TEXT)):
-            yield batch.taken(number)
-            number, size = number + 1, 0
-    if batch.documents:
-        yield batch.taken(number)
+        smallest = max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, (total + task.num_characters) // _SHARE_OF_TEXT)
+        if task.num_characters >= min(max_characters, smallest):
+            total += task.num_characters
+            full, task = [task], _ShardTask(task.number + 1, recipe)
+            yield full.pop()
+    if task.documents:
+        yield task
 
 
-class _Batch:
-    """Documents that are gathered for a shard."""
-
-    def __init__(self, settings: str) -> None:
-        self._settings = settings.encode()
-        self._start()
-
-    def _start(self) -> None:
-        self.documents: list[bytes] = []
-        self.num_bytes = 0
-        self._digest = hashlib.blake2b(self._settings, person=_LAYOUT)
-        self._first = self._last = ""
-
-    def add(self, document: Document, digest: bytes) -> None:
-        self._last = f"{document.source}, line {document.line}"
-        self._first = self._first or self._last
-        self.documents.append(document.content)
-        self.num_bytes += len(document.content)
-        self._digest.update(digest)
-
-    def taken(self, number: int) -> _ShardTask:
-        """Return what was gathered as a task, and start anew."""
-        place = f"documents from {self._first} to {self._last}"
-        task = _ShardTask(number, self.documents, self._digest.hexdigest(), place)
-        self._start()
-        return task
-
-
-def _records(
-    out: Path,
-    tasks: Iterator[_ShardTask],
-    kept: list[ShardRecord],
-    encoder: tuple[Any, ...],
-    num_workers: int,
-    engine: Engine | None,
-) -> Generator[ShardRecord, None, None]:
-    """Yield the records of shards as they are made; those of an earlier build go to `kept` without any work."""
-
-    def unfinished() -> Iterator[_ShardTask]:
-        for task in tasks:
-            record = finished_shard(out, task.number, task.input_digest)
-            if record is None:
-                yield task
-            else:
-                kept.append(record)
-            # or it would live while the next one is read
-            del task
-
-    if engine is None and num_workers == 1:
-        yield from map(_start_encoding(*encoder), unfinished())
-    else:
-        yield from (engine or results_of_processes)(_start_encoding, encoder, unfinished(), num_workers)
+def _unfinished(out: Path, tasks: Iterator[_ShardTask], kept: list[ShardRecord]) -> Iterator[_ShardTask]:
+    """Yield the tasks that are to be done; the records of shards that an earlier build finished go to `kept`."""
+    for task in tasks:
+        record = finished_shard(out, task.number, task.input_digest)
+        if record is None:
+            yield task
+        else:
+            kept.append(record)
+        # or it would live while the next one is read
+        del task
 
 
 def _start_encoding(
@@ -350,7 +317,11 @@ def _finish(
     files = {shard_name(r.number): {"num_bytes": r.num_bytes, "sha256": r.sha256} for r in kept}
     small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *_TOKENIZER_FILES)
     files |= {name: describe_file(out / name) for name in small}
-    _remove_leftovers(out, set(files))
+    # shards of other builds, and what a killed build was writing under temporary names
+    _remove_temporaries(out)
+    for path in (out / SHARD_FOLDER).iterdir():
+        if path.relative_to(out).as_posix() not in files:
+            path.unlink(missing_ok=True)
     for name in [*files, SHARD_FOLDER]:
         fault_point("corpus.sync")
         sync(out / name)
@@ -379,14 +350,6 @@ def _finish(
     # a process of an earlier build that was killed may still put a file there; it counts no more
     shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
     return manifest
-
-
-def _remove_leftovers(out: Path, names: set[str]) -> None:
-    """Remove shards of other builds, and files that a killed build was writing under temporary names."""
-    _remove_temporaries(out)
-    for path in (out / SHARD_FOLDER).iterdir():
-        if path.relative_to(out).as_posix() not in names:
-            path.unlink(missing_ok=True)
 
 
 def _remove_temporaries(folder: Path) -> None:

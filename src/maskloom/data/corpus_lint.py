@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_statistics import document_lengths, sentence_blocks, token_counts
-from maskloom.data.repeated_sentences import repeated_sentences
+from maskloom.data.corpus_statistics import document_lengths, repeated_sentences, sentence_blocks, token_counts
 from maskloom.text.vocabulary import CONTINUATION_PREFIX
 
 Level = Literal["error", "warning", "info"]

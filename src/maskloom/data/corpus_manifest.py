@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from maskloom.errors import DataError
-from maskloom.files import write_json
+from maskloom.files import file_sha256, write_json
 from maskloom.foreign_files import check_regular, read_json, why_unreadable
 
 FORMAT = "maskloom corpus"
@@ -36,8 +36,7 @@ def shard_name(number: int) -> str:
 def file_sum(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal; raises DataError for what is no regular file."""
     check_regular(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_sha256(path)
 
 
 def describe_file(path: Path) -> dict[str, Any]:

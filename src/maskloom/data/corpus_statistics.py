@@ -1,13 +1,15 @@
-"""A corpus in figures."""
+"""A corpus in figures, in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from maskloom.data.corpus import Corpus
+from maskloom.data.counter_random import mixed
 
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _BLOCK = 1 << 20
@@ -15,6 +17,10 @@ _NUM_FREQUENT = 20
 _LENGTHS = (128, 512)
 _NUM_SPECIAL = 3
 _SHARE_CONSUMED = 0.75
+_MAX_KEPT = 1 << 22
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_LENGTH_FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
+_LAST_POSITION = 1 << 16
 
 
 def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
@@ -108,3 +114,61 @@ def _described(counts: np.ndarray) -> dict[str, float]:
         rank = max(1, int(np.ceil(percentile / 100 * totals[-1])))
         described[f"p{percentile}"] = int(np.searchsorted(totals, rank))
     return described | {"min": int(present[0]), "max": int(present[-1])}
+
+
+@dataclass(frozen=True)
+class RepeatedSentences:
+    """`share` of the sentences that an earlier one equals; the most frequent, by index, and how often it occurs."""
+
+    share: float
+    example: int
+    num_example: int
+
+
+def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
+    """Tell how many sentences repeat an earlier one, comparing them by a 64-bit hash of their ids.
+
+    Of more than four million sentences those with some values of the hash stand for all: equal sentences are kept or
+    left out together, so the share of repetitions is estimated without bias.
+    """
+    powers = _powers()
+    stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
+    hashes, places = [], []
+    for block in sentence_blocks(corpus):
+        found = _hashes(corpus, block, powers)
+        kept = np.flatnonzero(found % stride == 0)
+        hashes.append(found[kept])
+        places.append(kept + block.start)
+    values, first, counts = np.unique(np.concatenate(hashes), return_index=True, return_counts=True)
+    if not len(values):
+        return RepeatedSentences(0.0, 0, 1)
+    most = int(counts.argmax())
+    share = 1.0 - len(values) / int(counts.sum())
+    return RepeatedSentences(share, int(np.concatenate(places)[first[most]]), int(counts[most]))
+
+
+def _powers() -> np.ndarray:
+    """Return powers of an odd number modulo 2**64, one for each position; later positions share the last."""
+    factors = np.full(_LAST_POSITION, _MULTIPLIER, dtype=np.uint64)
+    return np.multiply.accumulate(factors)
+
+
+def _hashes(corpus: Corpus, block: slice, powers: np.ndarray) -> np.ndarray:
+    """Return (sentences,) uint64: sums of mixed ids times powers of their position, computed with wrap-around."""
+    lengths = corpus.sentence_lengths[block].astype(np.int64)
+    hashes = np.empty(len(lengths), dtype=np.uint64)
+    # sentences are taken in runs of bounded numbers of tokens, whatever their lengths
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < len(lengths):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + (1 << 20))))
+        tokens = corpus.sentences(block.start + first, block.start + last).astype(np.uint64)
+        starts = np.cumsum(lengths[first:last]) - lengths[first:last]
+        positions = np.arange(len(tokens)) - np.repeat(starts, lengths[first:last])
+        spread = mixed(tokens + np.uint64(1)) * powers[np.minimum(positions, _LAST_POSITION - 1)]
+        hashes[first:last] = mixed(
+            np.add.reduceat(spread, starts) + lengths[first:last].astype(np.uint64) * _LENGTH_FACTOR
+        )
+        first = last
+    return hashes

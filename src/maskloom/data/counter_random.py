@@ -30,7 +30,7 @@ def words(seed: int, *counters: Counter) -> np.ndarray:
             continue
         step = _as_words(counter)
         # At least one operand is a true array here: numpy wraps arrays silently but warns for scalars.
-        state = _mixed((step + np.uint64(1)) * np.uint64(_GAMMA) + _as_words(state))
+        state = mixed((step + np.uint64(1)) * np.uint64(_GAMMA) + _as_words(state))
     return np.asarray(state, dtype=np.uint64)
 
 
@@ -108,7 +108,7 @@ class Permutation:
     def _network(self, values: np.ndarray) -> np.ndarray:
         left, right = values >> self._half_bits, values & self._half_mask
         for key in self._round_keys:
-            left, right = right, left ^ (_mixed(right * np.uint64(_GAMMA) + key) & self._half_mask)
+            left, right = right, left ^ (mixed(right * np.uint64(_GAMMA) + key) & self._half_mask)
         return (left << self._half_bits) | right
 
 
@@ -118,8 +118,8 @@ def _as_words(counter: Counter) -> np.ndarray:
     return np.atleast_1d(counter).astype(np.uint64)
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """Mix an array of words that this call may overwrite."""
+def mixed(values: np.ndarray) -> np.ndarray:
+    """Spread every bit of words over all others, in place, and return them (the finaliser of splitmix64)."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(_FACTOR_1)
     values ^= values >> np.uint64(27)

@@ -6,7 +6,6 @@ at most `MAX_DOCUMENT_BYTES` large.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from maskloom.data.compressed_files import COMPRESSIONS, ByteStream, reading_errors
 from maskloom.data.text_blocks import raw_documents, unix_line_ends
 from maskloom.errors import ConfigError, DataError
+from maskloom.files import file_sha256
 from maskloom.foreign_files import check_name, check_regular, shown_name
 
 MAX_DOCUMENT_BYTES = 1 << 26
@@ -246,6 +246,10 @@ class _Reader:
             return False
         return True
 
+    def document(self, content: bytes, line: int, place: str, offset: int = 0) -> Document | None:
+        """Return the document of bytes that may be no UTF-8, or None for one that is empty or rejected."""
+        return self.accept(content, line, place) if self.is_good(content, place, offset) else None
+
     def accept(self, content: bytes, line: int, place: str) -> Document | None:
         """Return the document of UTF-8, or None for one that is empty or rejected."""
         nul = content.find(b"\0")
@@ -272,18 +276,15 @@ def _documents_of_files(
         with reading_errors(path):
             before = path.stat()
         if path.suffix.lower() == _PARQUET:
-            # pyarrow is an extra, so it is looked for only when there is something to read with it
-            from maskloom.data.parquet import parquet_texts
-
-            with reading_errors(path), path.open("rb") as file:
-                report.sums[path] = hashlib.file_digest(file, "sha256").hexdigest()
-            for row, content in parquet_texts(path, TEXT_FIELD):
-                yield from _document_of_row(reader, content, row)
+            with reading_errors(path):
+                report.sums[path] = file_sha256(path)
+            yield from filter(None, _documents_of_table(reader))
         else:
-            stream = _opened(path)
+            with reading_errors(path):
+                stream = ByteStream(path)
             try:
                 rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _documents_of_text(stream, reader, rule)
-                for document in _with_reading_errors(rows, path):
+                for document in _with_reading_errors(filter(None, rows), path):
                     report.num_bytes_read = finished + stream.position
                     yield document
                     # or it would live while the next one is read
@@ -308,11 +309,6 @@ def _check_unchanged(path: Path, before: os.stat_result) -> None:
         )
 
 
-def _opened(path: Path) -> ByteStream:
-    with reading_errors(path):
-        return ByteStream(path)
-
-
 def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[Document]:
     """Draw documents such that only errors of reading are translated, never those of the code that uses them."""
     while True:
@@ -324,15 +320,8 @@ def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[
         del document
 
 
-def _lines(stream: ByteStream) -> Iterator[bytes]:
-    first = True
-    for line in iter(partial(stream.lines.readline, MAX_DOCUMENT_BYTES + 1), b""):
-        yield line.removeprefix(_BYTE_ORDER_MARK) if first else line
-        first = False
-
-
-def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document]:
-    """Yield the documents of a .txt file."""
+def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
+    """Yield the documents of a .txt file, or None for what is none."""
     start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
     stream.lines.read(start)
     by_line = rule == "blank-line"
@@ -344,20 +333,18 @@ def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) 
     for raw in raw_documents(
         stream.lines.read, ends_at_blank_lines=by_line, limit=MAX_DOCUMENT_BYTES, too_large=too_large, start=start
     ):
-        place, line = f"document at line {raw.line}", raw.line
-        document = None
-        if reader.is_good(raw.content, place, raw.offset):
-            document = reader.accept(raw.content, line, place)
+        document = reader.document(raw.content, raw.line, f"document at line {raw.line}", raw.offset)
         del raw
-        if document is not None:
-            yield document
+        yield document
         del document
 
 
-def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document]:
-    """Yield the documents of a .jsonl file: the text field of each line."""
-    for number, line in enumerate(_lines(stream), start=1):
+def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document | None]:
+    """Yield the documents of a .jsonl file: the text field of each line, or None for what is none."""
+    lines = iter(partial(stream.lines.readline, MAX_DOCUMENT_BYTES + 1), b"")
+    for number, line in enumerate(lines, start=1):
         place = f"line {number}"
+        line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         if len(line) > MAX_DOCUMENT_BYTES:
             raise DataError(_too_large(reader.path, place))
         if line.isspace() or not reader.is_good(line, place):
@@ -367,9 +354,7 @@ def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document]:
         except UnicodeEncodeError:
             reader.reject(f"{place}: {TEXT_FIELD!r:.80} holds half a surrogate pair, which is no character")
             continue
-        document = reader.accept(content, number, place)
-        if document is not None:
-            yield document
+        yield reader.accept(content, number, place)
 
 
 def _text_of_row(line: bytes, place: str) -> bytes:
@@ -398,14 +383,16 @@ def _text_of_json(line: bytes | str, place: str) -> str:
     return row[TEXT_FIELD]
 
 
-def _document_of_row(reader: _Reader, content: bytes, row: int) -> Iterator[Document]:
-    place = f"row {row}"
-    if len(content) > MAX_DOCUMENT_BYTES:
-        raise DataError(_too_large(reader.path, place))
-    if reader.is_good(content, place):
-        document = reader.accept(content, row, place)
-        if document is not None:
-            yield document
+def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
+    """Yield the documents of a .parquet file: the text field of each row, or None for what is none."""
+    # pyarrow is an extra, so it is looked for only when there is something to read with it
+    from maskloom.data.parquet import parquet_texts
+
+    for row, content in parquet_texts(reader.path, TEXT_FIELD):
+        place = f"row {row}"
+        if len(content) > MAX_DOCUMENT_BYTES:
+            raise DataError(_too_large(reader.path, place))
+        yield reader.document(content, row, place)
 
 
 def _too_large(path: Path, place: str) -> str:

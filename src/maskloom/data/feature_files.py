@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from maskloom.errors import DataError
-from maskloom.files import sync, write_json
+from maskloom.files import file_sha256, sync, write_bytes, write_json
 from maskloom.foreign_files import check_regular, read_json_object
 
 FORMAT_VERSION = 1
@@ -51,7 +51,7 @@ class FeaturePlan:
     @property
     def num_bytes(self) -> int:
         """Size of the array on disk."""
-        return self.num_rows * len(self.vectors) * self.width * np.dtype(_TYPES[self.precision]).itemsize
+        return _num_bytes(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, the counts of rows by their sum."""
@@ -87,7 +87,7 @@ class FeatureWriter:
             (self._building / _DONE).write_bytes(bytes(len(plan.row_counts)))
             write_json(self._building / _PLAN, plan.as_dict())
         self._done = np.fromfile(self._building / _DONE, dtype=np.uint8)
-        self._array = _open_array(self._building / FEATURES, plan, mode="r+")
+        self._array = _map(self._building / FEATURES, plan.as_dict(), mode="r+")
         self._unmarked: list[int] = []
 
     def missing_units(self) -> np.ndarray:
@@ -120,10 +120,7 @@ class FeatureWriter:
             self._array.flush()
         self._done[self._unmarked] = 1
         self._unmarked = []
-        temporary = self._building / f"{_DONE}.tmp"
-        temporary.write_bytes(self._done.tobytes())
-        sync(temporary)
-        temporary.replace(self._building / _DONE)
+        write_bytes(self._building / _DONE, self._done.tobytes())
 
     def finish(self) -> None:
         """Give the folder its name; raises ValueError when units are missing."""
@@ -132,9 +129,8 @@ class FeatureWriter:
         if len(missing):
             raise ValueError(f"{len(missing)} units are not written, unit {missing[0]} first")
         del self._array
-        (self._building / OFFSETS).write_bytes(self._offsets.astype("<i8").tobytes())
-        sync(self._building / OFFSETS)
-        sums = {name: _sum_of(self._building / name) for name in (FEATURES, OFFSETS)}
+        write_bytes(self._building / OFFSETS, self._offsets.astype("<i8").tobytes())
+        sums = {name: file_sha256(self._building / name) for name in (FEATURES, OFFSETS)}
         write_json(self._building / MANIFEST, {**self._plan.as_dict(), "sha256": sums})
         for name in (_PLAN, _DONE):
             (self._building / name).unlink()
@@ -173,23 +169,20 @@ class FeatureFile:
         manifest = _read_manifest(folder / MANIFEST)
         if plan is not None:
             _check_same(folder, manifest, plan.as_dict())
-        dtype = np.dtype(_TYPES[manifest["precision"]])
-        shape = (manifest["num_rows"], len(manifest["vectors"]), manifest["width"])
-        sizes = {FEATURES: math.prod(shape) * dtype.itemsize, OFFSETS: 8 * (manifest["num_units"] + 1)}
-        for name, size in sizes.items():
+        for name, size in {FEATURES: _num_bytes(manifest), OFFSETS: 8 * (manifest["num_units"] + 1)}.items():
             path = folder / name
             check_regular(path)
             found = path.stat().st_size
             if found != size:
                 raise DataError(f"{path}: has {found} bytes, {MANIFEST} says {size}; write the features again")
-            if verify and _sum_of(path) != manifest["sha256"][name]:
+            if verify and file_sha256(path) != manifest["sha256"][name]:
                 raise DataError(
                     f"{path}: its SHA-256 is not that of {MANIFEST}: it is damaged; write the features again"
                 )
         offsets = np.fromfile(folder / OFFSETS, dtype="<i8")
         if offsets[0] != 0 or offsets[-1] != manifest["num_rows"] or (np.diff(offsets) < 0).any():
             raise DataError(f"{folder / OFFSETS}: its numbers do not ascend from 0 to {manifest['num_rows']}")
-        return cls(folder, manifest, _map(folder / FEATURES, dtype, shape, mode="r"), offsets)
+        return cls(folder, manifest, _map(folder / FEATURES, manifest, mode="r"), offsets)
 
     @property
     def vectors(self) -> list[str]:
@@ -245,16 +238,16 @@ def _check_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> 
             )
 
 
-def _open_array(path: Path, plan: FeaturePlan, *, mode: Literal["r", "r+"]) -> np.ndarray:
-    shape = (plan.num_rows, len(plan.vectors), plan.width)
-    return _map(path, np.dtype(_TYPES[plan.precision]), shape, mode=mode)
+def _shape(held: dict[str, Any]) -> tuple[int, int, int]:
+    return held["num_rows"], len(held["vectors"]), held["width"]
 
 
-def _map(path: Path, dtype: np.dtype, shape: tuple[int, ...], *, mode: Literal["r", "r+"]) -> np.ndarray:
+def _num_bytes(held: dict[str, Any]) -> int:
+    return math.prod(_shape(held)) * np.dtype(_TYPES[held["precision"]]).itemsize
+
+
+def _map(path: Path, held: dict[str, Any], *, mode: Literal["r", "r+"]) -> np.ndarray:
+    """Map the array that a plan or a manifest describes."""
+    shape, dtype = _shape(held), np.dtype(_TYPES[held["precision"]])
     # an empty file cannot be mapped
-    return np.memmap(path, dtype=dtype, mode=mode, shape=shape) if np.prod(shape) else np.empty(shape, dtype)
-
-
-def _sum_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return np.memmap(path, dtype=dtype, mode=mode, shape=shape) if math.prod(shape) else np.empty(shape, dtype)

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from maskloom.data.counter_random import integers, uniform, words
-from maskloom.errors import ConfigError
 
 if TYPE_CHECKING:
+    from maskloom.config import PretrainingData
     from maskloom.text.vocabulary import Vocabulary
 
 # One number for each kind of draw, so that no two kinds share random words.
 _SEQUENCE, _PRIORITY, _REPLACEMENT, _RANDOM_TOKEN = range(201, 205)
 
 
-@dataclass(frozen=True)
-class MaskingSettings:
-    """How many tokens are predicted and what stands in their place.
-
-    `rate` is a share of all tokens of a sequence, special tokens counted, capped by `max_predictions`. A predicted
-    token becomes [MASK] with probability `mask_share`, stays with `keep_share`, else becomes any token of the
-    vocabulary. `whole_word` predicts all pieces of a word or none. Raises ConfigError for values out of range.
-    """
-
-    rate: float = 0.15
-    max_predictions: int = 20
-    mask_share: float = 0.8
-    keep_share: float = 0.1
-    whole_word: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        if not 0.0 < self.rate < 1.0:
-            raise ConfigError(f"rate is {self.rate}, the fraction of masked tokens must be between 0 and 1")
-        if self.max_predictions < 1:
-            raise ConfigError(f"max_predictions is {self.max_predictions}, at least 1 token must be predicted")
-        if self.mask_share < 0 or self.keep_share < 0 or self.mask_share + self.keep_share > 1 + 1e-9:
-            raise ConfigError(
-                f"mask_share is {self.mask_share} and keep_share {self.keep_share}; both must be at least 0 and "
-                f"their sum at most 1"
-            )
-
-
-def num_predictions(lengths: np.ndarray, settings: MaskingSettings) -> np.ndarray:
+def num_predictions(lengths: np.ndarray, data: PretrainingData) -> np.ndarray:
     """Return how many tokens to predict in sequences of these lengths: the rate, rounded half to even, at least 1."""
-    return np.clip(np.rint(lengths * settings.rate), 1, settings.max_predictions).astype(np.int64)
+    return np.clip(np.rint(lengths * data.masking_rate), 1, data.resolved_max_predictions()).astype(np.int64)
 
 
 def mask_tokens(
@@ -55,12 +26,16 @@ def mask_tokens(
     lengths: np.ndarray,
     sample_keys: np.ndarray,
     vocabulary: Vocabulary,
-    settings: MaskingSettings,
+    data: PretrainingData,
     *,
     seed: int,
     epoch: int | np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return masked ids (tokens,), positions of predictions (predictions,) ascending, and labels, the ids there before.
+
+    `masking_rate` is a share of all tokens of a sequence, special tokens counted, capped by `max_predictions`. A
+    predicted token becomes [MASK] with probability `mask_share`, stays with `keep_share`, else becomes any token of the
+    vocabulary. `whole_word` predicts all pieces of a word or none.
 
     Draws depend on seed, epoch (one, or one a sequence), the sequence's key and the place in the sequence, and on
     nothing else of the batch. [CLS] and [SEP] are never predicted, but may be drawn as random replacements.
@@ -70,8 +45,8 @@ def mask_tokens(
     places = np.arange(len(token_ids)) - starts[owners]
     states = words(seed, _SEQUENCE, epoch, sample_keys)
     is_candidate = (token_ids != vocabulary.cls_id) & (token_ids != vocabulary.sep_id)
-    counts = num_predictions(lengths, settings)
-    if settings.whole_word:
+    counts = num_predictions(lengths, data)
+    if data.whole_word:
         heads = _first_pieces(token_ids, is_candidate, vocabulary)
         positions = _choose_words(heads, is_candidate, owners, places, states, counts)
     else:
@@ -82,8 +57,8 @@ def mask_tokens(
     keys, places = states[owners[positions]], places[positions]
     draws = uniform(_REPLACEMENT, keys, places)
     random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, places)
-    is_kept = draws < settings.mask_share + settings.keep_share
-    replacements = np.where(draws < settings.mask_share, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
+    is_kept = draws < data.mask_share + data.keep_share
+    replacements = np.where(draws < data.mask_share, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
     masked = token_ids.astype(np.int64)
     masked[positions] = replacements
     return masked, positions, labels

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.masking import MaskingSettings, mask_tokens, num_predictions
-from maskloom.data.sampling import DataPosition, Instances, InstanceStream, SamplingSettings
+from maskloom.data.masking import mask_tokens, num_predictions
+from maskloom.data.sampling import DataPosition, Instances, InstanceStream
+from maskloom.errors import ConfigError
 
 if TYPE_CHECKING:
+    from maskloom.config import PretrainingData
     from maskloom.data.corpus import Corpus
 
 
@@ -42,20 +44,17 @@ class PretrainingLoader:
         self,
         corpus: Corpus,
         documents: np.ndarray | None,
+        data: PretrainingData,
         *,
         batch_size: int,
         seed: int,
-        sampling: SamplingSettings,
-        masking: MaskingSettings,
-        static_masks: bool = False,
         rows: slice = slice(None),
     ) -> None:
         """Set up the stream; nothing is read before the first batch."""
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, a batch needs at least 1 sequence")
-        self._corpus, self._batch_size, self._seed = corpus, batch_size, seed
-        self._sampling, self._masking, self._rows = sampling, masking, rows
-        self._stream = InstanceStream(corpus, documents, sampling, seed=seed, repeat_instances=static_masks)
+        self._corpus, self._data, self._batch_size, self._seed, self._rows = corpus, data, batch_size, seed, rows
+        self._stream = InstanceStream(corpus, documents, data, seed=seed, repeat_instances=data.static_masks)
 
     def batch(self, position: DataPosition) -> tuple[PretrainingBatch, DataPosition]:
         """Return the batch that starts at a position and the position after it; ends of epochs fall inside batches."""
@@ -70,9 +69,9 @@ class PretrainingLoader:
     def account(self) -> PretrainingAccount:
         """Return what an epoch holds; the first block, which training needs anyway, speaks for the others."""
         block = self._stream.block(0, 0)
-        lengths = block.a_length + block.b_length + (3 if self._sampling.next_sentence else 2)
-        wanted = num_predictions(lengths, replace(self._masking, max_predictions=self._sampling.max_length)).sum()
-        predicted = num_predictions(lengths, self._masking).sum()
+        lengths = block.a_length + block.b_length + self._data.max_length - self._data.num_text_tokens
+        uncut = self._data.model_copy(update={"max_predictions": self._data.max_length})
+        wanted, predicted = (num_predictions(lengths, data).sum() for data in (uncut, self._data))
         return PretrainingAccount(
             num_instances=round(len(block) / self._stream.block_share),
             tokens_per_instance=float(lengths.mean()),
@@ -94,7 +93,7 @@ class PretrainingLoader:
 
     def _gathered(self, instances: Instances) -> PretrainingBatch:
         """Return the instances with their tokens: [CLS] A [SEP] of segment 0, and B [SEP] of segment 1."""
-        has_pairs = self._sampling.next_sentence
+        has_pairs = self._data.next_sentence
         vocabulary = self._corpus.vocabulary
         a_total = instances.a_length + 2
         b_total = instances.b_length + 1 if has_pairs else instances.b_length
@@ -110,7 +109,7 @@ class PretrainingLoader:
             b_starts = starts + a_total
             self._fill(tokens, b_starts, instances.b_first, instances.b_last, instances.b_skip, instances.b_length)
         masked, positions, labels = mask_tokens(
-            tokens, lengths, instances.keys, vocabulary, self._masking, seed=self._seed, epoch=instances.epochs
+            tokens, lengths, instances.keys, vocabulary, self._data, seed=self._seed, epoch=instances.epochs
         )
         sides = np.stack([a_total, b_total], axis=1).reshape(-1)
         return PretrainingBatch(
@@ -122,16 +121,38 @@ class PretrainingLoader:
             nsp_labels=instances.is_random.copy() if has_pairs else None,
         )
 
-    def _fill(
-        self,
-        tokens: np.ndarray,
-        starts: np.ndarray,
-        first: np.ndarray,
-        last: np.ndarray,
-        skip: np.ndarray,
-        lengths: np.ndarray,
-    ) -> None:
-        """Copy one side of every instance out of the corpus to its place in the packed tokens."""
-        columns = zip(starts.tolist(), first.tolist(), last.tolist(), skip.tolist(), lengths.tolist(), strict=True)
-        for start, sentence, end, skipped, length in columns:
-            tokens[start : start + length] = self._corpus.sentences(sentence, end)[skipped : skipped + length]
+    def _fill(self, tokens: np.ndarray, *columns: np.ndarray) -> None:
+        """Copy one side of every instance out of the corpus to its place in the packed tokens.
+
+        The columns are the place, the first sentence, the one after the last, the tokens left out first, the length.
+        """
+        for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
+            tokens[start : start + length] = self._corpus.sentences(first, last)[skipped : skipped + length]
+
+
+def rows_of_rank(
+    batch_size: int, micro_batch_size: int | Literal["auto"] | None, *, rank: int, world_size: int
+) -> slice:
+    """Return the sequences of a batch that a rank makes: whole micro-batches, in order, as many as any other rank.
+
+    Without a micro-batch size, or with "auto", a rank's part may be cut anywhere. Together the ranks have the sequences
+    of the batch in the order in which one process would have them. Raises ConfigError, with the numbers of processes
+    that work, when the parts cannot be equally many.
+    """
+    if world_size == 1:
+        return slice(0, batch_size)
+    size = micro_batch_size if isinstance(micro_batch_size, int) else 1
+    if batch_size % size:
+        raise ConfigError(
+            f"several processes need micro-batches of one size: training.batch_size {batch_size} is no multiple of "
+            f"training.micro_batch_size {size}"
+        )
+    num_parts = batch_size // size
+    if num_parts % world_size:
+        what = f"training.batch_size {batch_size}"
+        if size > 1:
+            what += f" is {num_parts} micro-batches of training.micro_batch_size {micro_batch_size}, which"
+        sizes = ", ".join(str(number) for number in range(1, num_parts + 1) if num_parts % number == 0)
+        raise ConfigError(f"{what} cannot be shared by {world_size} processes; numbers of processes that work: {sizes}")
+    own = num_parts // world_size * size
+    return slice(rank * own, (rank + 1) * own)

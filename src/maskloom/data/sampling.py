@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maskloom.data.counter_random import Permutation, integers, uniform, words
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import DataError
 
 if TYPE_CHECKING:
+    from maskloom.config import PretrainingData
     from maskloom.data.corpus import Corpus
 
 BLOCK_SENTENCES = 200_000
@@ -21,32 +22,6 @@ _NUM_CACHED_BLOCKS = 2
 _NUM_DOCUMENT_DRAWS = 10
 # One number for each kind of draw, so that no two kinds share random words.
 _ORDER, _BLOCK, _SHORT, _TARGET, _A_END, _IS_RANDOM, _DOCUMENT, _START, _FRONT_A, _FRONT_B, _KEY = range(101, 112)
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How instances are cut from documents.
-
-    `max_length` in tokens with special tokens; a document is cut for a shorter target, uniform from 2 tokens up, with
-    probability `short_sequence_rate` in an epoch; without `next_sentence` instances are single segments.
-    Raises ConfigError for a length below 5 or a rate outside [0, 1].
-    """
-
-    max_length: int = 128
-    short_sequence_rate: float = 0.1
-    next_sentence: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        if self.max_length < 5:
-            raise ConfigError(f"max_length is {self.max_length}, an instance needs at least 5 tokens")
-        if not 0.0 <= self.short_sequence_rate <= 1.0:
-            raise ConfigError(f"short_sequence_rate is {self.short_sequence_rate}, it must lie in [0, 1]")
-
-    @property
-    def num_text_tokens(self) -> int:
-        """The number of tokens left for text beside [CLS] and one or two [SEP]."""
-        return self.max_length - (3 if self.next_sentence else 2)
 
 
 @dataclass(frozen=True)
@@ -112,22 +87,24 @@ class InstanceStream:
     """The endless, seekable stream of instances of some documents of a corpus.
 
     Every epoch visits the documents in a keyed permutation of its own, cut into blocks of `documents_per_block`; the
-    instances of a block come in a keyed permutation. With `repeat_instances` all epochs hold the instances of epoch 0,
-    in orders of their own. Raises DataError when there is no document to sample from.
+    instances of a block come in a keyed permutation. Instances have at most `max_length` tokens with special tokens; a
+    document is cut for a shorter target, uniform from 2 tokens up, with probability `short_sequence_rate` in an epoch;
+    without `next_sentence` instances are single segments. With `repeat_instances` all epochs hold the instances of
+    epoch 0, in orders of their own. Raises DataError when there is no document to sample from.
     """
 
     def __init__(
         self,
         corpus: Corpus,
         documents: np.ndarray | None,
-        settings: SamplingSettings,
+        data: PretrainingData,
         *,
         seed: int,
         repeat_instances: bool = False,
         block_sentences: int = BLOCK_SENTENCES,
     ) -> None:
         """Sample from the documents of these indices, or from all."""
-        self._corpus, self._settings, self._seed, self._repeats = corpus, settings, seed, repeat_instances
+        self._corpus, self._data, self._seed, self._repeats = corpus, data, seed, repeat_instances
         offsets = np.asarray(corpus.document_offsets, dtype=np.int64)
         chosen = np.arange(len(offsets) - 1) if documents is None else np.asarray(documents, dtype=np.int64)
         first, count = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
@@ -213,12 +190,12 @@ class InstanceStream:
             targets=np.repeat(self._targets(visited, epoch), counts),
             token_ends=ends,
         )
-        return self._pairs(chunks, epoch) if self._settings.next_sentence else self._segments(chunks, epoch)
+        return self._pairs(chunks, epoch) if self._data.next_sentence else self._segments(chunks, epoch)
 
     def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
         """Return the number of text tokens that instances of each document aim at, drawn once a document and epoch."""
-        most, documents = self._settings.num_text_tokens, self._documents[visited]
-        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._settings.short_sequence_rate
+        most, documents = self._data.num_text_tokens, self._documents[visited]
+        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_sequence_rate
         return np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
 
     def _pairs(self, chunks: _Chunks, epoch: int) -> Instances:
@@ -240,7 +217,7 @@ class InstanceStream:
         goal = chunks.targets[reached[rows]] - a_length[rows]
         drawn = self._random_texts(chunks.places[reached[rows]], sentences[rows], goal, key)
         b_first[rows], b_last[rows], b_length[rows] = drawn
-        a_kept, b_kept = truncated_lengths(a_length, b_length, self._settings.num_text_tokens)
+        a_kept, b_kept = truncated_lengths(a_length, b_length, self._data.num_text_tokens)
         return Instances(
             a_first=sentences,
             a_last=sentences + (middle - start),
@@ -291,11 +268,11 @@ class InstanceStream:
         last = np.clip(last, chunks.starts + 1, chunks.document_ends)
         reached = _chain(last)
         num_tokens = chunks.token_ends[last[reached]] - chunks.token_ends[reached]
-        num_parts = -(-num_tokens // self._settings.num_text_tokens)
+        num_parts = -(-num_tokens // self._data.num_text_tokens)
         part = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
         whole, num_parts = np.repeat(num_tokens, num_parts), np.repeat(num_parts, num_parts)
         first_token, end_token = whole * part // num_parts, whole * (part + 1) // num_parts
-        start = np.repeat(reached, -(-num_tokens // self._settings.num_text_tokens))
+        start = np.repeat(reached, -(-num_tokens // self._data.num_text_tokens))
         sentences, zeros = chunks.sentences[start], np.zeros(len(start), dtype=np.int64)
         return Instances(
             a_first=sentences,

@@ -224,7 +224,9 @@ class SentenceEncoder:
             for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
         ]
         is_odd = spans.is_odd.tolist()
-        odd = iter(self._tokenizer.word_ids([text for text, of_odd in zip(texts, is_odd, strict=True) if of_odd]))
+        odd = iter(
+            self._tokenizer.token_ids_batch([text for text, of_odd in zip(texts, is_odd, strict=True) if of_odd])
+        )
         whole = self._tokenizer.vocabulary.ids
         lowercase = self._tokenizer.lowercase
         lists = []

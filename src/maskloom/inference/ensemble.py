@@ -6,21 +6,20 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from maskloom.config import ConfigError
-from maskloom.inference.predictor import COUNTING, Predictor, examples_of_inputs
-from maskloom.inference.results import Prediction
+from maskloom.inference.predictor import Predictor, TaskModel
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
 from maskloom.tasks.evaluation import PROCESSOR_TOKENS, ModelOutputs
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import KINDS, make_task
+from maskloom.tasks.kinds import make_task
 from maskloom.tasks.task import Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
 from maskloom.text.tokenizer import Tokenizer
@@ -43,7 +42,7 @@ class _EncodedForEach(EncodedExamples):
     others: tuple[EncodedData, ...] = ()
 
 
-class Ensemble:
+class Ensemble(TaskModel):
     """Several fine-tuned models of one task with the interface of a `Predictor`.
 
     `average` "probabilities" takes the log of the mean of the members' probabilities as logits: over labels for classes
@@ -69,7 +68,6 @@ class Ensemble:
         self.tokenizer: Tokenizer = first.tokenizer
         self.max_length = first.max_length
         self.settings = first.settings
-        self.num_truncated = 0
         self._shares_tokens = all(_tokens(member) == _tokens(first) for member in members)
         self.task = _task_of([member.required_task() for member in members])
 
@@ -113,22 +111,6 @@ class Ensemble:
         average = _average_chains if self.task.settings.get("crf") else average_rows
         rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
         return ModelOutputs(rows, *self._loss(encoded, rows))
-
-    def predict(self, inputs: Iterable[Any]) -> list[Prediction]:
-        """Return one prediction per input, in order, for what `Predictor.predict` takes, and raise what it raises."""
-        data = examples_of_inputs(inputs, self.task.example_of or KINDS[self.task.kind].example_of)
-        if self.task.heads == ("classifier",):
-            self.members[0].check_pairing(data.examples)
-        return cast(list[Prediction], self.predict_examples(data))
-
-    def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
-        """Return one prediction an example, in order, as the task decodes it."""
-        if not data.examples:
-            return []
-        encoded = self.encoded(data)
-        with COUNTING:
-            self.num_truncated += encoded.account().get("num_truncated_examples", 0)
-        return self.task.decode(encoded, self.outputs(encoded).rows)
 
     def _loss(self, encoded: EncodedData, rows: list[np.ndarray]) -> tuple[float, float]:
         """Return the summed loss of the averages and what divides it; (0, 0) where the data has no labels."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +11,17 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.checkpoints.sentence_transformers import PoolingMode, SentenceModules, read_modules
 from maskloom.config import ConfigError, DataError
-from maskloom.data.batch import ClassificationBatch
+from maskloom.data.batch import PackedBatch
 from maskloom.devices import chosen_device
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import MaskCandidate, Prediction
 from maskloom.layers.int8 import quantize_dense_layers
-from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.objective import encode_batch
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
@@ -33,13 +33,70 @@ from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 
-COUNTING = Lock()
-"""Held while a count of truncated texts grows: threads may share a model."""
+# Held while a count of truncated texts grows: threads may share a model.
+_COUNTING = Lock()
 _MOST_LABELS = 1_000_000
 TextOrPair = str | tuple[str, str]
 
 
-class Predictor:
+class TaskModel(ABC):
+    """What answers the inputs of a task: one model, or several together."""
+
+    settings: dict[str, Any]
+    num_truncated: int = 0
+
+    @abstractmethod
+    def required_task(self) -> Task:
+        """Return the task of the model; raises ConfigError when there is none."""
+
+    @abstractmethod
+    def encoded(self, data: ReadExamples) -> EncodedData:
+        """Return examples of the model's own kind of task as token ids."""
+
+    @abstractmethod
+    def outputs(self, encoded: EncodedData) -> ModelOutputs:
+        """Return the outputs for encoded examples, with their loss where there are labels."""
+
+    def predict(self, inputs: Iterable[Any]) -> list[Prediction]:
+        """Return one prediction per input, in order, for any iterable of inputs.
+
+        Inputs are texts or pairs of texts for classes (`{"label", "probabilities"}`), several labels (`{"labels",
+        "probabilities"}`) and regression (`{"score"}`); sentences for tags (`{"words", "tags", "entities" ...}`);
+        (question, context) for answers (`{"answer", "candidates" ...}`); (context, choices) for multiple choice
+        (`{"choice", "probabilities" ...}`). Raises ConfigError when the model has no head of a task or wants pairs and
+        gets single texts, DataError for an input of another form.
+        """
+        task = self.required_task()
+        data = _examples_of(inputs, task.example_of or KINDS[task.kind].example_of)
+        if task.heads == ("classifier",):
+            self._check_pairing(data.examples)
+        return cast(list[Prediction], self.predict_examples(data))
+
+    def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
+        """Return one prediction an example of the model's own kind of task, in order, as its task decodes it."""
+        task = self.required_task()
+        if not data.examples:
+            return []
+        encoded = self.encoded(data)
+        self._count(encoded)
+        return task.decode(encoded, self.outputs(encoded).rows)
+
+    def _count(self, encoded: EncodedData) -> None:
+        with _COUNTING:
+            self.num_truncated += encoded.account().get("num_truncated_examples", 0)
+
+    def _check_pairing(self, examples: Iterable[Example]) -> None:
+        """Raise ConfigError for single texts where the model was fine-tuned on pairs, and for pairs where not."""
+        takes_pairs = self.settings.get("takes_pairs")
+        if takes_pairs is None:
+            return
+        for number, example in enumerate(examples):
+            if takes_pairs == (example.pair is None):
+                wanted, got = ("a pair of texts", "one text") if takes_pairs else ("one text", "a pair of texts")
+                raise ConfigError(f"input {number}: this model was fine-tuned on {wanted} an example, this is {got}")
+
+
+class Predictor(TaskModel):
     """Texts in, numpy arrays and dictionaries out; batches are sorted by length and bounded in tokens.
 
     `task` is None for a model without a task head. Texts longer than `max_length` tokens are truncated; `num_truncated`
@@ -68,7 +125,6 @@ class Predictor:
         self.max_tokens = max_tokens
         self.batch_size = batch_size
         self.modules = modules or SentenceModules()
-        self.num_truncated = 0
 
     @classmethod
     def load(
@@ -84,7 +140,7 @@ class Predictor:
 
         `max_length` defaults to the length of fine-tuning, to that of sentence-transformers, or to the model's limit.
         `int8` computes the encoder's dense layers in 8-bit integers, quantised on loading: faster, and close to fp32.
-        `device` is a name that `chosen_device` takes; int8 is for the processor. `batch_size` bounds how many texts
+        `device` is "cpu", "cuda", "cuda:1", "mps", or "auto": a GPU if available. `batch_size` bounds how many texts
         are computed at once. Raises DataError for a folder that is not a model, ConfigError for a length outside the
         model's limits, a missing device, or `int8` on a processor that does not support it.
         """
@@ -118,6 +174,7 @@ class Predictor:
         """Width of the vectors that `encode` returns."""
         return self.modules.width(self.model.encoder.config.hidden_size)
 
+    @torch.inference_mode()
     def encode(
         self, texts: Iterable[TextOrPair], *, pooling: PoolingMode | None = None, normalize: bool | None = None
     ) -> np.ndarray:
@@ -130,38 +187,21 @@ class Predictor:
         pooling, DataError for an input that is not a text.
         """
         modules = self.modules.changed(pooling, normalize)
-        examples = examples_of_inputs(texts, text_example).examples
+        examples = _examples_of(texts, text_example).examples
         if modules.prompt or modules.lowercase:
             examples = [
                 replace(example, text=modules.text(example.text), pair=example.pair and modules.text(example.pair))
                 for example in examples
             ]
-        return self._outputs(examples, lambda batch: self._vectors(batch, modules), self.hidden_size)
-
-    def predict(self, inputs: Iterable[Any]) -> list[Prediction]:
-        """Return one prediction per input, in order, for any iterable of inputs.
-
-        Inputs are texts or pairs of texts for classes (`{"label", "probabilities"}`), several labels (`{"labels",
-        "probabilities"}`) and regression (`{"score"}`); sentences for tags (`{"words", "tags", "entities" ...}`);
-        (question, context) for answers (`{"answer", "candidates" ...}`); (context, choices) for multiple choice
-        (`{"choice", "probabilities" ...}`). Raises ConfigError when the model has no head of a task or wants pairs and
-        gets single texts, DataError for an input of another form.
-        """
-        task = self.required_task()
-        data = examples_of_inputs(inputs, task.example_of or KINDS[task.kind].example_of)
-        if task.heads == ("classifier",):
-            self.check_pairing(data.examples)
-        return cast(list[Prediction], self.predict_examples(data))
-
-    def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
-        """Return one prediction an example of the model's own kind of task, in order, as its task decodes it."""
-        task = self.required_task()
-        if not data.examples:
-            return []
-        encoded = self.encoded(data)
-        with COUNTING:
-            self.num_truncated += encoded.account().get("num_truncated_examples", 0)
-        return task.decode(encoded, self.outputs(encoded).rows)
+        data = encode_examples(examples, self.tokenizer, max_length=self.max_length)
+        self._count(data)
+        vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)
+        max_tokens = self.max_tokens or tokens_at_once(self.model)
+        for batch in batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size):
+            hidden = encode_batch(self.model, batch).last_hidden_state
+            lengths = torch.from_numpy(batch.lengths).to(hidden.device)
+            vectors[batch.indices] = modules.vectors(hidden, lengths, lengths.cumsum(0) - lengths).cpu().numpy()
+        return _finite(vectors)
 
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's own kind of task as token ids."""
@@ -208,14 +248,8 @@ class Predictor:
                 f"{text[:60]!r:.80}: {num_asked} [MASK] in the text, {len(positions)} within the first "
                 f"{self.max_length} tokens; at least one is needed and all must fit"
             )
-        batch = ClassificationBatch(
-            token_ids=ids,
-            segment_ids=np.asarray(encoding.segments, dtype=np.int64),
-            lengths=np.array([len(ids)]),
-            labels=None,
-            indices=np.zeros(1, dtype=np.int64),
-        )
-        hidden = self._hidden(batch)[0][torch.from_numpy(positions)]
+        batch = PackedBatch(ids, np.asarray(encoding.segments, dtype=np.int64), np.array([len(ids)]))
+        hidden = encode_batch(self.model, batch).last_hidden_state[torch.from_numpy(positions)]
         probabilities = self.model.heads["mlm"](hidden).float().softmax(-1)
         _finite(probabilities.cpu().numpy())
         best = probabilities.topk(min(top_k, probabilities.shape[-1]))
@@ -226,41 +260,6 @@ class Predictor:
             ]
             for row_values, row_tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
-
-    @torch.inference_mode()
-    def _outputs(self, examples: list[Example], run: Callable[[ClassificationBatch], Tensor], width: int) -> np.ndarray:
-        """Return the rows that `run` gives for each example, in their order."""
-        outputs = np.empty((len(examples), width), dtype=np.float32)
-        if not examples:
-            return outputs
-        data = encode_examples(examples, self.tokenizer, max_length=self.max_length)
-        with COUNTING:
-            self.num_truncated += data.num_truncated_examples
-        max_tokens = self.max_tokens or tokens_at_once(self.model)
-        for batch in batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size):
-            outputs[batch.indices] = run(batch).cpu().numpy()
-        return _finite(outputs)
-
-    def _hidden(self, batch: ClassificationBatch) -> tuple[Tensor, SequenceLayout]:
-        device = next(self.model.parameters()).device
-        layout = SequenceLayout.from_lengths(batch.lengths, device)
-        token_ids, segment_ids = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.segment_ids)
-        output = self.model.encoder.encode_packed(token_ids.to(device), segment_ids.to(device), layout)
-        return output.last_hidden_state, layout
-
-    def _vectors(self, batch: ClassificationBatch, modules: SentenceModules) -> Tensor:
-        hidden, layout = self._hidden(batch)
-        return modules.vectors(hidden, layout.lengths, layout.first_positions)
-
-    def check_pairing(self, examples: Iterable[Example]) -> None:
-        """Raise ConfigError for single texts where the model was fine-tuned on pairs, and for pairs where not."""
-        takes_pairs = self.settings.get("takes_pairs")
-        if takes_pairs is None:
-            return
-        for number, example in enumerate(examples):
-            if takes_pairs == (example.pair is None):
-                wanted, got = ("a pair of texts", "one text") if takes_pairs else ("one text", "a pair of texts")
-                raise ConfigError(f"input {number}: this model was fine-tuned on {wanted} an example, this is {got}")
 
 
 def _finite(outputs: np.ndarray) -> np.ndarray:
@@ -322,7 +321,7 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     return names
 
 
-def examples_of_inputs(inputs: Iterable[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:
+def _examples_of(inputs: Iterable[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:
     """Return what is handed over in Python as examples; raises DataError, with its place, for a wrong one."""
     examples = [example_of(item, number) for number, item in enumerate(checked_inputs(inputs))]
     return ReadExamples(examples, ReadingReport(Path("input")))

@@ -36,7 +36,7 @@ class ChainGrid:
         places = steps * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
         is_word = np.arange(int(sizes.max(initial=0)))[:, None] < sizes[None, :]
         parts = (places, is_word, starts, starts + sizes - 1, np.flatnonzero(steps))
-        return cls(*(to_device(array, device) for array in parts))
+        return cls(*(to_device(array, torch.device(device)) for array in parts))
 
     @property
     def num_steps(self) -> int:

@@ -30,7 +30,7 @@ class Architecture:
 def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:
     """Have the blocks of a model computed again in the backward pass, or compiled by torch for any number of tokens."""
     for block in blocks_of(model):
-        block.recomputes = recompute  # pyright: ignore[reportAttributeAccessIssue]
+        block.recomputes = recompute  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
         if compile_:
             block.compile(dynamic=True)
 

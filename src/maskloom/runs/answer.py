@@ -10,7 +10,7 @@ from maskloom.config import ConfigError
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.first_look import check_questions, read_context
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
 from maskloom.tasks.span.encoding import EncodedQuestions
@@ -40,7 +40,7 @@ def answer(
     there is no answer, or moves where it does. Raises ConfigError for a model of another task, an empty question or
     wrong settings, DataError for a file that cannot be read.
     """
-    progress = progress or SilentProgress()
+    progress = progress or Progress()
     if top_k < 1:
         raise ConfigError(f"top_k {top_k}: at least 1 is expected")
     check_questions(questions)

@@ -12,16 +12,15 @@ from maskloom.checkpoints.pickled_weights import open_pickled
 from maskloom.checkpoints.sentence_transformers import MODULES
 from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
 from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
-from maskloom.config import ConfigError, DataError
+from maskloom.config import DataError
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.model_card import Card, hub_name, model_name
-from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.model_writing import check_new_folder, write_model_folder
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 
-_UNCASED_NAME, _CASED_NAME = re.compile("uncased", re.IGNORECASE), re.compile("(?<!un)cased", re.IGNORECASE)
 _LABELLED = frozenset({"classifier", "tagger"})
 _NUM_SHOWN = 6
 _OF_LABELS = ("id2label", "label2id", "problem_type")
@@ -47,8 +46,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     holds something, DataError with all that does not fit: tensors, vocabulary and configuration.
     """
     source, out = Path(source), Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not an empty folder; choose another --out")
+    check_new_folder(out)
     found = _found(source)
     model, report, tokenizer = _opened(found)
     config = read_config(found.folder)
@@ -138,14 +136,11 @@ def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: boo
         return given, "as given"
     name = folder.resolve().name
     settings = read_json_object(path) if (path := file_inside(folder, "tokenizer_config.json")) else {}
+    named = re.search("uncased|cased", name, re.IGNORECASE)
     said = {
         "do_lower_case of tokenizer_config.json": settings.get("do_lower_case"),
         "do_lower_case of the configuration": config.get("do_lower_case"),
-        f"the folder's name, {name}": True
-        if _UNCASED_NAME.search(name)
-        else False
-        if _CASED_NAME.search(name)
-        else None,
+        f"the folder's name, {name}": named and named[0].lower() == "uncased",
         "a vocabulary with capital letters": False if holds_capitals(tokenizer.vocabulary) else None,
     }
     known = {source: value for source, value in said.items() if isinstance(value, bool)}

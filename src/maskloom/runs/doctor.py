@@ -22,7 +22,7 @@ from maskloom.machine_memory import available_memory
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import environment
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
@@ -39,7 +39,7 @@ def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[s
     `device` and `precision` are what plain commands take. A device is sound when its first losses are those of the
     processor in fp32, up to rounding.
     """
-    progress = progress or SilentProgress()
+    progress = progress or Progress()
     devices = found_devices()
     trials = [(device, precision) for device in devices for precision in _BOUNDS]
     expected = _losses(torch.device("cpu"), "fp32", _STEPS_COMPARED)

@@ -14,7 +14,7 @@ from maskloom.files import output_file
 from maskloom.inference import Predictor
 from maskloom.runs.first_look import check_place
 from maskloom.runs.predict import output_suffix
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.reading_defaults import FileReading
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
@@ -43,7 +43,7 @@ def embed(
     is complete. Raises ConfigError or DataError for a wrong option, model or file, or for `int8` on a processor that
     lacks it.
     """
-    progress, source, target = progress or SilentProgress(), Path(input), Path(output)
+    progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
     suffix = output_suffix(target, (".npy", ".jsonl"))
     predictor = Predictor.load(model, max_length=max_length, int8=int8)

@@ -10,7 +10,7 @@ from maskloom.config import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.metrics.calibration import CalibrationMetric
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
@@ -37,7 +37,7 @@ def evaluate(
     `calibration_error_untuned` is that without it. `average` says what of an ensemble is averaged. Raises ConfigError
     when the model has no head of a task or models do not go together, DataError for a wrong file.
     """
-    progress, path = progress or SilentProgress(), Path(data)
+    progress, path = progress or Progress(), Path(data)
     models = [model] if isinstance(model, str | Path) else model
     predictor = open_models(models, average=average, max_length=max_length)
     task = predictor.required_task()

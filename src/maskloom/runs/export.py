@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,13 @@ from maskloom.inference.model_folder import load_tokenizer, read_settings
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import load_recipe
-from maskloom.runs.best_checkpoint import kept_step
 from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.model_card import finetuning_card, pretraining_card
-from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.model_writing import check_new_folder, kept_step, write_model_folder
 from maskloom.runs.pretrain import heads_of
 from maskloom.runs.pretraining_plan import model_config
-from maskloom.runs.rerun_folders import is_search
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, run_id
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
@@ -40,15 +38,6 @@ _WORDS = "embeddings.word.weight"
 _SHOWN = 12
 # Where the runs of a search, and the searches of a GLUE run with theirs, lie in its folder.
 _RUNS_WITHIN = ("trials/*", "*", "*/trials/*")
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """A checkpoint of a run: its stage, such as phase-1 or seed-0, its step, and its folder."""
-
-    stage: str
-    step: int
-    folder: Path
 
 
 def export(
@@ -64,30 +53,30 @@ def export(
     there, naming those that are; DataError for damaged ones, and where vocabulary or base model are gone.
     """
     run, out = Path(run), Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not an empty folder; choose another --out")
+    check_new_folder(out)
     if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage or best):
         return _copy_of(run, out)
     content = described(run)
-    if "space" in content["inputs"]:
-        return _export_of_several(run, out, content, is_any=step is None and stage is None)
-    is_pretraining = "corpus" in content["inputs"]
-    recipe = load_recipe(PretrainRecipe if is_pretraining else FinetuneRecipe, run / RECIPE)
-    found = _stages(run, is_pretraining)
+    kind, found = kind_of_run(content), _stages(run)
+    if kind in ("search", "glue"):
+        return _export_of_several(run, out, kind, is_any=step is None and stage is None)
+    recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
     if best and not isinstance(recipe, PretrainRecipe):
         return _export_best(run, out, recipe, content, stage)
     if best:
         stage, step = _kept(run, found, stage)
     chosen, refused = _chosen(run, found, step, stage)
-    is_finished = not is_pretraining and step is None and stage is None and (run / METRICS).exists()
+    is_finished = kind == "finetune" and step is None and stage is None and (run / METRICS).exists()
     if chosen is None or is_finished:
         return _copied(run, out, found, step or stage)
-    scores = _scores(run, chosen.stage).get(chosen.step, {})
+    stage, checkpoint = chosen
+    step = step_of(checkpoint)
+    scores = _scores(run, stage).get(step, {})
     if isinstance(recipe, PretrainRecipe):
-        _export_pretraining(chosen, out, recipe, content, scores)
+        _export_pretraining(checkpoint, out, recipe, content, scores)
     else:
-        _export_finetuning(chosen, run, out, recipe, content, scores)
-    return _result(chosen.stage, chosen.step, scores, out, refused)
+        _export_finetuning(checkpoint, run, out, recipe, content, scores)
+    return _result(stage, step, scores, out, refused)
 
 
 def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: bool = False) -> None:
@@ -101,9 +90,9 @@ def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: boo
     write_modules(folder, hidden_size=config["hidden_size"], max_length=longest, pooling=pooling, normalize=normalize)
 
 
-def _export_of_several(run: Path, out: Path, content: dict[str, Any], *, is_any: bool) -> dict[str, Any]:
+def _export_of_several(run: Path, out: Path, kind: RunKind, *, is_any: bool) -> dict[str, Any]:
     """Copy the best model of a search where none other is asked for; raises ConfigError for all else, and GLUE runs."""
-    is_finished = is_search(content) and (run / "model" / CONFIG).exists()
+    is_finished = kind == "search" and (run / "model" / CONFIG).exists()
     if is_any and is_finished:
         return _copied(run, out, {}, None)
     runs = sorted(path.parent for pattern in _RUNS_WITHIN for path in run.glob(f"{pattern}/{RECIPE}"))
@@ -118,18 +107,20 @@ def _export_of_several(run: Path, out: Path, content: dict[str, Any], *, is_any:
 
 
 def _has_weights(run: Path) -> bool:
-    return (run / "model" / CONFIG).exists() or any(step_folders(folder) for folder in _stages(run, False).values())
+    return (run / "model" / CONFIG).exists() or any(map(step_folders, _stages(run).values()))
 
 
-def _stages(run: Path, is_pretraining: bool) -> dict[str, Path]:
-    """Return the folders of checkpoints by stage, the latest stage first."""
-    pattern = "checkpoints/phase-*" if is_pretraining else "restarts/seed-*"
-    folders = sorted(run.glob(pattern), key=lambda path: int(path.name.partition("-")[2] or 0), reverse=True)
-    return {path.name: path if is_pretraining else path / "checkpoints" for path in folders}
+def _stages(run: Path) -> dict[str, Path]:
+    """Return the folders of checkpoints by phase of pre-training or seed of fine-tuning, the latest first."""
+    found = {path.name: path for path in run.glob("checkpoints/phase-*")}
+    found |= {path.name: path / "checkpoints" for path in run.glob("restarts/seed-*")}
+    return dict(sorted(found.items(), key=lambda stage: int(stage[0].partition("-")[2] or 0), reverse=True))
 
 
-def _chosen(run: Path, found: dict[str, Path], step: int | None, stage: str | None) -> tuple[_Chosen | None, list[str]]:
-    """Return the newest whole checkpoint of those asked for, or None, and why newer ones are passed over."""
+def _chosen(
+    run: Path, found: dict[str, Path], step: int | None, stage: str | None
+) -> tuple[tuple[str, Path] | None, list[str]]:
+    """Return stage and folder of the newest whole checkpoint of those asked for, and why newer ones are skipped."""
     refused = []
     for name, folder in found.items():
         for path in step_folders(folder) if stage in (None, name) else []:
@@ -140,7 +131,7 @@ def _chosen(run: Path, found: dict[str, Path], step: int | None, stage: str | No
             except DataError as problem:
                 refused.append(str(problem))
             else:
-                return _Chosen(name, step_of(path), path), refused
+                return (name, path), refused
     if refused:
         raise DataError(f"no checkpoint can be used: {'; '.join(refused)}")
     return None, refused
@@ -179,34 +170,29 @@ def _scores(run: Path, stage: str) -> dict[int, dict[str, float]]:
 
 
 def _export_pretraining(
-    chosen: _Chosen, out: Path, recipe: PretrainRecipe, content: dict[str, Any], scores: dict[str, float]
+    checkpoint: Path, out: Path, recipe: PretrainRecipe, content: dict[str, Any], scores: dict[str, float]
 ) -> None:
     corpus, init = (_place(content, name) for name in ("corpus", "init"))
     assert corpus is not None
-    weights = checkpoint_weights(chosen.folder)
-    words = next(tensor for name, tensor in weights.items() if name.endswith(_WORDS))
-    config = (
-        model_config(recipe, vocab_size=len(words))
-        if init is None
-        else BertConfig.from_published(read_config(init), str(init))
-    )
-    model = _filled(lambda: build_model(config, heads_of(recipe)), weights, chosen.folder)
-    tokenizer = Tokenizer.load(corpus)
-    card = pretraining_card(recipe, scores, init, f"Step {chosen.step} of {chosen.stage}.")
-    write_model_folder(out, model, tokenizer, card)
+    weights = checkpoint_weights(checkpoint)
+    if init is None:
+        words = next(tensor for name, tensor in weights.items() if name.endswith(_WORDS))
+        config = model_config(recipe, vocab_size=len(words))
+    else:
+        config = BertConfig.from_published(read_config(init), str(init))
+    model = _filled(partial(build_model, config, heads_of(recipe)), weights, checkpoint)
+    card = pretraining_card(recipe, scores, init, f"Step {step_of(checkpoint)} of {checkpoint.parent.name}.")
+    write_model_folder(out, model, Tokenizer.load(corpus), card)
 
 
 def _export_finetuning(
-    chosen: _Chosen, run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], scores: dict[str, float]
+    checkpoint: Path, run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], scores: dict[str, float]
 ) -> None:
     source, settings, task = _task(run, content)
     config = BertConfig.from_published(read_config(source), str(source))
-    model = _filled(
-        lambda: build_model(config, task.heads, task.num_outputs, head_options=task.head_options),
-        checkpoint_weights(chosen.folder),
-        chosen.folder,
-    )
-    what = f"{chosen.stage.replace('-', ' ')}, step {chosen.step}"
+    build = partial(build_model, config, task.heads, task.num_outputs, head_options=task.head_options)
+    model = _filled(build, checkpoint_weights(checkpoint), checkpoint)
+    what = f"{checkpoint.parent.parent.name.replace('-', ' ')}, step {step_of(checkpoint)}"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
     tokenizer = load_tokenizer(source)
     write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
@@ -217,20 +203,14 @@ def _export_best(
 ) -> dict[str, Any]:
     """Write the weights that did best on dev so far, of one seed or of all."""
     source, settings, task = _task(run, content)
-    kept = [
-        (
-            -math.inf if (score := scores.get(task.primary)) is None else score,
-            -(step or 0),
-            folder.parent.name,
-            step,
-            scores,
-        )
-        for folder in _stages(run, False).values()
-        if stage in (None, folder.parent.name) and (folder.parent / "best" / CONFIG).exists()
-        for step, scores in [_about_best(folder.parent)]
-    ]
+    kept = []
+    for name, folder in _stages(run).items():
+        if stage in (None, name) and (folder.parent / "best" / CONFIG).exists():
+            step, scores = _about_best(folder.parent)
+            score = scores.get(task.primary)
+            kept.append((-math.inf if score is None else score, -(step or 0), name, step, scores))
     if not kept:
-        return _copied(run, out, _stages(run, False), stage)
+        return _copied(run, out, _stages(run), stage)
     *_, name, step, scores = max(kept, key=lambda entry: entry[:3])
     which = "step not known" if step is None else f"step {step}"
     what = f"{name.replace('-', ' ')}, {which}: the best on dev by {task.primary} when it was exported"

@@ -13,7 +13,7 @@ import numpy as np
 
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import ConfigError, DataError
-from maskloom.data.bucketing import sorted_batches
+from maskloom.data.batch import sorted_batches
 from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
 from maskloom.devices import chosen_device
 from maskloom.files import output_file
@@ -25,7 +25,7 @@ from maskloom.objectives.tagging import frozen_vectors
 from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.first_look import check_place
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.evaluation import PROCESSOR_TOKENS
@@ -40,7 +40,8 @@ from maskloom.tasks.tagging.features import (
     SentenceWords,
     row_counts,
 )
-from maskloom.tasks.tagging.reading import layout_of_sentences, read_sentences
+from maskloom.tasks.tagging.reading import layout_of_sentences
+from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer
 
 Units = Literal["words", "tokens"]
@@ -67,7 +68,7 @@ def write_features(
     Raises DataError when `folder` holds features of another model, text or choice of layers, or damaged ones, and when
     an activation is not a finite number.
     """
-    progress = progress or SilentProgress()
+    progress = progress or Progress()
     counts, source_sum = row_counts(units)
     width = combination.width(model.config.hidden_size)
     plan = FeaturePlan(model_sum, source_sum, tuple(combination.vector_names()), width, counts, precision)
@@ -153,7 +154,7 @@ def features(
     folder is written that it leads to. Raises ConfigError for layers that there are not and for an `out` that holds
     anything else, DataError for a wrong file or folder.
     """
-    progress, path = progress or SilentProgress(), Path(input)
+    progress, path = progress or Progress(), Path(input)
     folder = _folder_to_write(Path(out), path, (TOKENS, PUBLISHED) if jsonl else (TOKENS,))
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)
@@ -208,7 +209,9 @@ def _encode(path: Path, tokenizer: Tokenizer, units: Units | None, options: Read
         units = "tokens" if is_text else "words"
     if units == "tokens":
         return _encode_lines(path, tokenizer, max_length)
-    data = read_sentences(path, options, needs_label=False)
+    data = TAGGING.read(path, options, needs_label=False)
+    if data.report.num_blank:
+        raise DataError(f"{path}: line {data.report.first_blank_line}: a sentence without words")
     encoded = encode_sentences(data.examples, tokenizer, max_length=max_length, path=path)
     names = [
         {"index": index, "line": sentence.line, "words": list(sentence.words)}

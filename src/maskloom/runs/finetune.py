@@ -33,7 +33,7 @@ from maskloom.runs.finetune_restarts import (
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import finetuning_card
 from maskloom.runs.model_writing import write_model_folder
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import device_line, finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
@@ -101,7 +101,7 @@ def finetune(
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
-        heard = progress if progress is not None and ranks.is_first else SilentProgress()
+        heard = progress if progress is not None and ranks.is_first else Progress()
         folder, reading = Path(out), reading or ReadingOptions()
         return _finetune(recipe, model, Path(train), Path(dev), folder, resume, reading, metric, verify, heard, ranks)
 

@@ -163,7 +163,7 @@ def _iterate(kind: str, path: Path, options: ReadingOptions, **how: Any) -> Iter
     if kind == "tagging":
         from maskloom.tasks.tagging.reading import iterate_sentences
 
-        return iterate_sentences(path, options, target="plain", **how)
+        return iterate_sentences(path, options, {"trained_scheme": "plain"}, **how)
     from maskloom.tasks.reading import iterate_examples
 
     return iterate_examples(path, kind, options, **how)  # pyright: ignore[reportArgumentType]

@@ -8,7 +8,7 @@ from typing import Any
 from maskloom.config import DataError
 from maskloom.foreign_files import read_json, read_json_object
 from maskloom.recipe_files import read_toml
-from maskloom.runs.run_folder import RECIPE
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, kind_of_run
 
 
 def describe_folder(folder: str | Path) -> dict[str, Any]:
@@ -47,19 +47,18 @@ def _describe_run(folder: Path) -> dict[str, Any]:
         info |= _length_of_run(read_toml(folder / RECIPE))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise DataError(f"{folder / RECIPE}: its [training] is not what a run writes") from None
-    if (folder / "run.json").exists():
-        info |= read_json_object(folder / "run.json")
+    if (folder / DESCRIPTION).exists():
+        info |= read_json_object(folder / DESCRIPTION)
     if isinstance(inputs := info.get("inputs"), dict) and "space" in inputs:
-        info["kind"] = "GLUE" if "tasks" in inputs else "search"
+        info["kind"] = {"glue": "GLUE"}.get(kind := kind_of_run(info), kind)
     steps = [
         path for place in ("checkpoints", "restarts") for path in (folder / place).rglob("step-*") if path.is_dir()
     ]
     info["checkpoints"] = sorted(f"{path.relative_to(folder).parts[1]}/{path.name}" for path in steps)
-    # of training; of a search or a GLUE run
-    results = [folder / name for name in ("metrics.json", "results.json", "glue.json") if (folder / name).exists()]
-    info["finished"] = bool(results)
-    if results:
-        info["metrics"] = read_json(results[0])
+    result = next((folder / name for name in RESULTS.values() if (folder / name).exists()), None)
+    info["finished"] = result is not None
+    if result is not None:
+        info["metrics"] = read_json(result)
     if (folder / "model" / "config.json").exists():
         info["model"] = _describe_model(folder / "model")
     return info

@@ -38,7 +38,7 @@ def write_onnx(folder: str | Path) -> list[str]:
         raise ConfigError(f"{folder}: a BiLSTM head cannot be exported to ONNX")
     graph = _Graph(model.eval(), has_pooler=not any("pooler" in name for name in report.new_parameters))
     # two rows of unlike lengths, so that no size of the example is taken for a constant
-    ids, mask = torch.full((2, 7), model.config.pad_token_id), torch.ones(2, 7, dtype=torch.int64)
+    ids, mask = torch.zeros(2, 7, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)
     mask[1, 4:] = 0
     longest = model.config.max_position_embeddings
     sizes = {0: torch.export.Dim("batch", min=1, max=2**20), 1: torch.export.Dim("length", min=1, max=longest)}

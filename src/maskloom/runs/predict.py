@@ -15,7 +15,7 @@ from maskloom.files import is_stream, output_file
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.first_look import check_place
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples
@@ -49,7 +49,7 @@ def predict(
     take for a formula. Labels of the input are not looked at, and a blank line of a .txt counts as an empty text.
     Raises ConfigError for a model without the head of a task, DataError for a wrong file or one without a usable row.
     """
-    progress, source, target = progress or SilentProgress(), Path(input), Path(output)
+    progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
     models = [model] if isinstance(model, str | Path) else model
     predictor = open_models(models, average=average, max_length=max_length)

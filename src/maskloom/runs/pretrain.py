@@ -13,12 +13,9 @@ import numpy as np
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config
-from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus
-from maskloom.data.masking import MaskingSettings
-from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.rank_rows import rows_of_rank
-from maskloom.data.sampling import SamplingSettings
+from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
 from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
@@ -30,13 +27,12 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.adaptation import check_vocabulary, metrics_before, new_parts
-from maskloom.runs.best_checkpoint import write_best_model
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_card import pretraining_card
-from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.model_writing import write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, device_line, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
@@ -74,7 +70,7 @@ def pretrain(
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
-        heard = progress if progress is not None and ranks.is_first else SilentProgress()
+        heard = progress if progress is not None and ranks.is_first else Progress()
         start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
 
@@ -233,7 +229,9 @@ def _run_phase(
     """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
     train, held_out = documents
     settings = plan.training
-    loader = corpus_loader(corpus, train, plan.data, settings.batch_size, recipe.seed, rows=_rows(plan, ranks))
+    loader = PretrainingLoader(
+        corpus, train, plan.data, batch_size=settings.batch_size, seed=recipe.seed, rows=_rows(plan, ranks)
+    )
     objective = MaskedLanguageModeling(next_sentence=plan.data.next_sentence)
     state = TrainState.fresh(model, settings)
 
@@ -298,38 +296,6 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
     return settings.model_copy(update=update)
 
 
-def corpus_loader(
-    corpus: Corpus,
-    documents: np.ndarray,
-    data: PretrainingData,
-    batch_size: int,
-    seed: int,
-    *,
-    rows: slice = slice(None),
-) -> PretrainingLoader:
-    """Return the batches of documents of a corpus, masked as a recipe says; `rows` of each are those of one rank."""
-    return PretrainingLoader(
-        corpus,
-        documents,
-        batch_size=batch_size,
-        seed=seed,
-        sampling=SamplingSettings(
-            max_length=data.max_length,
-            short_sequence_rate=data.short_sequence_rate,
-            next_sentence=data.next_sentence,
-        ),
-        masking=MaskingSettings(
-            rate=data.masking_rate,
-            max_predictions=data.resolved_max_predictions(),
-            mask_share=data.mask_share,
-            keep_share=data.keep_share,
-            whole_word=data.whole_word,
-        ),
-        static_masks=data.static_masks,
-        rows=rows,
-    )
-
-
 def _held_out_metrics(
     plan: PhasePlan,
     recipe: PretrainRecipe,
@@ -339,7 +305,7 @@ def _held_out_metrics(
     objective: MaskedLanguageModeling,
     reference: _UnigramReference,
 ) -> dict[str, float]:
-    loader = corpus_loader(corpus, held_out, plan.data, _EVALUATION_BATCH, recipe.seed)
+    loader = PretrainingLoader(corpus, held_out, plan.data, batch_size=_EVALUATION_BATCH, seed=recipe.seed)
     limit = plan.training.max_evaluation_instances
     batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
     tally = _Tally(reference)

@@ -5,48 +5,27 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from maskloom.runs.display import printable
 
 
-class Progress(Protocol):
-    """Receives what a run does; runs work the same without one."""
+class Progress:
+    """Receives what a run does, and shows nothing of it; subclasses show it."""
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         """Start a stage of `total` units (0: not known), of which `done` were done before."""
-        ...
 
     def advance(self, done: int, **figures: float) -> None:
         """Say how many units of the stage are done, with figures to show beside."""
-        ...
 
     def say(self, message: str) -> None:
         """Show one line that stays."""
-        ...
 
     def end(self) -> None:
         """Finish the stage."""
-        ...
 
 
-class SilentProgress:
-    """Shows nothing."""
-
-    def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Ignore."""
-
-    def advance(self, done: int, **figures: float) -> None:
-        """Ignore."""
-
-    def say(self, message: str) -> None:
-        """Ignore."""
-
-    def end(self) -> None:
-        """Ignore."""
-
-
-class LineProgress:
+class LineProgress(Progress):
     """Plain lines on standard error, at most one a minute beside the names of stages: for logs and pipes."""
 
     def __init__(self, every_seconds: float = 60.0) -> None:
@@ -70,30 +49,21 @@ class LineProgress:
         """Print one line."""
         print(printable(message, keep="\n"), file=sys.stderr, flush=True)
 
-    def end(self) -> None:
-        """Do nothing: the last line stands."""
 
-
-class BarProgress:
+class BarProgress(Progress):
     """A rich progress bar with the rate, the remaining time and the newest figures."""
 
     def __init__(self) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=12),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            TextColumn("{task.fields[figures]}"),
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=12),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("left"),
+            progress.TextColumn("{task.fields[figures]}"),
             console=Console(stderr=True),
             refresh_per_second=4,
         )
@@ -131,7 +101,7 @@ def terminal_progress() -> Progress:
 
 def heard(wanted: bool) -> Progress:
     """Return what a person follows a run by, or silence."""
-    return terminal_progress() if wanted else SilentProgress()
+    return terminal_progress() if wanted else Progress()
 
 
 def stage_callback(progress: Progress) -> Callable[[str, int, int], None]:

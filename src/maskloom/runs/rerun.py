@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +15,17 @@ from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_manifest import MANIFEST
-from maskloom.foreign_files import check_regular
+from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.launch import num_processes
-from maskloom.recipe_files import read_toml
 from maskloom.runs.finetune import finetune
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.rerun_corpus import check_versions, rerun_corpus
-from maskloom.runs.rerun_folders import best_trial, is_search, refuse_what_is_no_run, without_model
-from maskloom.runs.run_folder import RECIPE, described, environment
+from maskloom.runs.run_folder import METRICS, RECIPE, RESULTS, described, environment, kind_of_run, runs_within
+from maskloom.runs.search import PLAN
 from maskloom.runs.verification import differing_tensors, sum_of_tensors
+from maskloom.runs.vocabulary import REPORT
 from maskloom.tasks.columns import ReadingOptions
 
 _SUMS: dict[str, Callable[[Path], str]] = {
@@ -55,23 +56,26 @@ def rerun(
     raises ConfigError for what cannot be repeated, for other versions of the program and its libraries (unless
     `allow_version_change`) and for another number of processes, DataError for data that changed or is gone.
     """
-    run, out, progress = Path(run), Path(out), progress or SilentProgress()
+    run, out, progress = Path(run), Path(out), progress or Progress()
     if (run / MANIFEST).exists():
         return rerun_corpus(run, out=out, allow_version_change=allow_version_change, progress=progress)
-    refuse_what_is_no_run(run)
+    _refuse_what_is_no_run(run)
     model, content = run / "model", described(run)
-    if is_search(content):
-        run = best_trial(run)
+    if kind_of_run(content) == "search":
+        if not (run / RESULTS["search"]).exists():
+            raise ConfigError(f"{run}: the search is not finished; finish it by `maskloom search ... --resume`")
+        run = run / "trials" / str(read_json_object(run / RESULTS["search"])["best"]["name"])
         content = described(run)
         progress.say(f"the best trial is repeated: {run}")
-    kind = _kind_of(run, content)
+    if "paths" not in content or "world_size" not in content:
+        raise ConfigError(f"{run}: an older version made it, which did not record the paths of its inputs")
     if not (model / WEIGHTS).exists():
-        raise ConfigError(without_model(run))
+        raise ConfigError(_without_model(run))
     check_versions(run, content["versions"], environment()["versions"], allow_version_change, progress)
     _check_machine(run, content, progress)
     paths = _checked_paths(run, content)
     torch.set_num_threads(content["hardware"]["threads"])
-    recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
+    recipe = load_recipe(PretrainRecipe if kind_of_run(content) == "pretrain" else FinetuneRecipe, run / RECIPE)
     if recipe.training.minutes is not None:
         raise ConfigError(
             f"{run}: its learning rate followed the clock (training.minutes), so no rerun gives the same bits; "
@@ -96,13 +100,35 @@ def rerun(
     return _compared(model, out)
 
 
-def _kind_of(run: Path, content: dict[str, Any]) -> str:
-    kind = read_toml(run / RECIPE).get("kind")
-    if kind not in ("pretrain", "finetune"):
-        raise ConfigError(f"{run}: a run of kind {kind!r} cannot be repeated; pretrain and finetune can")
-    if "paths" not in content or "world_size" not in content:
-        raise ConfigError(f"{run}: an older version made it, which did not record the paths of its inputs")
-    return kind
+def _refuse_what_is_no_run(folder: Path) -> None:
+    """Raise ConfigError that names the command that does it for folders of several runs and of a vocabulary."""
+    if (folder / RECIPE).exists() and kind_of_run(described(folder)) != "glue":
+        return
+    if (folder / REPORT).exists():
+        raise ConfigError(
+            f"{folder} is a vocabulary: `maskloom vocab train` with the same text and options writes the same bytes; "
+            f"the SHA-256 of its vocab.txt is {read_json_object(folder / REPORT).get('sha256')}"
+        )
+    if runs := runs_within(folder):
+        commands = " or ".join(_command(run) for run in runs)
+        raise ConfigError(f"{folder} holds several runs; repeat one of them: {commands}")
+
+
+def _without_model(run: Path) -> str:
+    """Return why a run has no model to compare with, and what to do about that."""
+    search = run.parent.parent
+    if (run / METRICS).exists() and run.parent.name == "trials" and (search / PLAN).exists():
+        trials = read_json_object(search / PLAN)["trials"]
+        command = next((trial["command"] for trial in trials if trial["name"] == run.name), "")
+        return (
+            f"{run}: the search kept only the model of its best trial, which `{_command(search)}` repeats; "
+            f"this one without a comparison: {command}"
+        )
+    return f"{run}: the run is not finished, so there is nothing to compare with; finish it by --resume"
+
+
+def _command(run: Path) -> str:
+    return shlex.join(["maskloom", "rerun", str(run), "--out", "NEW"])
 
 
 def _check_machine(run: Path, content: dict[str, Any], progress: Progress) -> None:

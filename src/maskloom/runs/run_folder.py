@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import maskloom
 from maskloom.config import ConfigError, DataError, Section, load_recipe, recipe_toml
@@ -24,6 +24,9 @@ from maskloom.launch import num_processes
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"
 METRICS = "metrics.json"
 """What a run of training came to; there when it is finished."""
+RunKind = Literal["pretrain", "finetune", "search", "glue"]
+RESULTS: dict[RunKind, str] = {"pretrain": METRICS, "finetune": METRICS, "search": "results.json", "glue": "glue.json"}
+"""The file that each kind of run writes when it is finished."""
 TASK = "task.json"
 """What fine-tuning keeps beside each model of a run: labels, settings, columns, length."""
 # What a run that was killed in its first moment leaves in its folder, recipe.toml being written last.
@@ -98,6 +101,19 @@ def described(out: Path) -> dict[str, Any]:
     if not isinstance(content.get("inputs"), dict) or not (out / RECIPE).exists():
         raise ConfigError(f"{out} is not the folder of a run: it needs {RECIPE} and a whole {DESCRIPTION}")
     return content
+
+
+def kind_of_run(description: Mapping[str, Any]) -> RunKind:
+    """Return what kind of run a folder's description is of: its inputs tell."""
+    inputs = description["inputs"]
+    if "space" in inputs:
+        return "glue" if "tasks" in inputs else "search"
+    return "pretrain" if "corpus" in inputs else "finetune"
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Return the run folders that lie in a folder, by name."""
+    return sorted(path.parent for path in folder.glob(f"*/{DESCRIPTION}") if (path.parent / RECIPE).exists())
 
 
 def run_id(out: Path, part: str) -> str | None:

@@ -18,8 +18,8 @@ from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.finetune import finetune, with_task
 from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_folder import RECIPE, prepare_run_folder
+from maskloom.runs.progress import Progress
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, prepare_run_folder
 from maskloom.runs.search_space import (
     Space,
     ValueRange,
@@ -35,7 +35,7 @@ from maskloom.tasks.columns import ReadingOptions
 from maskloom.training.interruption import Interrupted
 from maskloom.training.run_log import check_log_targets
 
-PLAN, RESULTS = "search.json", "results.json"
+PLAN = "search.json"
 Method = Literal["grid", "optuna"]
 
 
@@ -107,7 +107,7 @@ def search(
     recipe = with_task(recipe, reading)
     listed = _listed_settings(recipe, space, method, num_trials)
     setup = _Search(
-        recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress or SilentProgress()
+        recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress or Progress()
     )
     described = {
         "method": method,
@@ -167,7 +167,7 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
 
 
 def _leave_no_trace(out: Path) -> None:
-    for name in (RECIPE, "run.json", PLAN, "optuna.journal"):
+    for name in (RECIPE, DESCRIPTION, PLAN, "optuna.journal"):
         (out / name).unlink(missing_ok=True)
     if (out / "trials").exists():  # the trial that failed made it and took back what it had put there
         (out / "trials").rmdir()
@@ -293,7 +293,7 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
         "model": str(setup.out / "model"),
         "trials": trials,
     }
-    write_json(setup.out / RESULTS, result)
+    write_json(setup.out / RESULTS["search"], result)
     write_text(setup.out / "results.md", _report(result))
     return result
 

@@ -114,11 +114,11 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
         decides = "training.minutes" if recipe.training.minutes is not None else "--steps"
         raise ConfigError(f"--epochs: {'every phase has its own steps' if recipe.phases else f'{decides} decides'}")
     from maskloom.data.corpus import Corpus  # here, so that other starts do without them
+    from maskloom.data.pretraining_loader import PretrainingLoader
     from maskloom.data.splitting import split_documents
-    from maskloom.runs.pretrain import corpus_loader
 
     opened, batch_size = Corpus.open(corpus, verify=False), recipe.training.batch_size
     train, _ = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
-    account = corpus_loader(opened, train, recipe.data, batch_size, recipe.seed).account()
+    account = PretrainingLoader(opened, train, recipe.data, batch_size=batch_size, seed=recipe.seed).account()
     found = max(1, round(account.num_instances * epochs / batch_size))
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": found})})

@@ -13,7 +13,7 @@ from maskloom.files import write_json
 from maskloom.inference import Predictor, resolve_model_folder
 from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
 from maskloom.metrics.calibration import calibration
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.reading_defaults import reading_for
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
@@ -39,7 +39,7 @@ def tune(
     fitted stays. Scores are those on that very file, which flatters them. All outputs for the file are held in memory.
     Raises ConfigError for a kind of task that has nothing to fit, DataError for a wrong file.
     """
-    progress, path = progress or SilentProgress(), Path(dev)
+    progress, path = progress or Progress(), Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
     leave_out = {
         *([] if fits_temperature else ["temperature"]),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.catalog.row import Kind
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedExamples, encode_examples
-from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
+from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import text_example
 from maskloom.tasks.labels import check_variety, checked_weights, encode_labels, label_names_of, read_label_names
 from maskloom.tasks.reading import iterate_examples
@@ -37,7 +36,7 @@ def classification_kind(kind: Kind) -> TaskKind:
     """Return one of the kinds single, pair, regression and multilabel."""
     return TaskKind(
         name=kind,
-        iterate=partial(_iterate, kind),
+        iterate=lambda path, options, _, **how: iterate_examples(path, kind, options, **how),
         label_names=partial(_label_names, kind),
         check=partial(_check, kind),
         make=partial(classification_task, kind),
@@ -107,18 +106,6 @@ def kind_of_problem(problem_type: str | None, num_labels: int) -> Kind:
     if problem_type == "regression" or (problem_type is None and num_labels == 1):
         return "regression"
     return "single"
-
-
-def _iterate(
-    kind: Kind,
-    path: str | Path,
-    options: ReadingOptions,
-    settings: Mapping[str, Any],
-    *,
-    needs_label: bool,
-    report: ReadingReport,
-) -> Iterator[Example]:
-    return iterate_examples(path, kind, options, needs_label=needs_label, report=report)
 
 
 def _label_names(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from maskloom.config import ConfigError, DataError
 
@@ -53,21 +54,22 @@ class ReadingOptions:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Keys of one file: names for JSONL, indices from 0 otherwise; `num_fields` is the width of every row."""
+class Columns(NamedTuple):
+    """Names of the columns of a text, of a second text and of the label; numbers from 1 where a file has no header."""
 
-    text: str | int
-    pair: str | int | None
-    label: str | int | None
-    num_fields: int | None
-    has_header: bool
-    names: dict[str, str]
+    text: str
+    pair: str | None
+    label: str | None
 
 
 def is_column_number(column: str) -> bool:
     """Tell whether a column is given by number: up to six digits."""
     return column.isdecimal() and len(column) <= 6
+
+
+def numbered(num_columns: int) -> list[str]:
+    """Return the names of the columns of a file without a header: their numbers from 1."""
+    return [str(number) for number in range(1, num_columns + 1)]
 
 
 def wants_numbers(options: ReadingOptions) -> bool:
@@ -81,60 +83,28 @@ def wants_numbers(options: ReadingOptions) -> bool:
     return bool(numbers)
 
 
-def columns_of_header(
-    path: Path, line: int, header: list[str], options: ReadingOptions, *, takes_pair: bool | None, needs_label: bool
-) -> Columns:
-    """Find the columns in a header line; raises DataError that names what is missing and what there is."""
-    names = [name.strip() for name in header]
-    text, pair, label = choose_names(
-        names, options, place=f"{path}: line {line}", takes_pair=takes_pair, needs_label=needs_label
-    )
-    chosen = {"text": text, "pair": pair, "label": label}
-    for name in chosen.values():
-        if name is not None and names.count(name) > 1:
-            raise DataError(f"{path}: line {line}: the header has {names.count(name)} columns named {name!r:.80}")
-    return Columns(
-        text=names.index(text),
-        pair=None if pair is None else names.index(pair),
-        label=None if label is None else names.index(label),
-        num_fields=len(names),
-        has_header=True,
-        names={key: name for key, name in chosen.items() if name is not None},
-    )
-
-
 def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> Columns:
     """Take columns given by number, counted from 1; raises DataError when the first row is too short."""
-    given = {"text": options.text_column, "pair": options.pair_column, "label": options.label_column}
-    names = {key: value for key, value in given.items() if value}
-    if "text" not in names:
+    given = (options.text_column, options.pair_column, options.label_column)
+    text, pair, label = (column and str(int(column)) for column in given)
+    if not text:
         raise ConfigError("columns by number: the text column must be given")
-    if max(map(int, names.values())) > len(first):
-        widest = max(map(int, names.values()))
+    widest = max(int(column) for column in (text, pair, label) if column)
+    if widest > len(first):
         raise DataError(f"{path}: line 1: column {widest} was asked for, the row has {len(first)}")
-    indices = {key: int(value) - 1 for key, value in names.items()}
-    return Columns(
-        text=indices["text"],
-        pair=indices.get("pair"),
-        label=indices.get("label"),
-        num_fields=len(first),
-        has_header=bool(options.header),
-        names=names,
-    )
+    return Columns(text, pair, label)
 
 
 def choose_names(
     names: list[str], options: ReadingOptions, *, place: str, takes_pair: bool | None, needs_label: bool
-) -> tuple[str, str | None, str | None]:
-    """Return the names of text, second text and label among `names`.
+) -> Columns:
+    """Find text, second text and label among `names`, those of a header or the keys of an object.
 
     `takes_pair` None means a second text is used where one is found. Raises DataError for what is not there.
     """
     lower = {name.lower(): name for name in reversed(names)}
     given_label = options.label_column if needs_label or options.label_column in names else None
-    for wanted in (options.text_column, options.pair_column, given_label):
-        if wanted is not None and wanted not in names:
-            raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {_listed(names)}")
+    check_given((options.text_column, options.pair_column, given_label), names, place)
     label = given_label or next((lower[name] for name in _LABELS if name in lower), None)
     if not needs_label and label in (options.text_column, options.pair_column):
         label = None
@@ -147,28 +117,49 @@ def choose_names(
     if text is None and label is not None and label.lower() in _TEXTS:
         raise DataError(
             f"{place}: {label!r:.80} was given as the label column, and no column of text is left among "
-            f"{_listed(names)}; name the column of labels with --label-column, or the text with --text-column"
+            f"{listed(names)}; name the column of labels with --label-column, or the text with --text-column"
         )
     if text is None:
         raise DataError(
-            f"{place}: no column of text ({', '.join(_TEXTS)}) among {_listed(names)}; name it with "
+            f"{place}: no column of text ({', '.join(_TEXTS)}) among {listed(names)}; name it with "
             "--text-column, by number (from 1) if the file has no header"
         )
     if takes_pair and pair is None:
         raise DataError(
-            f"{place}: no second text (such as sentence2, text_b, hypothesis) among {_listed(names)}; "
+            f"{place}: no second text (such as sentence2, text_b, hypothesis) among {listed(names)}; "
             "name it with --pair-column"
         )
     if needs_label and label is None:
-        raise DataError(
-            f"{place}: no column of labels ({', '.join(_LABELS)}) among {_listed(names)}; name it with --label-column"
-        )
+        raise no_labels(place, _LABELS, names)
     if len({text, pair, label} - {None}) != len([name for name in (text, pair, label) if name is not None]):
         raise ConfigError(f"{place}: one column is used twice: text {text!r}, pair {pair!r}, label {label!r}")
-    return text, pair, label
+    check_single((text, pair, label), names, place)
+    return Columns(text, pair, label)
 
 
-def _listed(names: list[str]) -> str:
+def check_given(given: Iterable[str | None], names: Sequence[str], place: str) -> None:
+    """Raise DataError for a column that a person names and that is not there."""
+    for wanted in given:
+        if wanted is not None and wanted not in names:
+            raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {listed(names)}")
+
+
+def check_single(chosen: Iterable[str | None], names: Sequence[str], place: str) -> None:
+    """Raise DataError where the name of a chosen column stands in the header more than once."""
+    for name in chosen:
+        if name is not None and names.count(name) > 1:
+            raise DataError(f"{place}: the header has {names.count(name)} columns named {name!r:.80}")
+
+
+def no_labels(place: str, known: Sequence[str], names: Sequence[str], what: str = "labels") -> DataError:
+    """Return the error for a table without a column of labels of one of the known names."""
+    return DataError(
+        f"{place}: no column of {what} ({', '.join(known)}) among {listed(names)}; name it with --label-column"
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the names of columns as a message shows them."""
     shown = ", ".join(repr(name[:40]) for name in names[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     hint = (

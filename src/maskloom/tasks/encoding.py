@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from maskloom.data.batch import ClassificationBatch
-from maskloom.data.bucketing import sorted_batches
+from maskloom.data.batch import ClassificationBatch, sorted_batches
 from maskloom.data.counter_random import Permutation
 from maskloom.tasks.examples import Example
 from maskloom.text.tokenizer import Tokenizer

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from maskloom.errors import DataError
+from maskloom.tasks.tables import BLANK, BadRowError
+
+ExampleT = TypeVar("ExampleT")
+NO_GOLD_LABEL = "no gold label"
 
 # Rows of 4,096 short texts stay whole; a megabyte of text takes some hundred megabytes while it is cut into tokens.
 CHARACTERS_AT_ONCE = 4 << 20
@@ -32,14 +36,6 @@ class Example:
     def as_row(self) -> dict[str, str]:
         """Return the texts as a row of predictions shows them."""
         return {"text": self.text} if self.pair is None else {"text": self.text, "pair": self.pair}
-
-
-class BadRowError(ValueError):
-    """A record of a file breaks a rule; `reason` is the rule in the form that is counted."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}{': ' if detail else ''}{detail:.300}")
-        self.reason = reason
 
 
 @dataclass
@@ -96,6 +92,34 @@ class ReadExamples:
 
     examples: list[Any]
     report: ReadingReport
+
+
+def kept_examples(
+    records: Iterable[Any],
+    make: Callable[[Any], ExampleT],
+    report: ReadingReport,
+    *,
+    skips: bool,
+) -> Iterator[ExampleT]:
+    """Yield what `make` makes of each record; `report` counts what is kept and what is dropped.
+
+    Where a record breaks a rule (BadRowError), it is dropped if it is blank or has no gold label or `skips` is true;
+    otherwise DataError is raised that names the file, the line and the rule. Records are rows, unless all errors of
+    `make` have the line.
+    """
+    for record in records:
+        report.num_rows += 1
+        try:
+            example = make(record)
+        except BadRowError as problem:
+            line = record.line if problem.line is None else problem.line
+            if not skips and problem.reason not in (BLANK, NO_GOLD_LABEL):
+                where = record.where if problem.line is None else f"line {line}"
+                raise DataError(f"{report.path}: {where}: {problem}") from None
+            report.drop(problem.reason, line)
+            continue
+        report.num_kept += 1
+        yield example
 
 
 def pieces_of(examples: Iterable[Any], size: int, *, keeps_documents: bool = False) -> Iterator[list[Any]]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,9 @@ from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import is_utf8
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.catalog.row import CatalogRow, Kind
-from maskloom.tasks.columns import (
-    Columns,
-    ReadingOptions,
-    choose_names,
-    columns_by_number,
-    columns_of_header,
-    wants_numbers,
-)
-from maskloom.tasks.examples import BadRowError, Example, ReadingReport
-from maskloom.tasks.tables import Row, layout_of, read_rows
+from maskloom.tasks.columns import Columns, ReadingOptions, choose_names, columns_by_number, numbered, wants_numbers
+from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, kept_examples
+from maskloom.tasks.tables import BadRowError, Row, by_name, layout_of, read_rows, row_text, up_to_first
 
 # float() also takes "1_000", "infinity" and the digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -52,53 +46,33 @@ def iterate_examples(
         raise ConfigError(f"pair column {options.pair_column!r:.80}: a single task takes one text; use the task pair")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else layout_of(path)
     rows = read_rows(path, layout)
-    if layout == "text":
-        yield from _plain_texts(path, rows, kind, report, options, needs_label=needs_label)
-        return
     skips = options.on_bad_rows == "skip" or bool(row and row.drops_bad_rows)
+    if layout == "text":
+        if needs_label:
+            raise DataError(f"{path}: a .txt file holds one text per line and no labels; use .csv, .tsv or .jsonl")
+        yield from kept_examples(rows, partial(_plain_text, kind, report), report, skips=skips)
+        return
     columns, rows = _find_columns(path, rows, layout, kind, options, row, needs_label=needs_label)
-    for record in rows:
-        report.num_rows += 1
-        if record.problem == "blank line" or record.fields == [""]:
-            report.drop("blank line", record.line)
-            continue
-        try:
-            example = _example(record, columns, kind, row, needs_label=needs_label)
-        except BadRowError as problem:
-            if not skips and not (row and row.no_label and problem.reason == "no gold label"):
-                raise DataError(f"{path}: line {record.line}: {problem}") from None
-            report.drop(problem.reason, record.line)
-            continue
-        report.num_kept += 1
-        yield example
+    if not needs_label:
+        columns = columns._replace(label=None)
+    yield from kept_examples(rows, partial(_example, columns, kind, row), report, skips=skips)
 
 
-def _plain_texts(
-    path: Path, rows: Iterator[Row], kind: Kind, report: ReadingReport, options: ReadingOptions, *, needs_label: bool
-) -> Iterator[Example]:
-    """Yield one example a line of a .txt file; a pair stands on one line with a tab between.
+def _plain_text(kind: Kind, report: ReadingReport, record: Row) -> Example:
+    """Return the example of a line of a .txt file; a pair stands on one line with a tab between.
 
     A blank line is an empty text, so that there is one example a line.
     """
-    if needs_label:
-        raise DataError(f"{path}: a .txt file holds one text per line and no labels; use .csv, .tsv or .jsonl")
-    for record in rows:
-        report.num_rows += 1
-        line = str(_field(record, 0))
-        is_blank = not line.strip()
-        parts = ([line, ""] if is_blank else line.split("\t")) if kind == "pair" else [line]
-        problem = "empty text" if not is_blank and not all(part.strip() for part in parts) else None
-        if len(parts) != (2 if kind == "pair" else 1):
-            problem = "a pair is two texts with one tab between them"
-        if problem and options.on_bad_rows == "error":
-            raise DataError(f"{path}: line {record.line}: {problem}")
-        if problem:
-            report.drop(problem, record.line)
-            continue
-        report.num_kept += 1
-        if is_blank:
-            report.blank(record.line)
-        yield Example(text=parts[0], pair=parts[1] if len(parts) == 2 else None, label=None, line=record.line)
+    line = str(next(iter(record.fields)))
+    is_blank = not line.strip()
+    parts = ([line, ""] if is_blank else line.split("\t")) if kind == "pair" else [line]
+    if len(parts) != (2 if kind == "pair" else 1):
+        raise BadRowError("a pair is two texts with one tab between them")
+    if is_blank:
+        report.blank(record.line)
+    elif not all(part.strip() for part in parts):
+        raise BadRowError("empty text")
+    return Example(text=parts[0], pair=parts[1] if len(parts) == 2 else None, label=None, line=record.line)
 
 
 def _find_columns(
@@ -111,37 +85,24 @@ def _find_columns(
     *,
     needs_label: bool,
 ) -> tuple[Columns, Iterator[Row]]:
-    """Look at the first rows to find the columns, and give back the rows that hold data."""
-    takes_pair = _TAKES_PAIR[kind]
+    """Look at the first rows to find the columns, and give back the rows that hold data, by names of columns."""
+    seen = up_to_first(rows) if layout == "jsonl" else [next(rows)]
+    names, line = [name.strip() for name in seen[-1].fields], seen[-1].line
     if layout == "jsonl":
-        skipped: list[Row] = []
-        first = next(rows, None)
-        while first is not None and (first.problem or not isinstance(first.fields, dict)):
-            skipped.append(first)
-            first = next(rows, None)
-        if first is None:
-            names = {"text": "text"}
-            return Columns("text", None, None, None, False, names), iter(skipped)
-        keys = list(first.fields)
-        named = _with_catalog_names(options, row, keys)
-        place = f"{path}: line {first.line}"
-        text, pair, label = choose_names(keys, named, place=place, takes_pair=takes_pair, needs_label=needs_label)
-        names = {"text": text, "pair": pair, "label": label}
-        found = Columns(text, pair, label, None, False, {key: name for key, name in names.items() if name is not None})
-        return found, chain(skipped, [first], rows)
-    first = next(rows)
-    fields = list(first.fields)
-    if row and row.headerless and tuple(fields[:2]) != row.header_marks:
+        if seen[-1].problem:
+            return Columns("text", None, None), iter(seen)
+        names, rows = list(seen[-1].fields), chain(seen, rows)
+    elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
         text, pair, label, num_fields = row.headerless
-        return Columns(text, pair, label, num_fields, False, {}), chain([first], rows)
-    if wants_numbers(options):
-        columns = columns_by_number(path, fields, options)
-        return columns, rows if columns.has_header else chain([first], rows)
-    named = _with_catalog_names(options, row, fields)
-    return (
-        columns_of_header(path, first.line, fields, named, takes_pair=takes_pair, needs_label=needs_label),
-        rows,
-    )
+        return Columns(text, pair, label), by_name(chain(seen, rows), numbered(num_fields))
+    elif wants_numbers(options):
+        columns = columns_by_number(path, names, options)
+        return columns, by_name(rows if options.header else chain(seen, rows), numbered(len(names)))
+    else:
+        rows = by_name(rows, names)
+    named = _with_catalog_names(options, row, names)
+    place = f"{path}: line {line}"
+    return choose_names(names, named, place=place, takes_pair=_TAKES_PAIR[kind], needs_label=needs_label), rows
 
 
 def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: list[str]) -> ReadingOptions:
@@ -157,39 +118,16 @@ def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: 
     )
 
 
-def _example(record: Row, columns: Columns, kind: Kind, row: CatalogRow | None, *, needs_label: bool) -> Example:
-    if record.problem:
-        raise BadRowError(record.problem)
-    if isinstance(record.fields, list) and len(record.fields) != columns.num_fields:
-        raise BadRowError("wrong number of fields", f"{len(record.fields)}, expected {columns.num_fields}")
-    text = _text(record, columns.text)
-    pair = None if columns.pair is None else _text(record, columns.pair)
+def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) -> Example:
+    text = row_text(record.value(columns.text), f"{columns.text!r:.80}")
+    pair = None if columns.pair is None else row_text(record.value(columns.pair), f"{columns.pair!r:.80}")
     label = None
-    if columns.label is not None and needs_label:
-        value = _field(record, columns.label)
+    if columns.label is not None:
+        value = record.value(columns.label)
         if row is not None and row.no_label is not None and value == row.no_label:
-            raise BadRowError("no gold label")
+            raise BadRowError(NO_GOLD_LABEL)
         label = parse_label(value, kind, row and row.label_range)
     return Example(text=text, pair=pair, label=label, line=record.line)
-
-
-def _field(record: Row, key: str | int) -> Any:
-    if isinstance(record.fields, dict):
-        if key not in record.fields:
-            raise BadRowError("missing key", repr(key))
-        return record.fields[str(key)]
-    return record.fields[int(key)]
-
-
-def _text(record: Row, key: str | int) -> str:
-    value = _field(record, key)
-    if not isinstance(value, str):
-        raise BadRowError("text is not a string", f"{key!r:.80} is {type(value).__name__}")
-    if not value.strip():
-        raise BadRowError("empty text")
-    if not is_utf8(value):
-        raise BadRowError("text holds half of a surrogate pair", f"{key!r:.80} is not valid Unicode")
-    return value
 
 
 def parse_label(

@@ -7,13 +7,13 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from maskloom.config import DataError
-from maskloom.foreign_files import check_regular, read_bytes
+from maskloom.foreign_files import check_regular, is_utf8, read_bytes
 
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""
@@ -24,15 +24,82 @@ _OTHER_ENDS = (b"\r", "\u2028".encode(), "\u2029".encode())
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
 
+BLANK = "blank line"
+
+
+class BadRowError(ValueError):
+    """A record of a file breaks a rule; `reason` is the rule in the form that is counted.
+
+    `line` is where it is broken, if that is not the line of the record.
+    """
+
+    def __init__(self, reason: str, detail: str = "", line: int | None = None) -> None:
+        super().__init__(f"{reason}{': ' if detail else ''}{detail:.300}")
+        self.reason = reason
+        self.line = line
+
+
 class Row(NamedTuple):
     """The fields of one record and the file line where it starts (from 1).
 
     `fields` is a list for delimited files and a dict for JSONL; `problem` says why the row cannot be used, if so.
+    `place` names the record in messages where its line does not.
     """
 
     fields: list[str] | dict[str, Any]
     line: int
     problem: str | None = None
+    place: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The place of the record in its file, as a message says it."""
+        return self.place or f"line {self.line}"
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the values by the names of their columns. Raises BadRowError for a row with a problem."""
+        if self.problem:
+            reason, _, detail = self.problem.partition(": ")
+            raise BadRowError(reason, detail)
+        assert isinstance(self.fields, dict)
+        return self.fields
+
+    def value(self, column: str) -> Any:
+        """Return the value of a column. Raises BadRowError for a row with a problem, and for one that lacks it."""
+        fields = self.by_name()
+        if column not in fields:
+            raise BadRowError("missing key", repr(column))
+        return fields[column]
+
+
+def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
+    """Yield delimited rows with their fields by the names of the columns; one of another width has that problem."""
+    for row in rows:
+        problem = row.problem
+        if len(row.fields) != len(names):
+            problem = problem or f"wrong number of fields: {len(row.fields)}, expected {len(names)}"
+        yield Row(dict(zip(names, row.fields, strict=False)), row.line, problem)
+
+
+def up_to_first(rows: Iterator[Row]) -> list[Row]:
+    """Take rows up to the first that has no problem; the last of them has one where no row is without."""
+    taken = []
+    for row in rows:
+        taken.append(row)
+        if row.problem is None:
+            break
+    return taken
+
+
+def row_text(value: Any, what: str, *, empty: str | None = "empty text") -> str:
+    """Return a field that is a text; raises BadRowError otherwise, and `empty` for a blank one unless that is None."""
+    if not isinstance(value, str):
+        raise BadRowError("text is not a string", f"{what} is {type(value).__name__}")
+    if empty and not value.strip():
+        raise BadRowError(empty, f"{what} is {value!r:.80}")
+    if not is_utf8(value):
+        raise BadRowError("text holds half of a surrogate pair", f"{what} is not valid Unicode")
+    return value
 
 
 def layout_of(path: Path) -> str:
@@ -61,7 +128,7 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
         yield from _csv_rows(path, lines)
     elif layout == "tsv":
         for number, line in lines:
-            yield Row(line.split("\t"), number)
+            yield Row(line.split("\t"), number, problem=None if line else BLANK)
     elif layout == "jsonl":
         for number, line in lines:
             yield _json_row(line, number)
@@ -191,12 +258,12 @@ def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
                 f"{path}: line {first_line}: not valid CSV: {error}; a field with a comma, a quote or a line end "
                 'stands in double quotes, with each quote inside it doubled ("")'
             ) from None
-        yield Row(fields or [""], first_line)
+        yield Row(fields or [""], first_line, problem=None if fields not in ([], [""]) else BLANK)
 
 
 def _json_row(line: str, number: int) -> Row:
     if not line.strip():
-        return Row({}, number, problem="blank line")
+        return Row({}, number, problem=BLANK)
     try:
         value = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except RecursionError:

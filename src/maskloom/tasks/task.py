@@ -108,10 +108,10 @@ class TaskKind:
 
     name: Kind
     iterate: Callable[..., Iterator[Any]]
-    label_names: Callable[[ReadExamples, ReadingOptions, Mapping[str, Any]], tuple[str, ...]]
     check: Callable[[ReadExamples, ReadExamples], None]
     make: Callable[[tuple[str, ...], str | None, Mapping[str, Any]], Task]
     example_of: Callable[[Any, int], Any]
+    label_names: Callable[[ReadExamples, ReadingOptions, Mapping[str, Any]], tuple[str, ...]] = lambda *_: ()
     data_settings: Callable[[ReadExamples], dict[str, Any]] = lambda _: {}
     examples_at_once: int = 4096
 

@@ -6,28 +6,16 @@ A pair is the number `first << 32 | second` of two symbol ids, so that the order
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
 from maskloom.text.scored_queues import LikelihoodQueue, PmiQueue
-from maskloom.text.segmented_words import PAIR_SHIFT, SECOND, SegmentedWords
+from maskloom.text.segmented_words import SegmentedWords, SymbolTable
 from maskloom.text.vocabulary import CONTINUATION_PREFIX
 
 Score = Literal["frequency", "likelihood", "pmi"]
-
-
-class PairQueue(Protocol):
-    """Knows the best pair to merge next, while counts change."""
-
-    def best(self) -> int | None:
-        """Return the pair with the highest score, or None when no pair is frequent enough."""
-        ...
-
-    def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
-        """Take note that `merged` became `symbol` in `num_merged` places, which changed the counts of other pairs."""
-        ...
 
 
 class FrequencyQueue:
@@ -87,7 +75,7 @@ def merge_pairs(
     string are one symbol.
     """
     segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols))
-    table = _SymbolTable(symbols, segmented)
+    table = SymbolTable(symbols, segmented)
     pairs = _queue(score, segmented, table, min_frequency)
     segmented.pair_counts.clear()
     while len(table.strings) < num_symbols and (pair := pairs.best()) is not None:
@@ -101,49 +89,15 @@ def merge_pairs(
     return table.strings
 
 
-def _queue(score: Score, segmented: SegmentedWords, table: _SymbolTable, min_frequency: int) -> PairQueue:
+def _queue(
+    score: Score, segmented: SegmentedWords, table: SymbolTable, min_frequency: int
+) -> FrequencyQueue | PmiQueue:
     if score == "frequency":
         return FrequencyQueue(segmented.pair_counts, min_frequency)
     symbol_counts = segmented.symbol_counts(len(table.strings))
     if score == "pmi":
         return PmiQueue(segmented.pair_counts, symbol_counts, min_frequency)
     return LikelihoodQueue(segmented.pair_counts, symbol_counts, min_frequency, table)
-
-
-class _SymbolTable:
-    """The strings of symbols by id, and the other way round."""
-
-    def __init__(self, symbols: Sequence[str], segmented: SegmentedWords) -> None:
-        self.strings = list(symbols)
-        self._ids = {symbol: index for index, symbol in enumerate(self.strings)}
-        self._segmented = segmented
-
-    def add(self, pair: int) -> int:
-        """Add the string of a pair and return its symbol."""
-        self.strings.append(self._joined(pair))
-        self._ids[self.strings[-1]] = len(self.strings) - 1
-        return len(self.strings) - 1
-
-    def symbol_of(self, pair: int) -> int:
-        """Return the symbol that already has the string of a pair, or -1."""
-        return self._ids.get(self._joined(pair), -1)
-
-    def pairs_of(self, symbol: int) -> Iterator[int]:
-        """Yield the pairs of symbols that give the string of a symbol."""
-        string = self.strings[symbol]
-        shortest = 3 if string.startswith(CONTINUATION_PREFIX) and len(string) > 2 else 1
-        for cut in range(shortest, len(string)):
-            first = self._ids.get(string[:cut])
-            second = self._ids.get(CONTINUATION_PREFIX + string[cut:])
-            if first is not None and second is not None:
-                yield first << PAIR_SHIFT | second
-
-    def num_replacements(self, pair: int) -> int:
-        """Return how many places would change if a pair of equal symbols were merged: of three in a row, one."""
-        return self._segmented.num_replacements(pair)
-
-    def _joined(self, pair: int) -> str:
-        return self.strings[pair >> PAIR_SHIFT] + self.strings[pair & SECOND].removeprefix(CONTINUATION_PREFIX)
 
 
 def _symbols_of_characters(symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
+
+from maskloom.text.segmented_words import SymbolTable
 
 _BLOCK = 128
 _NO_KEY = np.iinfo(np.int64).max
 _STEPS_A_NAT = 1024
 _SQRT_HALF = 0.5**0.5
 _LOG_2 = 0.6931471805599453
-
-
-class PairsOfSymbols(Protocol):
-    """What the likelihood of a merge needs to know of strings and words, beside counts."""
-
-    def symbol_of(self, pair: int) -> int:
-        """Return the symbol that already has the string of a pair, or -1."""
-        ...
-
-    def pairs_of(self, symbol: int) -> Iterable[int]:
-        """Yield the pairs of symbols that give the string of a symbol."""
-        ...
-
-    def num_replacements(self, pair: int) -> int:
-        """Return how many places would change if a pair of equal symbols were merged: of three in a row, one."""
-        ...
 
 
 class PmiQueue:
@@ -46,9 +33,11 @@ class PmiQueue:
         self._symbol_counts = np.zeros(max(2 * len(symbol_counts), 64), dtype=np.int64)
         self._symbol_counts[: len(symbol_counts)] = symbol_counts
         self._slots: dict[int, int] = {}
-        self._slots_of_symbol: dict[int, _SlotList] = {}
+        self._slots_of_symbol: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
         self._num_slots = 0
-        self._allocate(max(_BLOCK, 2 * len(pair_counts)))
+        self._counts, self._keys, self._scores = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        self._block_scores, self._block_keys = np.zeros(0), np.zeros(0, np.int64)
+        self._add_blocks(max(1, -(-2 * len(pair_counts) // _BLOCK)))
         self._change(pair_counts)
         self._rescore(np.arange(self._num_slots))
 
@@ -82,19 +71,13 @@ class PmiQueue:
         self._symbol_counts[second] -= num_merged
         self._symbol_counts[new] += num_merged
 
-    def _allocate(self, capacity: int) -> None:
-        """Make room for at least `capacity` slots, in whole blocks; new slots score nothing."""
-        num_blocks = -(-capacity // _BLOCK)
-        size = num_blocks * _BLOCK
-        old = self._num_slots
-        counts, keys, scores = np.zeros(size, np.int64), np.full(size, _NO_KEY), np.zeros(size)
-        block_scores, block_keys = np.zeros(num_blocks), np.full(num_blocks, _NO_KEY)
-        if old:
-            counts[:old], keys[:old], scores[:old] = self._counts[:old], self._keys[:old], self._scores[:old]
-            block_scores[: len(self._block_scores)] = self._block_scores
-            block_keys[: len(self._block_keys)] = self._block_keys
-        self._counts, self._keys, self._scores = counts, keys, scores
-        self._block_scores, self._block_keys = block_scores, block_keys
+    def _add_blocks(self, number: int) -> None:
+        """Make room for more slots; new ones score nothing."""
+        size = number * _BLOCK
+        self._counts, self._scores = np.pad(self._counts, (0, size)), np.pad(self._scores, (0, size))
+        self._keys = np.pad(self._keys, (0, size), constant_values=_NO_KEY)
+        self._block_scores = np.pad(self._block_scores, (0, number))
+        self._block_keys = np.pad(self._block_keys, (0, number), constant_values=_NO_KEY)
 
     def _change(self, changes: dict[int, int]) -> None:
         for pair, change in changes.items():
@@ -110,23 +93,22 @@ class PmiQueue:
     def _add(self, pair: int, count: int) -> None:
         slot = self._num_slots
         if slot == len(self._counts):
-            self._allocate(2 * slot)
+            self._add_blocks(len(self._block_keys))
         first, second = pair >> 32, pair & 0xFFFFFFFF
         self._num_slots += 1
         self._slots[pair] = slot
         self._counts[slot] = count
         self._keys[slot] = pair
         for symbol in {first, second}:
-            self._slots_of_symbol.setdefault(symbol, _SlotList()).append(slot)
+            self._slots_of_symbol[symbol].append(slot)
 
     def _live_slots(self, symbol: int) -> np.ndarray:
-        slots = self._slots_of_symbol[symbol]
-        current = slots.current()
-        live = self._counts[current] > 0
+        slots = np.array(self._slots_of_symbol[symbol])
+        live = self._counts[slots] > 0
         if not live.all():
             # the dead ones are looked at this one last time, so that their scores are taken out
-            slots.replace(current[live])
-        return current
+            self._slots_of_symbol[symbol] = array("q", slots[live].tobytes())
+        return slots
 
     def _rescore(self, slots: np.ndarray) -> None:
         if not len(slots):
@@ -162,7 +144,7 @@ class LikelihoodQueue(PmiQueue):
     """
 
     def __init__(
-        self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int, pairs: PairsOfSymbols
+        self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int, pairs: SymbolTable
     ) -> None:
         """Start from the counts of all pairs and, by id, of all symbols."""
         self._pairs = pairs
@@ -171,6 +153,7 @@ class LikelihoodQueue(PmiQueue):
         # x log x of the count of each symbol, and of their sum, which scores of many pairs have in common
         self._times_logs = _times_log(np.array([*symbol_counts, 0]))
         self._times_log_of_total = _times_log(np.array([self._total]))[0]
+        self._targets, self._overlaps, self._block_totals = (np.zeros(0, np.int64) for _ in range(3))
         super().__init__(pair_counts, symbol_counts, min_frequency)
 
     def best(self) -> int | None:
@@ -203,15 +186,11 @@ class LikelihoodQueue(PmiQueue):
         *changed, self._times_log_of_total = _times_log(np.array([*self._symbol_counts[symbols], self._total]))
         self._times_logs[symbols] = changed
 
-    def _allocate(self, capacity: int) -> None:
-        old = self._num_slots
-        super()._allocate(capacity)
-        targets, overlaps = np.full(len(self._keys), -1), np.zeros(len(self._keys), np.int64)
-        block_totals = np.zeros(len(self._block_scores), np.int64)
-        if old:
-            targets[:old], overlaps[:old] = self._targets[:old], self._overlaps[:old]
-            block_totals[: len(self._block_totals)] = self._block_totals
-        self._targets, self._overlaps, self._block_totals = targets, overlaps, block_totals
+    def _add_blocks(self, number: int) -> None:
+        super()._add_blocks(number)
+        self._targets = np.pad(self._targets, (0, number * _BLOCK), constant_values=-1)
+        self._overlaps = np.pad(self._overlaps, (0, number * _BLOCK))
+        self._block_totals = np.pad(self._block_totals, (0, number))
 
     def _change(self, changes: dict[int, int]) -> None:
         super()._change(changes)
@@ -228,7 +207,7 @@ class LikelihoodQueue(PmiQueue):
     def _aim(self, slot: int, target: int) -> None:
         """Take note that a pair has the string of a symbol that is there: its gain changes with that one's count."""
         self._targets[slot] = target
-        self._slots_of_symbol.setdefault(target, _SlotList()).append(slot)
+        self._slots_of_symbol[target].append(slot)
 
     def _values(self, slots: np.ndarray) -> np.ndarray:
         keys, targets = self._keys[slots], self._targets[slots]
@@ -261,24 +240,3 @@ def _log(values: np.ndarray) -> np.ndarray:
     for divisor in range(21, 0, -2):
         series = series * square + 1 / divisor
     return exponent * _LOG_2 + 2 * ratio * series
-
-
-class _SlotList:
-    """A growing array of slots."""
-
-    def __init__(self) -> None:
-        self._values = np.zeros(4, np.int64)
-        self._size = 0
-
-    def append(self, slot: int) -> None:
-        if self._size == len(self._values):
-            self._values = np.concatenate([self._values, np.zeros_like(self._values)])
-        self._values[self._size] = slot
-        self._size += 1
-
-    def current(self) -> np.ndarray:
-        return self._values[: self._size]
-
-    def replace(self, slots: np.ndarray) -> None:
-        self._values = slots.copy() if len(slots) else np.zeros(4, np.int64)
-        self._size = len(slots)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+from maskloom.text.vocabulary import CONTINUATION_PREFIX
 
 PAIR_SHIFT = 32
 SECOND = (1 << PAIR_SHIFT) - 1
@@ -150,6 +152,43 @@ class SegmentedWords:
         for pair, count in _sums(*_groups(removed), both).items():
             changes[pair] = changes.get(pair, 0) - count
         return changes, int(counts.sum())
+
+
+class SymbolTable:
+    """The strings of symbols by id, and the other way round."""
+
+    def __init__(self, symbols: Sequence[str], segmented: SegmentedWords) -> None:
+        """Start from the symbols of single characters, of which the words are made."""
+        self.strings = list(symbols)
+        self._ids = {symbol: index for index, symbol in enumerate(self.strings)}
+        self._segmented = segmented
+
+    def add(self, pair: int) -> int:
+        """Add the string of a pair and return its symbol."""
+        self.strings.append(self._joined(pair))
+        self._ids[self.strings[-1]] = len(self.strings) - 1
+        return len(self.strings) - 1
+
+    def symbol_of(self, pair: int) -> int:
+        """Return the symbol that already has the string of a pair, or -1."""
+        return self._ids.get(self._joined(pair), -1)
+
+    def pairs_of(self, symbol: int) -> Iterator[int]:
+        """Yield the pairs of symbols that give the string of a symbol."""
+        string = self.strings[symbol]
+        shortest = 3 if string.startswith(CONTINUATION_PREFIX) and len(string) > 2 else 1
+        for cut in range(shortest, len(string)):
+            first = self._ids.get(string[:cut])
+            second = self._ids.get(CONTINUATION_PREFIX + string[cut:])
+            if first is not None and second is not None:
+                yield first << PAIR_SHIFT | second
+
+    def num_replacements(self, pair: int) -> int:
+        """Return how many places would change if a pair of equal symbols were merged: of three in a row, one."""
+        return self._segmented.num_replacements(pair)
+
+    def _joined(self, pair: int) -> str:
+        return self.strings[pair >> PAIR_SHIFT] + self.strings[pair & SECOND].removeprefix(CONTINUATION_PREFIX)
 
 
 def _pairs(first: np.ndarray | int, second: np.ndarray | int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast
@@ -17,8 +17,7 @@ from maskloom.text import tokenizer_files
 from maskloom.text.agreed_characters import is_agreed
 from maskloom.text.long_texts import LONGEST_PART, parts_of
 from maskloom.text.normalization import words_with_sources
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary
-from maskloom.text.wordpiece import wordpiece_spans
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary, wordpiece_spans
 
 Compatibility = Literal["google", "hf"]
 MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
@@ -68,27 +67,17 @@ class Tokenizer:
     """
 
     vocabulary: Vocabulary
+    _: KW_ONLY
     lowercase: bool = True
     max_length: int = 512
     compatibility: Compatibility = "google"
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        *,
-        lowercase: bool = True,
-        max_length: int = 512,
-        compatibility: Compatibility = "google",
-    ) -> None:
+    def __post_init__(self) -> None:
         """Check the settings; the library's tokenizer is built at its first use."""
-        if compatibility not in MAX_WORD_LENGTHS:
-            raise ConfigError(f"compatibility = {compatibility!r}: it must be one of 'google', 'hf'")
-        if max_length < 3:
-            raise ConfigError(f"max_length = {max_length}: [CLS] and two [SEP] alone need 3 tokens")
-        object.__setattr__(self, "vocabulary", vocabulary)
-        object.__setattr__(self, "lowercase", lowercase)
-        object.__setattr__(self, "max_length", max_length)
-        object.__setattr__(self, "compatibility", compatibility)
+        if self.compatibility not in MAX_WORD_LENGTHS:
+            raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
+        if self.max_length < 3:
+            raise ConfigError(f"max_length = {self.max_length}: [CLS] and two [SEP] alone need 3 tokens")
 
     @classmethod
     def load(
@@ -98,21 +87,16 @@ class Tokenizer:
 
         Raises DataError where files are missing, damaged, or ask for rules that are not BERT's.
         """
-        settings = tokenizer_files.read_settings(folder)
-        return cls(
-            Vocabulary.load(folder),
-            lowercase=settings.lowercase,
-            max_length=max_length or settings.max_length,
-            compatibility=compatibility or settings.compatibility,
-        )
+        given = {"max_length": max_length, "compatibility": compatibility}
+        settings = tokenizer_files.read_settings(folder) | {name: value for name, value in given.items() if value}
+        return cls(Vocabulary.load(folder), **settings)
 
     def save(self, folder: str | Path) -> None:
         """Write vocab.txt, tokenizer.json, tokenizer_config.json and special_tokens_map.json, each whole or not at all.
 
         The folder opens in transformers' AutoTokenizer.
         """
-        settings = tokenizer_files.TokenizerSettings(self.lowercase, self.max_length, self.compatibility)
-        tokenizer_files.write_tokenizer(folder, self.vocabulary, settings, self._build_library_tokenizer())
+        tokenizer_files.write_tokenizer(folder, self, self._build_library_tokenizer())
 
     def encode(
         self,
@@ -129,14 +113,11 @@ class Tokenizer:
         as that token.
         Raises ConfigError when `max_length` is above the model's limit or too small for the special tokens.
         """
-        limit = self._checked_limit(max_length, num_texts=2 if pair else 1)
-        first = self._pieces([text], parse_special_tokens)[0]
-        second = self._pieces([pair], parse_special_tokens)[0] if pair else None
-        return self._assemble(first, second, limit)
+        return self.encode_batch([(text, pair)], max_length=max_length, parse_special_tokens=parse_special_tokens)[0]
 
     def encode_batch(
         self,
-        texts: Sequence[tuple[str, str | None]],
+        texts: Sequence[tuple[str | bytes, str | bytes | None]],
         *,
         max_length: int | None = None,
         parse_special_tokens: bool = False,
@@ -153,19 +134,26 @@ class Tokenizer:
 
     def token_ids(self, text: str | bytes) -> list[int]:
         """Return the ids of a text, without special tokens and uncut."""
-        return self._ids([text])[0]
+        return self.token_ids_batch([text])[0]
 
-    def token_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts, without special tokens and uncut; faster than one by one."""
-        return self._ids(texts)
+    def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        """Return the ids of many texts, without special tokens and uncut; faster than one by one.
 
-    def word_ids(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each chunk of text between white space.
-
-        Joined in order they are the ids of the text, for the chunks of `maskloom.text.normalization.split_chunks`, so
-        that a caller can keep the ids of chunks that come again and again.
+        The ids of a text are those of its chunks between white space, as `maskloom.text.normalization.split_chunks`
+        finds them, joined in order, so that a caller can keep the ids of chunks that come again and again.
         """
-        return self._ids(words)
+        if self.compatibility == "hf":
+            return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
+        plain = [_as_text(text) for text in texts]
+        is_fast = [is_agreed(text) for text in plain]
+        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
+        fast = iter(self._library_ids(batch) if batch else [])
+        return [
+            self._pieces_by_rules(text).ids if not ok
+            else next(fast) if len(text) <= LONGEST_PART
+            else [index for part in parts_of(text, self._library_words) for index in self._library_ids([part.text])[0]]
+            for text, ok in zip(plain, is_fast, strict=True)
+        ]  # fmt: skip
 
     def tokens(self, text: str | bytes) -> list[str]:
         """Return the tokens of a text as strings, without special tokens and uncut."""
@@ -221,20 +209,6 @@ class Tokenizer:
             return is_agreed(text)
         # a lone surrogate cannot be handed over as UTF-8
         return text.isascii() or _SURROGATE.search(text) is None
-
-    def _ids(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        if self.compatibility == "hf":
-            return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
-        plain = [_as_text(text) for text in texts]
-        is_fast = [is_agreed(text) for text in plain]
-        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
-        fast = iter(self._library_ids(batch) if batch else [])
-        return [
-            self._pieces_by_rules(text).ids if not ok
-            else next(fast) if len(text) <= LONGEST_PART
-            else [index for part in parts_of(text, self._library_words) for index in self._library_ids([part.text])[0]]
-            for text, ok in zip(plain, is_fast, strict=True)
-        ]  # fmt: skip
 
     def _library_ids(self, texts: list[str]) -> list[list[int]]:
         return [found.ids for found in self._library.encode_batch_fast(texts, add_special_tokens=False)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, processors
@@ -15,6 +14,9 @@ from maskloom.files import write_json
 from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
 from maskloom.text.vocabulary import MAX_VOCABULARY_BYTES, SPECIAL_TOKENS, Vocabulary
 
+if TYPE_CHECKING:
+    from maskloom.text.tokenizer import Tokenizer
+
 _DEFAULT_MAX_LENGTH = 512
 # transformers writes 1e30 where no limit is known
 _NO_LIMIT = 10**9
@@ -23,17 +25,8 @@ _WORD_LENGTHS: dict[Any, str] = {100: "hf", 200: "google"}
 _ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
-@dataclass(frozen=True)
-class TokenizerSettings:
-    """What a folder says about its tokenizer besides the vocabulary."""
-
-    lowercase: bool
-    max_length: int
-    compatibility: Literal["google", "hf"]
-
-
-def read_settings(folder: str | Path) -> TokenizerSettings:
-    """Read case, length limit and compatibility from tokenizer_config.json, tokenizer.json and config.json.
+def read_settings(folder: str | Path) -> dict[str, Any]:
+    """Read `lowercase`, `max_length` and `compatibility` from tokenizer_config.json, tokenizer.json and config.json.
 
     A folder with nothing but a vocab.txt is uncased unless its tokens hold capital letters. A tokenizer.json without a
     vocab.txt beside it is followed whole: where words of 100 characters are the longest, as Hugging Face has them,
@@ -65,12 +58,10 @@ def read_settings(folder: str | Path) -> TokenizerSettings:
     compatibility = config.get("maskloom_compatibility", by_file)
     if compatibility not in ("google", "hf"):
         raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}, it must be 'google' or 'hf'")
-    return TokenizerSettings(lowercase, int(limit), cast('Literal["google", "hf"]', compatibility))
+    return {"lowercase": lowercase, "max_length": int(limit), "compatibility": compatibility}
 
 
-def write_tokenizer(
-    folder: str | Path, vocabulary: Vocabulary, settings: TokenizerSettings, library: tokenizers.Tokenizer
-) -> None:
+def write_tokenizer(folder: str | Path, tokenizer: Tokenizer, library: tokenizers.Tokenizer) -> None:
     """Write the four files; `library` is completed in place with special tokens and the template of sequences."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,19 +70,19 @@ def write_tokenizer(
     library.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", vocabulary.cls_id), ("[SEP]", vocabulary.sep_id)],
+        special_tokens=[("[CLS]", tokenizer.vocabulary.cls_id), ("[SEP]", tokenizer.vocabulary.sep_id)],
     )
     specials: dict[str, str] = dict(zip(_ROLES, SPECIAL_TOKENS, strict=True))
     config = {
         "tokenizer_class": "BertTokenizer",
-        "do_lower_case": settings.lowercase,
+        "do_lower_case": tokenizer.lowercase,
         "strip_accents": None,
         "tokenize_chinese_chars": True,
-        "model_max_length": settings.max_length,
+        "model_max_length": tokenizer.max_length,
         **specials,
-        "maskloom_compatibility": settings.compatibility,
+        "maskloom_compatibility": tokenizer.compatibility,
     }
-    vocabulary.save(folder / "vocab.txt")
+    tokenizer.vocabulary.save(folder / "vocab.txt")
     write_json(folder / "tokenizer.json", json.loads(library.to_str()))
     write_json(folder / "tokenizer_config.json", config)
     write_json(folder / "special_tokens_map.json", specials)

@@ -1,4 +1,4 @@
-"""The vocabulary: an ordered list of tokens whose place is their id."""
+"""The vocabulary, an ordered list of tokens whose place is their id, and the pieces that it makes of a word."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from maskloom.foreign_files import file_inside, parse_json, read_bytes
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION_PREFIX = "##"
+MAX_WORD_LENGTH = 200
+"""Characters of a word by Google's rule; a longer one is unknown."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_VOCABULARY_BYTES = 256 << 20
 """256 MiB: twenty times the largest vocabularies that are published."""
+
+
+def _id_of(token: str) -> cached_property[int]:
+    """Make an attribute of a vocabulary: the id of a special token."""
+    return cached_property(lambda vocabulary: vocabulary.ids[token])
 
 
 @dataclass(frozen=True)
@@ -61,30 +68,11 @@ class Vocabulary:
         """The id of every token."""
         return {token: index for index, token in enumerate(self.tokens)}
 
-    @property
-    def pad_id(self) -> int:
-        """The id of [PAD]."""
-        return self.ids["[PAD]"]
-
-    @property
-    def unk_id(self) -> int:
-        """The id of [UNK]."""
-        return self.ids["[UNK]"]
-
-    @property
-    def cls_id(self) -> int:
-        """The id of [CLS]."""
-        return self.ids["[CLS]"]
-
-    @property
-    def sep_id(self) -> int:
-        """The id of [SEP]."""
-        return self.ids["[SEP]"]
-
-    @property
-    def mask_id(self) -> int:
-        """The id of [MASK]."""
-        return self.ids["[MASK]"]
+    pad_id = _id_of("[PAD]")
+    unk_id = _id_of("[UNK]")
+    cls_id = _id_of("[CLS]")
+    sep_id = _id_of("[SEP]")
+    mask_id = _id_of("[MASK]")
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -126,6 +114,37 @@ class Vocabulary:
             if token != token.strip() or "\n" in token:
                 raise DataError(f"{path}, line {index + 1}: token {token!r:.80} cannot be written as one line of text")
         write_text(path, "".join(f"{token}\n" for token in self.tokens))
+
+
+def wordpiece(word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH) -> list[str]:
+    """Cut a word into pieces, greedy longest match first (paper 3.2; Google's rule).
+
+    A word that is longer than `max_word_length` characters, or that cannot be matched to its end, is one [UNK].
+    """
+    pieces = wordpiece_spans(word, vocabulary, max_word_length=max_word_length)
+    return ["[UNK]"] if pieces is None else [vocabulary.tokens[index] for index, _, _ in pieces]
+
+
+def wordpiece_spans(
+    word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH
+) -> list[tuple[int, int, int]] | None:
+    """Cut a word into (token id, first character, end character) triples, or None where the word is unknown."""
+    if len(word) > max_word_length:
+        return None
+    ids = vocabulary.ids
+    pieces = []
+    start = 0
+    while start < len(word):
+        prefix = CONTINUATION_PREFIX if start else ""
+        for end in range(len(word), start, -1):
+            index = ids.get(prefix + word[start:end])
+            if index is not None:
+                pieces.append((index, start, end))
+                start = end
+                break
+        else:
+            return None
+    return pieces
 
 
 def _read_text(path: Path) -> str:

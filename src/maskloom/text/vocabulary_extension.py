@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from maskloom.errors import ConfigError
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, Vocabulary
-from maskloom.text.wordpiece import MAX_WORD_LENGTH
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, MAX_WORD_LENGTH, Vocabulary
 
 # Words of more pieces are no words: addresses, sequences, noise.
 _MOST_PIECES = 12

@@ -13,9 +13,8 @@ from tokenizers import models
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.pair_merging import Score, merge_pairs
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, MAX_WORD_LENGTH, SPECIAL_TOKENS, Vocabulary
 from maskloom.text.word_counting import WordCounts, count_words
-from maskloom.text.wordpiece import MAX_WORD_LENGTH
 
 Progress = Callable[[str, int, int], None]
 
@@ -99,7 +98,8 @@ def train_vocabulary(
     Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and DataError for
     text without words.
     """
-    _check_settings(size, score, min_frequency, alphabet_limit, max_distinct_words, num_workers)
+    counts = {"min_frequency": min_frequency, "alphabet_limit": alphabet_limit}
+    _check_settings(score, size, max_distinct_words=max_distinct_words, num_workers=num_workers, **counts)
     counted = count(
         texts,
         lowercase=lowercase,
@@ -133,20 +133,13 @@ def train_vocabulary(
     return TrainedVocabulary(vocabulary, report)
 
 
-def _check_settings(
-    size: int, score: str, min_frequency: int, alphabet_limit: int, max_distinct_words: int, num_workers: int
-) -> None:
+def _check_settings(score: str, size: int, **counts: int) -> None:
     if score not in get_args(Score):
         raise ConfigError(f"score = {score!r}: it must be one of {', '.join(map(repr, get_args(Score)))}")
-    for name, value, lowest in (
-        ("size", size, len(SPECIAL_TOKENS) + 1),
-        ("min_frequency", min_frequency, 1),
-        ("alphabet_limit", alphabet_limit, 1),
-        ("max_distinct_words", max_distinct_words, 1),
-        ("num_workers", num_workers, 1),
-    ):
-        if value < lowest:
-            raise ConfigError(f"{name} = {value}: it must be at least {lowest}")
+    lowest = {"size": len(SPECIAL_TOKENS) + 1}
+    for name, value in {"size": size, **counts}.items():
+        if value < lowest.get(name, 1):
+            raise ConfigError(f"{name} = {value}: it must be at least {lowest.get(name, 1)}")
 
 
 def _choose_alphabet(counts: dict[str, int], limit: int) -> _Alphabet:

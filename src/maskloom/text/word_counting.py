@@ -12,14 +12,14 @@ import heapq
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from maskloom.fault_points import fault_point
 from maskloom.text.normalization import split_chunks, words
-from maskloom.worker_processes import Engine, results_of_processes
+from maskloom.worker_processes import Engine, results
 
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
@@ -73,7 +73,7 @@ def count_words(
 
     with tempfile.TemporaryDirectory(prefix="maskloom-words-", dir=scratch) as folder:
         totals = _SpillingTotals(Path(folder), max_distinct_words)
-        with closing(_counts_of_batches(batches, lowercase, num_workers, engine, name)) as counted:
+        with closing(results(_batch_counter, (lowercase,), batches, num_workers, engine, name=name)) as counted:
             for counts in counted:
                 totals.add(counts)
                 if progress:
@@ -81,19 +81,6 @@ def count_words(
         found.num_runs = len(totals.runs)
         _keep_most_frequent(totals.merged(), max_distinct_words, found)
     return found
-
-
-def _counts_of_batches(
-    batches: Iterator[list[str]],
-    lowercase: bool,
-    num_workers: int,
-    engine: Engine | None,
-    name: Callable[[list[str]], str],
-) -> Generator[dict[str, int], None, None]:
-    if engine is None and num_workers == 1:
-        yield from map(_batch_counter(lowercase), batches)
-    else:
-        yield from (engine or results_of_processes)(_batch_counter, (lowercase,), batches, num_workers, name=name)
 
 
 def _batch_counter(lowercase: bool) -> Callable[[list[str]], dict[str, int]]:
@@ -129,32 +116,25 @@ def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
 
 def _slices(text: str) -> Iterator[str]:
     """Cut a long text at blanks, where no word is cut; where none comes, between words that need none."""
+    return _cut(text, _BATCH_LENGTH, _BATCH_LENGTH, _BATCH_LENGTH + _LONGEST_RUN, (_SAFE_CUT, _BETWEEN_WORDS))
+
+
+def _parts(chunk: str) -> Iterator[str]:
+    """Cut a chunk without white space where no word is cut: the rules take hundreds of bytes for each character."""
+    return _cut(chunk, _LONGEST_RUN, _LONGEST_RUN // 2, _LONGEST_RUN, (_BETWEEN_WORDS,))
+
+
+def _cut(text: str, most: int, first: int, last: int, places: tuple[re.Pattern[str], ...]) -> Iterator[str]:
+    """Cut what is longer than `most` at one of the places from `first` on, or at `last` characters."""
     start = 0
-    while len(text) - start > _BATCH_LENGTH:
-        first = start + _BATCH_LENGTH
-        last = first + _LONGEST_RUN
-        end = _end(_SAFE_CUT, text, first, last) or _end(_BETWEEN_WORDS, text, first, last) or last
+    while len(text) - start > most:
+        found = (place.search(text, start + first, start + last) for place in places)
+        end = next((match.start() for match in found if match), start + last)
         if end >= len(text):
             break
         yield text[start:end]
         start = end
     yield text[start:] if start else text
-
-
-def _parts(chunk: str) -> Iterator[str]:
-    """Cut a chunk without white space where no word is cut: the rules take hundreds of bytes for each character."""
-    start = 0
-    while len(chunk) - start > _LONGEST_RUN:
-        last = start + _LONGEST_RUN
-        end = _end(_BETWEEN_WORDS, chunk, start + _LONGEST_RUN // 2, last) or last
-        yield chunk[start:end]
-        start = end
-    yield chunk[start:] if start else chunk
-
-
-def _end(places: re.Pattern[str], text: str, first: int, last: int) -> int | None:
-    found = places.search(text, first, last)
-    return found.start() if found else None
 
 
 class _SpillingTotals:

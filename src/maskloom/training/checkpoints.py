@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ SHARDED = "sharded"
 """The `layout` in the manifest of a checkpoint that several processes wrote, each its share; others have none."""
 # A save is begun only when the disk has room for so many times its size.
 _ROOM = 1.2
+# of a checkpoint, or of one that a killed save had set aside
+_NAME = re.compile(r"step-[0-9]+(\.old-[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ class Snapshot:
         """Return the state as it stands; the tensors are its own, so the next step changes them."""
         moments, steps = _optimizer_tensors(state)
         rest = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
-        return cls(state.step, _model_tensors(state), moments, json.dumps(rest, indent=1))
+        # every distinct parameter by its first name: tied ones appear once
+        weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
+        return cls(state.step, weights, moments, json.dumps(rest, indent=1))
 
     @property
     def num_bytes(self) -> int:
@@ -82,9 +87,13 @@ def write_checkpoint(
     """
     size = snapshot.num_bytes
     with new_step_folder(folder, snapshot.step, num_bytes=size, keep=keep, pinned=pinned) as temporary:
+        contents = {
+            MODEL: safetensors_pieces(snapshot.model),
+            OPTIMIZER: safetensors_pieces(snapshot.optimizer),
+            REST: [snapshot.rest.encode()],
+        }
         files = {
-            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk)
-            for name, pieces in _contents(snapshot).items()
+            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk) for name, pieces in contents.items()
         }
         facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
         write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
@@ -183,13 +192,11 @@ def step_folders(folder: Path) -> list[Path]:
     """Return checkpoint folders, newest first; one that a killed save had set aside stands for its step."""
     if not folder.is_dir():
         return []
-    names = {path.name for path in folder.iterdir()}
-    found = {name: name for name in names if _step_of(name) is not None}
-    for name in sorted(names):
-        plain, _, process = name.partition(".old-")
-        if process.isdigit() and _step_of(plain) is not None:
-            found.setdefault(plain, name)
-    return [folder / found[name] for name in sorted(found, key=lambda name: int(name[5:]), reverse=True)]
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):  # what was set aside comes behind the folder that took its name
+        if _NAME.fullmatch(path.name):
+            found.setdefault(path.name.partition(".")[0], path)
+    return sorted(found.values(), key=step_of, reverse=True)
 
 
 def step_of(folder: Path) -> int:
@@ -199,11 +206,6 @@ def step_of(folder: Path) -> int:
 
 def _step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
-
-
-def _step_of(name: str) -> int | None:
-    number = name.removeprefix("step-")
-    return int(number) if name.startswith("step-") and number.isascii() and number.isdigit() else None
 
 
 def _tidy(folder: Path) -> None:
@@ -238,9 +240,9 @@ def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[
     """
     for path in folder.glob(f"step-{step:08d}.old-*"):
         _discard(path)
-    upto = [path for path in step_folders(folder) if (_step_of(path.name) or 0) <= step]
+    upto = [path for path in step_folders(folder) if step_of(path) <= step]
     for path in upto[keep:]:
-        if _step_of(path.name) in pinned:
+        if step_of(path) in pinned:
             continue
         doomed = path.with_name(f"{path.name.partition('.')[0]}.tmp-{os.getpid()}")
         with suppress(OSError):
@@ -265,19 +267,6 @@ def _failure(error: OSError, step: int, folder: Path, temporary: Path) -> OSErro
     number = error.errno if error.errno in DISK_ERRORS else errno.EIO
     message = f"{error.strerror}; the checkpoint of step {step} was not saved, {stand}"
     return OSError(number, message, str(error.filename or temporary))
-
-
-def _contents(snapshot: Snapshot) -> dict[str, Iterable[bytes | memoryview]]:
-    return {
-        MODEL: safetensors_pieces(snapshot.model),
-        OPTIMIZER: safetensors_pieces(snapshot.optimizer),
-        REST: [snapshot.rest.encode()],
-    }
-
-
-def _model_tensors(state: TrainState) -> dict[str, torch.Tensor]:
-    """Return every distinct parameter by its first name: tied ones appear once."""
-    return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
 
 
 def _optimizer_tensors(state: TrainState) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

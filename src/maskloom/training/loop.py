@@ -251,8 +251,9 @@ def _losses_and_norm(
         if state.loss_scale is None:
             return losses, _clip(parameters, settings.clip_norm)
         scale, num_held = state.loss_scale
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, 1.0 / scale)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(1.0 / scale)
         losses = {name: loss / scale for name, loss in losses.items()}
         norm = _clip(parameters, settings.clip_norm)
         if not ranks.any_(not math.isfinite(norm)):

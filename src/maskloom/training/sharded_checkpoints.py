@@ -8,7 +8,6 @@ knows a handful of harmless types.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import pickle
 import warnings
@@ -29,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from maskloom.errors import DataError
-from maskloom.files import write_hashed
+from maskloom.files import file_sha256, write_hashed
 from maskloom.training.background_saves import BackgroundSaves
 from maskloom.training.checkpoints import REST, SHARDED, Snapshot, check_shapes, new_step_folder
 from maskloom.training.distributed import DistributedRanks
@@ -94,7 +93,8 @@ def write_sharded(
             raise _disk_failure(failed, snapshot.step) from None
         try:
             if ranks.is_first:
-                files = {path.name: _described(path) for path in sorted(temporary.iterdir())}
+                written = sorted(temporary.iterdir())
+                files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in written}
                 files[REST] = write_hashed(temporary / REST, [snapshot.rest.encode()])
                 facts = {"layout": SHARDED, "world_size": ranks.world_size, "run": run, "torch": torch.__version__}
                 write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
@@ -227,12 +227,6 @@ class _HarmlessUnpickler(pickle.Unpickler):  # may run code: only the names of a
 def _named(snapshot: Snapshot) -> dict[str, Any]:
     model = {f"model.{name}": tensor for name, tensor in snapshot.model.items()}
     return model | {f"optimizer.{name}": tensor for name, tensor in snapshot.optimizer.items()}
-
-
-def _described(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _agree(ranks: Ranks, problem: OSError | None, step: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
-from maskloom.files import rename, sync, write_hashed, write_json
+from maskloom.files import replacing_folder, write_hashed, write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.objectives.objective import Objective
 from maskloom.training.loop import NonFiniteStepError, StepDraws, TrainState, counts_and_first_row
@@ -74,20 +72,13 @@ def write_dump(
     parts = bad.batch.split(size) if size else [bad.batch]
     report |= _activation_report(state, objective, parts, StepDraws(seed, state.step), first_row, ranks)
     arrays, report["batch"] = _batch_as_data(bad.batch)
-    temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
+    with replacing_folder(final) as temporary:
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         write_hashed(temporary / BATCH, safetensors_pieces(tensors))
         if not ranks.is_sharded and ranks.is_first:
             weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
             write_hashed(temporary / WEIGHTS, safetensors_pieces(weights))
         write_json(temporary / REPORT, report)
-        sync(temporary)
-        rename(temporary, final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     _drop_weights(folder)
     return final
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.data.bucketing import sorted_batches
+from maskloom.data.batch import sorted_batches
 
 LENGTHS = np.random.default_rng(0).integers(3, 129, 5003)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.data import corpus_lint, repeated_sentences
+from maskloom.data import corpus_lint, corpus_statistics
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
 from maskloom.data.corpus_lint import Finding, lint_corpus
@@ -124,7 +124,7 @@ def test_repeated_lines_are_named(linted: Lint, num_sentences: int, share: float
 def test_the_share_of_repeated_lines_can_be_estimated_from_a_part(
     linted: Lint, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeated_sentences, "_MAX_KEPT", most)
+    monkeypatch.setattr(corpus_statistics, "_MAX_KEPT", most)
     once = documents(80)
     twice = ["\n".join(document.split("\n")[::-1]) for document in once]
     found = linted(once, twice)

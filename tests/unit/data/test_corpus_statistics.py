@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maskloom.config import PretrainingData
 from maskloom.data import corpus_statistics as statistics
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
@@ -61,9 +62,7 @@ def test_entropy_of_known_distributions() -> None:
 
 
 def test_instances_are_estimated_near_what_is_drawn(tmp_path: Path) -> None:
-    from maskloom.data.masking import MaskingSettings
     from maskloom.data.pretraining_loader import PretrainingLoader
-    from maskloom.data.sampling import SamplingSettings
 
     rng = np.random.default_rng(0)
 
@@ -74,8 +73,6 @@ def test_instances_are_estimated_near_what_is_drawn(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(documents))
     build_corpus(tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "out", sentences="lines")
     corpus = Corpus.open(tmp_path / "out")
-    loader = PretrainingLoader(
-        corpus, None, batch_size=32, seed=0, sampling=SamplingSettings(), masking=MaskingSettings()
-    )
+    loader = PretrainingLoader(corpus, None, PretrainingData(), batch_size=32, seed=0)
     drawn = sum(batch.num_sequences for batch in loader.epoch_batches(0))
     assert 0.8 < estimated_instances(statistics.document_lengths(corpus), 128) / drawn < 1.25

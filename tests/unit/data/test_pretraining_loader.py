@@ -7,9 +7,8 @@ import pytest
 from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.google_instances import google_instances
-from maskloom.data.masking import MaskingSettings
 from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.sampling import DataPosition, SamplingSettings
+from maskloom.data.sampling import DataPosition
 
 
 def google_batches(instances, vocabulary, *, batch_size):
@@ -34,24 +33,13 @@ def google_batches(instances, vocabulary, *, batch_size):
         )
 
 
-def _loader(corpus, documents=None, *, batch_size=16, seed=1, static_masks=False, max_length=64, **settings):
-    return PretrainingLoader(
-        corpus,
-        documents,
-        batch_size=batch_size,
-        seed=seed,
-        sampling=SamplingSettings(max_length=max_length, **settings),
-        masking=MaskingSettings(max_predictions=10),
-        static_masks=static_masks,
-    )
+def _loader(corpus, documents=None, *, batch_size=16, seed=1, max_length=64, **settings):
+    data = PretrainingData(max_length=max_length, max_predictions=10, **settings)
+    return PretrainingLoader(corpus, documents, data, batch_size=batch_size, seed=seed)
 
 
 def _of_recipe(corpus, data: PretrainingData) -> PretrainingLoader:
-    masking = MaskingSettings(
-        rate=data.masking_rate, max_predictions=data.resolved_max_predictions(), whole_word=data.whole_word
-    )
-    sampling = SamplingSettings(max_length=data.max_length)
-    return PretrainingLoader(corpus, None, batch_size=16, seed=1, sampling=sampling, masking=masking)
+    return PretrainingLoader(corpus, None, data, batch_size=16, seed=1)
 
 
 def _restored(batch: PretrainingBatch) -> np.ndarray:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.data.rank_rows import rows_of_rank
+from maskloom.data.pretraining_loader import rows_of_rank
 from maskloom.errors import ConfigError
 
 

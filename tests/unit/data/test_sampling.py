@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.config import DataError, PretrainingData
 from maskloom.data.sampling import (
     DataPosition,
     Instances,
     InstanceStream,
-    SamplingSettings,
     _num_heads,
     truncated_lengths,
 )
@@ -28,7 +27,9 @@ def _documents(corpus, sentences: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
 def test_pairs_fit_and_use_every_sentence(random_corpus, max_length: int, rate: float) -> None:
     corpus = random_corpus(60)
-    stream = InstanceStream(corpus, None, SamplingSettings(max_length, rate), seed=1, block_sentences=200)
+    stream = InstanceStream(
+        corpus, None, PretrainingData(max_length=max_length, short_sequence_rate=rate), seed=1, block_sentences=200
+    )
     assert stream.num_blocks > 3
     instances = _epoch(stream)
     assert (instances.a_length >= 1).all()
@@ -46,7 +47,7 @@ def test_pairs_fit_and_use_every_sentence(random_corpus, max_length: int, rate: 
 
 def test_sides_stay_inside_a_document_and_random_ones_are_of_another(random_corpus) -> None:
     corpus = random_corpus(40)
-    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(64), seed=2))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64), seed=2))
     a_document, b_document = _documents(corpus, instances.a_first), _documents(corpus, instances.b_first)
     assert (a_document == _documents(corpus, instances.a_last - 1)).all()
     assert (b_document == _documents(corpus, instances.b_last - 1)).all()
@@ -60,7 +61,7 @@ def test_sides_stay_inside_a_document_and_random_ones_are_of_another(random_corp
 
 def test_kept_tokens_lie_inside_the_sentences(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=90)
-    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(32), seed=2))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=32), seed=2))
     for side in "ab":
         first, last, skip, length = (
             getattr(instances, f"{side}_{name}") for name in ("first", "last", "skip", "length")
@@ -74,7 +75,7 @@ def test_kept_tokens_lie_inside_the_sentences(random_corpus) -> None:
 
 def test_random_texts_reach_what_is_left_of_the_target(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=9)
-    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(64, 0.0), seed=3))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64, short_sequence_rate=0.0), seed=3))
     ends = corpus.document_offsets[1:]
     for row in np.nonzero(instances.is_random)[0]:
         a_whole = len(corpus.sentences(instances.a_first[row], instances.a_last[row]))
@@ -85,7 +86,7 @@ def test_random_texts_reach_what_is_left_of_the_target(random_corpus) -> None:
 
 def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=9)
-    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(64, 0.0), seed=3))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64, short_sequence_rate=0.0), seed=3))
     for row in np.nonzero(instances.is_random == 0)[0]:
         first, last = instances.a_first[row], instances.b_last[row]
         assert len(corpus.sentences(first, last - 1)) < 61
@@ -95,7 +96,7 @@ def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> 
 def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
     """With sentences of one token the lengths of a document's instances give its target away."""
     corpus = memory_corpus([[[7]] * 300 for _ in range(400)])
-    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(35, 0.5), seed=4))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=35, short_sequence_rate=0.5), seed=4))
     actual = instances.is_random == 0
     documents = _documents(corpus, instances.a_first)
     full = instances.b_last - instances.a_first
@@ -112,7 +113,7 @@ def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
 
 def test_documents_of_one_sentence_are_all_random(memory_corpus) -> None:
     corpus = memory_corpus([[[9] * 5] for _ in range(30)])
-    instances = _epoch(InstanceStream(corpus, None, SamplingSettings(16), seed=0))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=16), seed=0))
     assert len(instances) == 30
     assert instances.is_random.all()
 
@@ -121,7 +122,7 @@ def test_documents_of_one_sentence_are_all_random(memory_corpus) -> None:
 @pytest.mark.parametrize("sentences", [[[5]], [[5], [6, 7]], [[5] * 400] * 3])
 def test_a_single_document_works(memory_corpus, sentences, next_sentence: bool) -> None:
     corpus = memory_corpus([sentences])
-    stream = InstanceStream(corpus, None, SamplingSettings(24, next_sentence=next_sentence), seed=0)
+    stream = InstanceStream(corpus, None, PretrainingData(max_length=24, next_sentence=next_sentence), seed=0)
     read, after = stream.read(DataPosition(), 60)
     assert len(read) == 60
     assert after.epoch > 0
@@ -130,7 +131,7 @@ def test_a_single_document_works(memory_corpus, sentences, next_sentence: bool) 
 
 def test_single_segments_use_every_token_once(random_corpus) -> None:
     corpus = random_corpus(50, most_tokens=120)
-    settings = SamplingSettings(50, 0.3, next_sentence=False)
+    settings = PretrainingData(max_length=50, short_sequence_rate=0.3, next_sentence=False)
     instances = _epoch(InstanceStream(corpus, None, settings, seed=5, block_sentences=100))
     assert (instances.a_length >= 1).all()
     assert (instances.a_length <= 48).all()
@@ -148,25 +149,27 @@ def test_single_segments_use_every_token_once(random_corpus) -> None:
 def test_only_the_documents_asked_for_are_read(random_corpus) -> None:
     corpus = random_corpus(30)
     chosen = np.array([3, 17, 4, 29])
-    instances = _epoch(InstanceStream(corpus, chosen, SamplingSettings(64), seed=1))
+    instances = _epoch(InstanceStream(corpus, chosen, PretrainingData(max_length=64), seed=1))
     read = np.concatenate([_documents(corpus, instances.a_first), _documents(corpus, instances.b_first)])
     assert set(read.tolist()) == set(chosen.tolist())
 
 
 def test_epochs_differ_and_come_again(random_corpus) -> None:
     corpus = random_corpus(50)
-    stream = InstanceStream(corpus, None, SamplingSettings(64), seed=6)
+    stream = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=6)
     first, second = _rows(_epoch(stream, 0)), _rows(_epoch(stream, 1))
-    assert _rows(_epoch(InstanceStream(corpus, None, SamplingSettings(64), seed=6), 0)) == first
+    assert _rows(_epoch(InstanceStream(corpus, None, PretrainingData(max_length=64), seed=6), 0)) == first
     assert first != second
     assert len(set(first) & set(second)) == 0
-    other = InstanceStream(corpus, None, SamplingSettings(64), seed=7)
+    other = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=7)
     assert _rows(_epoch(other, 0)) != first
 
 
 def test_repeated_instances_come_in_another_order(random_corpus) -> None:
     corpus = random_corpus(50)
-    stream = InstanceStream(corpus, None, SamplingSettings(64), seed=6, repeat_instances=True, block_sentences=150)
+    stream = InstanceStream(
+        corpus, None, PretrainingData(max_length=64), seed=6, repeat_instances=True, block_sentences=150
+    )
     first, second = _rows(_epoch(stream, 0)), _rows(_epoch(stream, 3))
     assert first != second
     assert sorted(first) == sorted(second)
@@ -175,7 +178,8 @@ def test_repeated_instances_come_in_another_order(random_corpus) -> None:
 def test_instances_of_a_document_do_not_depend_on_the_block(random_corpus) -> None:
     corpus = random_corpus(50)
     a, b = (
-        InstanceStream(corpus, None, SamplingSettings(64), seed=6, block_sentences=size) for size in (100, 10_000_000)
+        InstanceStream(corpus, None, PretrainingData(max_length=64), seed=6, block_sentences=size)
+        for size in (100, 10_000_000)
     )
     assert a.num_blocks > 1
     assert b.num_blocks == 1
@@ -185,12 +189,12 @@ def test_instances_of_a_document_do_not_depend_on_the_block(random_corpus) -> No
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_reading_is_seamless_from_any_position(random_corpus, size: int) -> None:
     corpus = random_corpus(25)
-    stream = InstanceStream(corpus, None, SamplingSettings(64), seed=8, block_sentences=80)
+    stream = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
     total = 3 * len(_epoch(stream)) // size + 1
     whole, end = stream.read(DataPosition(), total * size)
     position, pieces = DataPosition(), []
     for _ in range(total):
-        fresh = InstanceStream(corpus, None, SamplingSettings(64), seed=8, block_sentences=80)
+        fresh = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
         part, position = (fresh if size > 1 else stream).read(position, size)
         pieces += _rows(part)
     assert pieces == _rows(whole)
@@ -200,7 +204,7 @@ def test_reading_is_seamless_from_any_position(random_corpus, size: int) -> None
 
 def test_positions_after_the_last_instance_are_the_next_start(random_corpus) -> None:
     corpus = random_corpus(25)
-    stream = InstanceStream(corpus, None, SamplingSettings(64), seed=8, block_sentences=80)
+    stream = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
     size = len(stream.block(0, 0))
     assert stream.read(DataPosition(), size)[1] == DataPosition(0, 1, 0)
     last = stream.num_blocks - 1
@@ -209,7 +213,7 @@ def test_positions_after_the_last_instance_are_the_next_start(random_corpus) -> 
 
 
 def test_positions_that_do_not_exist_are_refused(random_corpus) -> None:
-    stream = InstanceStream(random_corpus(5), None, SamplingSettings(64), seed=8)
+    stream = InstanceStream(random_corpus(5), None, PretrainingData(max_length=64), seed=8)
     with pytest.raises(DataError, match="the block has"):
         stream.read(DataPosition(0, 0, 10**6), 1)
     with pytest.raises(DataError, match="block 9 of epoch 0: these documents have 1 blocks"):
@@ -228,20 +232,20 @@ def test_positions_become_dicts_and_back() -> None:
 
 def test_corpora_that_cannot_be_sampled_are_refused(memory_corpus) -> None:
     with pytest.raises(DataError, match="at least one sentence"):
-        InstanceStream(memory_corpus([[]]), None, SamplingSettings(), seed=0)
+        InstanceStream(memory_corpus([[]]), None, PretrainingData(), seed=0)
     with pytest.raises(DataError, match="at least one sentence"):
-        InstanceStream(memory_corpus([[[5]]]), np.array([], dtype=np.int64), SamplingSettings(), seed=0)
+        InstanceStream(memory_corpus([[[5]]]), np.array([], dtype=np.int64), PretrainingData(), seed=0)
     with pytest.raises(DataError, match="sentence 1 of the corpus has 0 tokens"):
-        InstanceStream(memory_corpus([[[5], [], [6]]]), None, SamplingSettings(), seed=0).read(DataPosition(), 1)
-    skipping = InstanceStream(memory_corpus([[], [[5], [6]], []]), None, SamplingSettings(), seed=0)
+        InstanceStream(memory_corpus([[[5], [], [6]]]), None, PretrainingData(), seed=0).read(DataPosition(), 1)
+    skipping = InstanceStream(memory_corpus([[], [[5], [6]], []]), None, PretrainingData(), seed=0)
     assert len(skipping.read(DataPosition(), 4)[0]) == 4
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match="max_length is 4"):
-        SamplingSettings(max_length=4)
-    with pytest.raises(ConfigError, match=r"short_sequence_rate is 1\.5"):
-        SamplingSettings(short_sequence_rate=1.5)
+    with pytest.raises(ValueError, match="max_length"):
+        PretrainingData(max_length=4)
+    with pytest.raises(ValueError, match="short_sequence_rate"):
+        PretrainingData(short_sequence_rate=1.5)
 
 
 def test_truncation_equals_one_token_at_a_time() -> None:

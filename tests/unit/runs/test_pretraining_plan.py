@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from maskloom.config import ConfigError, PretrainRecipe, load_recipe
-from maskloom.data.masking import MaskingSettings, num_predictions
+from maskloom.data.masking import num_predictions
 from maskloom.models.bert_config import BertConfig
 from maskloom.runs.pretraining_plan import check_model, left_aside, model_config, phase_plans
 
@@ -60,8 +60,7 @@ def test_the_quick_start_masks_the_share_that_its_recipe_states():
     path = Path(str(files("maskloom"))) / "runs" / "quickstart" / "pretrain.toml"
     recipe = load_recipe(PretrainRecipe, path)
     for plan in phase_plans(recipe):
-        settings = MaskingSettings(rate=plan.data.masking_rate, max_predictions=plan.data.resolved_max_predictions())
-        (predicted,) = num_predictions(np.array([plan.data.max_length]), settings)
+        (predicted,) = num_predictions(np.array([plan.data.max_length]), plan.data)
         assert predicted == round(recipe.data.masking_rate * plan.data.max_length)
 
 

@@ -150,7 +150,7 @@ def test_batches_and_chunks_equal_single_texts(
     for text in texts:
         expected = tokenizer._pieces_by_rules(text).ids
         assert tokenizer.token_ids(text) == expected
-        assert [i for ids in tokenizer.word_ids(split_chunks(text)) for i in ids] == expected
+        assert [i for ids in tokenizer.token_ids_batch(split_chunks(text)) for i in ids] == expected
 
 
 @given(text=ANY_TEXT)

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskloom.errors import ConfigError
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary, wordpiece
 from maskloom.text.vocabulary_extension import choose_pieces
-from maskloom.text.wordpiece import wordpiece
 
 CHARACTERS = [*"abc", "##a", "##b", "##c"]
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from maskloom.text.vocabulary import Vocabulary
-from maskloom.text.wordpiece import wordpiece, wordpiece_spans
+from maskloom.text.vocabulary import Vocabulary, wordpiece, wordpiece_spans
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,13 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.glue.files import GlueTask, check_genres, chosen_tasks, diagnostic_file
 from maskloom.runs.glue.majority import answer_by_majority
 from maskloom.runs.glue.table import glue_report
-from maskloom.runs.progress import Progress, SilentProgress
-from maskloom.runs.run_folder import RECIPE, described, prepare_run_folder
+from maskloom.runs.progress import Progress
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
 from maskloom.runs.search import AllTrialsFailedError, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.training.run_log import check_log_targets
-
-RESULT = "glue.json"
 
 
 @alone_in_folder()
@@ -47,7 +45,7 @@ def glue_run(
     task has any.
     """
     check_log_targets(recipe.training.log_to)
-    data, out, progress = Path(data), Path(out), progress or SilentProgress()
+    data, out, progress = Path(data), Path(out), progress or Progress()
     stored = _stored_inputs(out) if resume else None
     if stored is not None:
         tasks = stored["tasks"] if tasks is None else tasks
@@ -70,7 +68,7 @@ def glue_run(
         progress.say(f"{task.folder}: {found.index(task) + 1} of {len(found)} tasks")
         outcomes[task.name] = _outcome(task, data, Path(model), out / task.folder, recipe, space or {}, progress)
     result = _result(outcomes, absent)
-    write_json(out / RESULT, result)
+    write_json(out / RESULTS["glue"], result)
     write_text(out / "glue.md", glue_report(result))
     return result
 
@@ -167,10 +165,9 @@ def _sum_of_seconds(trials: list[dict[str, Any]]) -> float | None:
 
 
 def _stored_inputs(out: Path) -> dict[str, Any] | None:
-    path = out / "run.json"
-    if not (out / RECIPE).exists() or not path.exists():
+    if not all((out / name).exists() for name in (RECIPE, DESCRIPTION)):
         return None
-    inputs = described(out)["inputs"]
-    if "space" not in inputs or "tasks" not in inputs:
+    description = described(out)
+    if kind_of_run(description) != "glue":
         raise ConfigError(f"{out}: this is not the folder of a GLUE run")
-    return inputs
+    return description["inputs"]

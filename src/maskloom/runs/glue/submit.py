@@ -24,7 +24,7 @@ from maskloom.runs.glue.files import (
     glue_task,
 )
 from maskloom.runs.glue.majority import majority_label
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
@@ -49,7 +49,7 @@ def submit_glue(
     `allow_partial`: then they are left out and named. The zip takes its name only after its check; a pipe is written
     into. Raises DataError with all the problems that the check finds, ConfigError for another suffix and a folder.
     """
-    run, data, out, progress = Path(run), Path(data), Path(out), progress or SilentProgress()
+    run, data, out, progress = Path(run), Path(data), Path(out), progress or Progress()
     if out.suffix.lower() != ".zip" and not is_stream(out):
         raise ConfigError(f"{out}: a submission is a .zip file")
     check_place(data, out)

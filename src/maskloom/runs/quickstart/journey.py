@@ -16,7 +16,7 @@ from maskloom.folder_lock import alone_in_folder
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.progress import Progress, SilentProgress, stage_callback
+from maskloom.runs.progress import Progress, stage_callback
 from maskloom.runs.quickstart.documentation import gather_documents, write_documents
 from maskloom.runs.quickstart.filled_masks import fill_masks
 from maskloom.runs.quickstart.report import report_page
@@ -44,7 +44,7 @@ def quickstart(
     interrupted goes on where it stood when it is called again. `overrides` are recipe changes such as
     `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError when `out` holds something else.
     """
-    out, progress, overrides = Path(out), progress or SilentProgress(), overrides or {}
+    out, progress, overrides = Path(out), progress or Progress(), overrides or {}
     recipes = {
         "pretrain": _recipe(PretrainRecipe, "pretrain", seed, overrides),
         "finetune": _recipe(FinetuneRecipe, "finetune", seed, overrides),

@@ -12,7 +12,7 @@ from maskloom.config import ConfigError
 from maskloom.files import output_file
 from maskloom.runs.charts import DotRow, dot_chart
 from maskloom.runs.pages import distinct_names, page_template, visible
-from maskloom.runs.progress import Progress, SilentProgress
+from maskloom.runs.progress import Progress
 from maskloom.runs.report.charts import NUM_COLOURS, charts_of
 from maskloom.runs.report.record import RunRecord, read_run
 from maskloom.runs.report.tables import (
@@ -40,7 +40,7 @@ def report(
     report.html, unless that is about other runs. Raises ConfigError for a folder that is no
     run, DataError for a run whose files are damaged.
     """
-    progress, target = progress or SilentProgress(), Path("report.html" if out is None else out)
+    progress, target = progress or Progress(), Path("report.html" if out is None else out)
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
     if target.is_dir() or target.suffix.lower() not in (".html", ".htm"):

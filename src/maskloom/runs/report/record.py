@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import read_bytes, read_json_object
 from maskloom.runs.curves import in_one_count
-from maskloom.runs.run_folder import DESCRIPTION, RECIPE, described
+from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described, kind_of_run, runs_within
 from maskloom.training.events import read_events
 
-RunKind = Literal["pretrain", "finetune", "search", "glue"]
 _TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events")
 
 
@@ -34,7 +33,7 @@ class RunRecord:
     description: dict[str, Any]
     result: dict[str, Any] | None
     model_folder: Path
-    inner: tuple[RunRecord, ...] = field(default=())
+    inner: tuple[RunRecord, ...] = ()
 
     @property
     def trained(self) -> tuple[RunRecord, ...]:
@@ -90,8 +89,8 @@ def read_run(folder: str | Path, name: str) -> RunRecord:
         recipe = tomllib.loads(text)
     except ValueError as error:
         raise DataError(f"{folder / RECIPE}: not valid TOML: {error}") from None
-    kind = _kind_of(description["inputs"], recipe)
-    result = _read(folder / {"search": "results.json", "glue": "glue.json"}.get(kind, "metrics.json"))
+    kind = kind_of_run(description)
+    result = read_json_object(folder / RESULTS[kind]) if (folder / RESULTS[kind]).is_file() else None
     inner: list[RunRecord] = []
     if kind == "search" and result is not None:
         best = read_run(folder / "trials" / str(result["best"]["name"]), f"{name}, best trial")
@@ -103,20 +102,10 @@ def read_run(folder: str | Path, name: str) -> RunRecord:
     return RunRecord(name, folder, kind, text, recipe, description, result, folder / "model", tuple(inner))
 
 
-def _kind_of(inputs: dict[str, Any], recipe: dict[str, Any]) -> RunKind:
-    if "space" in inputs:
-        return "glue" if "tasks" in inputs else "search"
-    return "pretrain" if recipe.get("kind") == "pretrain" else "finetune"
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    return read_json_object(path) if path.is_file() else None
-
-
 def _no_run(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder}: no such folder; a run folder is expected"
-    inside = sorted(path.parent for path in folder.glob(f"*/{DESCRIPTION}") if (path.parent / RECIPE).exists())
+    inside = runs_within(folder)
     if not inside:
         return f"{folder} is not the folder of a run: it has no {RECIPE}"
     return f"{folder} holds several runs; name those that you want: {' '.join(map(str, inside[:12]))}"

@@ -45,5 +45,5 @@ GOEMOTIONS = CatalogRow(
         "neutral",
     ),
     primary="f1_macro",
-    headerless=(0, None, 1, 3),
+    headerless=("1", None, "2", 3),
 )

@@ -22,7 +22,7 @@ GLUE: tuple[CatalogRow, ...] = (
         label="label",
         labels=("0", "1"),
         primary="matthews",
-        headerless=(3, None, 1, 4),
+        headerless=("4", None, "2", 4),
         header_marks=("index", "sentence"),
     ),
     CatalogRow(name="sst-2", kind="single", text="sentence", pair=None, label="label", labels=("0", "1")),

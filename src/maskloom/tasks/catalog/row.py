@@ -12,10 +12,10 @@ Kind = Literal["single", "pair", "regression", "multilabel", "span", "tagging", 
 class CatalogRow:
     """How one published data set stands on disk, and how it is scored.
 
-    Columns are names of the header. `headerless` is (text, pair, label, number of fields), counted from 0, for files
-    that come without a header; `header_marks` are the first two fields that show that a file has one all the same.
-    `labels` are class names in the order of their ids. `primary` is the score that picks the best model, None for what
-    its kind has by default. Files of tagged words have numbers of columns, from 1, for names.
+    Columns are names of the header. `headerless` is (text, pair, label, number of fields), numbers of columns from 1,
+    for files that come without a header; `header_marks` are the first two fields that show that a file has one all the
+    same. `labels` are class names in the order of their ids. `primary` is the score that picks the best model, None for
+    what its kind has by default. Files of tagged words have numbers of columns, from 1, for names.
     """
 
     name: str
@@ -25,7 +25,7 @@ class CatalogRow:
     label: str
     labels: tuple[str, ...] = ()
     primary: str | None = "accuracy"
-    headerless: tuple[int, int | None, int, int] | None = None
+    headerless: tuple[str, str | None, str, int] | None = None
     header_marks: tuple[str, str] | None = None
     drops_bad_rows: bool = False
     no_label: str | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from maskloom.config import ConfigError, DataError
-from maskloom.tasks.columns import ReadingOptions, is_column_number
+from maskloom.tasks.columns import ReadingOptions, check_given, check_single, is_column_number, listed, no_labels
 
 _CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")
 _STEMS = ("sent2", "ctx_b", "stem", "question")
@@ -20,30 +20,14 @@ _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[
 
 @dataclass(frozen=True)
 class ChoiceColumns:
-    """Keys of one file: names for JSONL, indices from 0 otherwise; `choices` has one key where they form a list."""
+    """Names of the columns; `choices` has one where they form a list."""
 
-    context: str | int
-    stem: str | int | None
-    choices: tuple[str | int, ...]
-    label: str | int | None
-    identifier: str | int | None
-    num_fields: int | None
+    context: str
+    stem: str | None
+    choices: tuple[str, ...]
+    label: str | None
+    identifier: str | None
     choices_are_list: bool = False
-
-    def by_place(self, names: Sequence[str]) -> ChoiceColumns:
-        """Return the columns of a table whose header has those names."""
-
-        def place(key: str | int | None) -> int | None:
-            return None if key is None else names.index(str(key))
-
-        return ChoiceColumns(
-            context=names.index(str(self.context)),
-            stem=place(self.stem),
-            choices=tuple(names.index(str(key)) for key in self.choices),
-            label=place(self.label),
-            identifier=place(self.identifier),
-            num_fields=len(names),
-        )
 
 
 def choose_columns(
@@ -56,11 +40,11 @@ def choose_columns(
     by number.
     """
     lower = {name.lower(): name for name in reversed(names)}
-    for wanted in (options.text_column, options.pair_column, options.label_column):
-        if wanted is not None and wanted not in names:
-            if is_column_number(wanted):
-                raise ConfigError(f"column {wanted!r}: columns of multiple choice are given by the names of a header")
-            raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {_listed(names)}")
+    given = (options.text_column, options.pair_column, options.label_column)
+    for wanted in given:
+        if wanted is not None and wanted not in names and is_column_number(wanted):
+            raise ConfigError(f"column {wanted!r}: columns of multiple choice are given by the names of a header")
+    check_given(given, names, place)
     choices, are_list = _choices(names, lists, place)
     taken = set(choices)
 
@@ -75,18 +59,16 @@ def choose_columns(
         context, stem = first(_QUESTIONS, options.pair_column, label), options.pair_column
     if context is None:
         raise DataError(
-            f"{place}: no column of contexts ({', '.join((*_CONTEXTS, *_QUESTIONS))}) among {_listed(names)}; "
+            f"{place}: no column of contexts ({', '.join((*_CONTEXTS, *_QUESTIONS))}) among {listed(names)}; "
             "name it with --text-column"
         )
     if needs_label and label is None:
-        raise DataError(
-            f"{place}: no column of labels ({', '.join(_LABELS)}) among {_listed(names)}; name it with --label-column"
-        )
+        raise no_labels(place, _LABELS, names)
     used = [name for name in (context, stem, label, *choices) if name is not None]
     if len(set(used)) != len(used):
         raise ConfigError(f"{place}: one column is used twice: context {context!r}, stem {stem!r}, label {label!r}")
-    identifier = first(_IDENTIFIERS, context, stem, label)
-    return ChoiceColumns(context, stem, choices, label, identifier, None, are_list)
+    check_single(used, names, place)
+    return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label), are_list)
 
 
 def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tuple[str, ...], bool]:
@@ -103,19 +85,14 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tu
     if not whole:
         raise DataError(
             f"{place}: no columns of choices (ending0, choice0, answer0 …, or a list {' or '.join(_LISTS)}) among "
-            f"{_listed(names)}"
+            f"{listed(names)}"
         )
     numbered = max(whole, key=len)
     numbers = sorted(numbered)
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
-        raise DataError(f"{place}: the columns of choices {_listed([numbered[n] for n in numbers])} leave one out")
+        raise DataError(f"{place}: the columns of choices {listed([numbered[n] for n in numbers])} leave one out")
     return tuple(numbered[number] for number in numbers), False
 
 
 def _number(text: str) -> int:
     return int(text) if text.isdigit() else ord(text.lower()) - ord("a")
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name[:40]) for name in names[:14])
-    return shown + (f" and {len(names) - 14} more" if len(names) > 14 else "") or "none"

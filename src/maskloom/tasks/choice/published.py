@@ -15,10 +15,9 @@ from typing import Any
 from maskloom.errors import DataError
 from maskloom.foreign_files import file_inside
 from maskloom.tasks.choice.columns import ChoiceColumns
-from maskloom.tasks.examples import BadRowError
-from maskloom.tasks.tables import Row, read_json_row
+from maskloom.tasks.tables import BadRowError, Row, read_json_row
 
-PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", None, choices_are_list=True)
+PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", choices_are_list=True)
 """Where the keys of `plain_rows` stand."""
 
 _ANSWERS = ("answerKey", "answers", "label")
@@ -65,14 +64,15 @@ def race_files(folder: Path) -> list[Path]:
     return found
 
 
-def race_rows(files: Sequence[Path], *, needs_label: bool) -> Iterator[Row]:
+def race_rows(folder: Path, files: Sequence[Path], *, needs_label: bool) -> Iterator[Row]:
     """Yield a row for each question of the articles in files; the line of a row is the number of its file, from 1.
 
     Answers are looked at only where they are needed. Raises DataError that names a file which is too large, or is not
     UTF-8.
     """
     for number, path in enumerate(files, start=1):
-        yield from plain_rows(read_json_row(path, number), _race, needs_label=needs_label)
+        row = read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
+        yield from plain_rows(row, _race, needs_label=needs_label)
 
 
 def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
@@ -86,9 +86,9 @@ def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
     try:
         held = row.fields.items()
         for fields in form({key: value for key, value in held if needs_label or key not in _ANSWERS}):
-            yield Row(fields, row.line)
+            yield row._replace(fields=fields)
     except BadRowError as problem:
-        yield Row({}, row.line, problem=str(problem))
+        yield row._replace(problem=str(problem))
 
 
 def _arc(fields: dict[str, Any]) -> list[dict[str, Any]]:

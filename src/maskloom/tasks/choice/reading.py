@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from maskloom.tasks.choice.published import (
     race_files,
     race_rows,
 )
-from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import BadRowError, ReadingReport
-from maskloom.tasks.tables import Row, layout_of, read_rows
+from maskloom.tasks.columns import ReadingOptions, numbered
+from maskloom.tasks.examples import ReadingReport, kept_examples
+from maskloom.tasks.tables import BadRowError, Row, by_name, layout_of, read_rows, row_text, up_to_first
 
 _MOST_LETTERS = 26
 _MOST_DIGITS = 9
@@ -51,28 +52,14 @@ def iterate_choices(
     report = report or ReadingReport(path)
     articles = _articles(path, options)
     if articles is not None:
-        columns, rows = PLAIN_COLUMNS, race_rows(articles, needs_label=needs_label)
+        columns, rows = PLAIN_COLUMNS, race_rows(path, articles, needs_label=needs_label)
     else:
         layout = layout_of(path)
         if layout == "text":
             raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
         columns, rows = _find_columns(path, read_rows(path, layout), layout, options, needs_label=needs_label)
-    parser = _Parser(columns, needs_label=needs_label)
-    for row in rows:
-        report.num_rows += 1
-        if row.problem == "blank line" or row.fields == [""]:
-            report.drop("blank line", row.line)
-            continue
-        try:
-            example = parser.example(row)
-        except BadRowError as problem:
-            if options.on_bad_rows == "error":
-                place = f"{path}: line {row.line}" if articles is None else articles[row.line - 1]
-                raise DataError(f"{place}: {problem}") from None
-            report.drop(problem.reason, row.line)
-            continue
-        report.num_kept += 1
-        yield example
+    make = _Parser(columns, needs_label=needs_label).example
+    yield from kept_examples(rows, make, report, skips=options.on_bad_rows == "skip")
 
 
 def _articles(path: Path, options: ReadingOptions) -> list[Path] | None:
@@ -85,35 +72,25 @@ def _articles(path: Path, options: ReadingOptions) -> list[Path] | None:
 def _find_columns(
     path: Path, rows: Iterator[Row], layout: str, options: ReadingOptions, *, needs_label: bool
 ) -> tuple[ChoiceColumns, Iterator[Row]]:
-    """Look at the first rows to find the columns, and give back the rows that hold data."""
-    skipped: list[Row] = []
-    for first in rows:
-        if first.problem is None and first.fields != [""]:
-            break
-        skipped.append(first)
-    else:
-        raise DataError(f"{path}: no row can be read: {skipped[0].problem or 'all are blank'}")
+    """Look at the first rows to find the columns, and give back the rows that hold data, by names of columns."""
+    seen = up_to_first(rows)
+    first = seen[-1]
+    if first.problem:
+        raise DataError(f"{path}: no row can be read: {seen[0].problem}")
     place = f"{path}: line {first.line}"
     if isinstance(first.fields, dict):
-        if options.text_column is None and (published := published_form(first.fields)) is not None:
-            held = chain(skipped, [first], rows)
-            return PLAIN_COLUMNS, (
-                plain for row in held for plain in plain_rows(row, published, needs_label=needs_label)
-            )
+        rows = chain(seen, rows)
+        if options.text_column is None and (form := published_form(first.fields)) is not None:
+            return PLAIN_COLUMNS, (plain for row in rows for plain in plain_rows(row, form, needs_label=needs_label))
         keys = list(first.fields)
         lists = [key for key in keys if isinstance(first.fields[key], list)]
-        columns = choose_columns(keys, options, place=place, lists=lists, needs_label=needs_label)
-        return columns, chain(skipped, [first], rows)
-    fields = [field.strip() for field in first.fields]
-    if layout == "tsv" and _is_codah(fields, options, needs_label=needs_label):
-        last = len(fields) - 1
-        columns = ChoiceColumns(1, None, tuple(range(2, last)), last, None, len(fields))
-        return columns, chain(skipped, [first], rows)
-    columns = choose_columns(fields, options, place=place, needs_label=needs_label)
-    for key in (columns.context, columns.stem, columns.label, *columns.choices):
-        if key is not None and fields.count(str(key)) > 1:
-            raise DataError(f"{place}: the header has {fields.count(str(key))} columns named {key!r:.80}")
-    return columns.by_place(fields), chain(skipped, rows)
+        return choose_columns(keys, options, place=place, lists=lists, needs_label=needs_label), rows
+    names = [field.strip() for field in first.fields]
+    if layout == "tsv" and _is_codah(names, options, needs_label=needs_label):
+        _, context, *choices, label = names = numbered(len(names))
+        return ChoiceColumns(context, None, tuple(choices), label, None), by_name(chain(seen, rows), names)
+    columns = choose_columns(names, options, place=place, needs_label=needs_label)
+    return columns, by_name(chain(seen[:-1], rows), names)
 
 
 def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) -> bool:
@@ -129,23 +106,18 @@ class _Parser:
     """Rows to examples; remembers the identifiers of all."""
 
     def __init__(self, columns: ChoiceColumns, *, needs_label: bool) -> None:
-        self._columns = columns
-        self._has_labels = needs_label and columns.label is not None
+        self._columns = columns if needs_label else replace(columns, label=None)
         self._lines: dict[str, int] = {}
 
     def example(self, row: Row) -> ChoiceExample:
         columns = self._columns
-        if row.problem:
-            raise BadRowError(*row.problem.split(": ", 1))
-        if isinstance(row.fields, list) and len(row.fields) != columns.num_fields:
-            raise BadRowError("wrong number of fields", f"{len(row.fields)}, expected {columns.num_fields}")
         choices = self._choices(row)
-        stem = "" if columns.stem is None else _text(_field(row, columns.stem), "stem", may_be_empty=True)
+        stem = "" if columns.stem is None else row_text(row.value(columns.stem), "stem", empty=None).strip()
         example = ChoiceExample(
-            context=_text(_field(row, columns.context), "context"),
+            context=row_text(row.value(columns.context), "context").strip(),
             stem=stem,
             choices=choices,
-            label=_label(_field(row, columns.label), len(choices)) if self._has_labels else None,
+            label=None if columns.label is None else _label(row.value(columns.label), len(choices)),
             line=row.line,
             identifier=self._identifier(row),
         )
@@ -154,46 +126,28 @@ class _Parser:
         return example
 
     def _choices(self, row: Row) -> tuple[str, ...]:
-        keys = self._columns.choices
-        values = _field(row, keys[0]) if self._columns.choices_are_list else [_field(row, key) for key in keys]
+        values = [row.value(name) for name in self._columns.choices]
+        if self._columns.choices_are_list:
+            (values,) = values
         if not isinstance(values, list):
             raise BadRowError("choices are not a list", f"{values!r:.60}")
         if len(values) < 2:
             raise BadRowError("fewer than two choices", str(len(values)))
-        return tuple(_text(value, f"choice {number}") for number, value in enumerate(values))
+        return tuple(
+            row_text(value, f"choice {number}", empty="empty choice").strip() for number, value in enumerate(values)
+        )
 
     def _identifier(self, row: Row) -> str | None:
         key = self._columns.identifier
-        if key is None or (isinstance(row.fields, dict) and key not in row.fields):
-            return None
-        value = _field(row, key)
-        name = str(value).strip()
-        if value is None or not name:
+        value = row.fields.get(key) if key is not None and isinstance(row.fields, dict) else None
+        name = "" if value is None else str(value).strip()
+        if not name:
             return None
         if not is_utf8(name):
             raise BadRowError("the id holds half of a surrogate pair", f"{name!r:.80} is not valid Unicode")
         if name in self._lines:
             raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {self._lines[name]}")
         return name
-
-
-def _field(row: Row, key: str | int | None) -> Any:
-    if isinstance(row.fields, dict):
-        if key not in row.fields:
-            raise BadRowError("missing key", repr(key))
-        return row.fields[str(key)]
-    assert key is not None
-    return row.fields[int(key)]
-
-
-def _text(value: Any, what: str, *, may_be_empty: bool = False) -> str:
-    if not isinstance(value, str):
-        raise BadRowError("text is not a string", f"{what} is {type(value).__name__}")
-    if not value.strip() and not may_be_empty:
-        raise BadRowError("empty text" if what == "context" else "empty choice", f"{what} is {value!r:.80}")
-    if not is_utf8(value):
-        raise BadRowError("text holds half of a surrogate pair", f"{what} is not valid Unicode")
-    return value.strip()
 
 
 def _label(value: Any, num_choices: int) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from maskloom.objectives.choice import MultipleChoice
 from maskloom.tasks.choice.encoding import EncodedChoices, encode_choices
 from maskloom.tasks.choice.examples import ChoiceExample
 from maskloom.tasks.choice.reading import iterate_choices
-from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import tune_classes
@@ -93,21 +91,6 @@ def _encode(data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_tr
     return encode_choices(data.examples, tokenizer, max_length=max_length, path=data.report.path)
 
 
-def _iterate(
-    path: str | Path,
-    options: ReadingOptions,
-    settings: Mapping[str, Any],
-    *,
-    needs_label: bool,
-    report: ReadingReport,
-) -> Iterator[ChoiceExample]:
-    return iterate_choices(path, options, needs_label=needs_label, report=report)
-
-
-def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    return ()
-
-
 def _check(train: ReadExamples, dev: ReadExamples) -> None:
     """Refuse training data in which one place is always right."""
     labels = {example.label for example in train.examples}
@@ -129,8 +112,7 @@ def _example_of(item: Any, number: int) -> ChoiceExample:
 
 CHOICE = TaskKind(
     name="choice",
-    iterate=_iterate,
-    label_names=_label_names,
+    iterate=lambda path, options, _, **how: iterate_choices(path, options, **how),
     check=_check,
     make=choice_task,
     example_of=_example_of,

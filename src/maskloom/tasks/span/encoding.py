@@ -241,7 +241,7 @@ class _WordEncoder:
         if len(self._known) > _WORDS_AT_ONCE:
             self._known.clear()
         new = list(dict.fromkeys(word for word in words if word not in self._known))
-        for word, ids in zip(new, self._tokenizer.word_ids(new), strict=True):
+        for word, ids in zip(new, self._tokenizer.token_ids_batch(new), strict=True):
             self._known[word] = np.asarray(ids, dtype=np.int32)
         return [self._known[word] for word in words]
 

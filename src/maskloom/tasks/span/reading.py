@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
 from maskloom.foreign_files import is_utf8
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import BadRowError, ReadExamples, ReadingReport
+from maskloom.tasks.examples import ReadingReport, kept_examples
 from maskloom.tasks.span.questions import Answer, Question
-from maskloom.tasks.span.rows import BLANK_LINE, row_records
-from maskloom.tasks.span.squad_json import Record, squad_records
+from maskloom.tasks.span.rows import question_rows
+from maskloom.tasks.span.squad_json import squad_rows
+from maskloom.tasks.tables import BadRowError, Row
 
 _SHOWN = 60
 
@@ -21,17 +21,6 @@ def is_squad_file(path: Path) -> bool:
     """Tell by its suffix whether a file holds SQuAD JSON, which may be gzipped."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     return suffixes[-1:] == [".json"] or suffixes[-2:] == [".json", ".gz"]
-
-
-def read_questions(
-    path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True
-) -> ReadExamples:
-    """Read a whole file of questions; raises DataError, with file and place, as `iterate_questions` does."""
-    report = ReadingReport(Path(path))
-    questions = list(iterate_questions(path, options or ReadingOptions(), {}, needs_label=needs_label, report=report))
-    if not questions:
-        raise DataError(f"{path}: no usable questions: {report.num_rows} read, dropped: {report.dropped or 'none'}")
-    return ReadExamples(questions, report)
 
 
 def iterate_questions(
@@ -50,38 +39,32 @@ def iterate_questions(
     an id that comes twice, a missing or ill-typed key.
     """
     path = Path(path)
+    rows, form = (
+        (squad_rows(path), Row.by_name)
+        if is_squad_file(path)
+        else question_rows(path, options, needs_label=needs_label)
+    )
     seen: dict[str, str] = {}
-    records = squad_records(path) if is_squad_file(path) else row_records(path, options, needs_label=needs_label)
-    for record in records:
-        report.num_rows += 1
-        if record.problem == BLANK_LINE:
-            report.drop(BLANK_LINE, record.line)
-            continue
-        try:
-            question = _question(record, needs_label=needs_label)
-            if question.id in seen:
-                raise BadRowError("an id comes twice", f"{question.id!r:.80} is also that of {seen[question.id]}")
-        except BadRowError as problem:
-            if options.on_bad_rows != "skip":
-                raise DataError(f"{path}: {record.place}: {problem}") from None
-            report.drop(problem.reason, record.line)
-            continue
-        seen[question.id] = record.place
-        report.num_kept += 1
-        yield question
+
+    def question_of(row: Row) -> Question:
+        question = _question(form(row), row.line, needs_label=needs_label)
+        if question.id in seen:
+            raise BadRowError("an id comes twice", f"{question.id!r:.80} is also that of {seen[question.id]}")
+        seen[question.id] = row.where
+        return question
+
+    yield from kept_examples(rows, question_of, report, skips=options.on_bad_rows == "skip")
 
 
-def _question(record: Record, *, needs_label: bool) -> Question:
-    if record.problem:
-        raise BadRowError(record.problem)
-    context = _text(record.context, "context")
+def _question(fields: dict[str, Any], line: int, *, needs_label: bool) -> Question:
+    context = _text(fields.get("context"), "context")
     return Question(
-        id=_identifier(record.id),
-        question=_text(record.question, "question"),
+        id=_identifier(fields.get("id")),
+        question=_text(fields.get("question"), "question"),
         context=context,
-        answers=_answers(record, context) if needs_label else None,
-        line=record.line,
-        title=record.title,
+        answers=_answers(fields, context) if needs_label else None,
+        line=line,
+        title=fields["title"] if isinstance(fields.get("title"), str) else None,
     )
 
 
@@ -105,15 +88,15 @@ def _text(value: Any, name: str) -> str:
     return value
 
 
-def _answers(record: Record, context: str) -> tuple[Answer, ...]:
-    if record.is_impossible is not None and not isinstance(record.is_impossible, bool):
-        raise BadRowError("is_impossible is not true or false", repr(record.is_impossible))
-    answers = record.answers
+def _answers(fields: dict[str, Any], context: str) -> tuple[Answer, ...]:
+    answers, is_impossible = fields.get("answers"), fields.get("is_impossible")
+    if is_impossible is not None and not isinstance(is_impossible, bool):
+        raise BadRowError("is_impossible is not true or false", repr(is_impossible))
     if answers is not None and not isinstance(answers, list):
         raise BadRowError("the answers are not a list", f"they are {type(answers).__name__}")
-    if not answers and not record.is_impossible:
+    if not answers and not is_impossible:
         raise BadRowError("no answers", "a question without answer says so: is_impossible is true")
-    if answers and record.is_impossible:
+    if answers and is_impossible:
         raise BadRowError("is_impossible is true, yet there are answers")
     return tuple(_answer(value, context) for value in answers or ())
 

@@ -8,8 +8,8 @@ from typing import Any
 from maskloom.config import DataError
 from maskloom.metrics.answers import AnswerReport, score_answers
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.span.reading import read_questions
 from maskloom.tasks.span.squad_json import read_json
+from maskloom.tasks.span.task import SPAN
 from maskloom.tasks.tables import read_rows
 
 
@@ -28,7 +28,7 @@ def score_files(
     numbers by id. Raises DataError for a wrong file.
     """
     path = Path(predictions)
-    questions = read_questions(data, options).examples
+    questions = SPAN.read(data, options).examples
     if path.suffix.lower() == ".jsonl":
         texts, odds = _rows(path)
     else:

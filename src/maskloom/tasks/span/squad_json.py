@@ -1,4 +1,4 @@
-"""SQuAD's JSON as records of questions, unchecked but for the frame around them."""
+"""SQuAD's JSON as rows of questions, unchecked but for the frame around them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,19 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
 from maskloom.foreign_files import parse_json, read_bytes
+from maskloom.tasks.tables import Row
 
 MAX_JSON_BYTES = 1 << 30
 """1 GiB: twenty times SQuAD v2.0; larger data goes into JSONL, which is read row by row."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """What a file says of one question, as it stands there; `problem` says why it cannot be used, if so.
-
-    `place` names it in messages; `line` is its line, or its number in a SQuAD file.
-    """
-
-    place: str
-    line: int
-    id: Any = None
-    question: Any = None
-    context: Any = None
-    answers: Any = None
-    is_impossible: Any = None
-    title: str | None = None
-    problem: str | None = None
-
-
-def squad_records(path: Path) -> Iterator[Record]:
-    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in its order.
+def squad_rows(path: Path) -> Iterator[Row]:
+    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in its order, with context and title.
 
     Raises DataError, with file and place, for a file that cannot be read or has not the frame of articles, paragraphs
     and questions.
@@ -53,25 +35,16 @@ def squad_records(path: Path) -> Iterator[Record]:
             place = f"{article_place}, paragraph {paragraph_number}"
             for question_number, question in enumerate(_list_of(paragraph, "qas", path, place), start=1):
                 number += 1
-                yield _record(question, paragraph.get("context"), title, f"{place}, question {question_number}", number)
+                yield _row(question, paragraph.get("context"), title, f"{place}, question {question_number}", number)
 
 
-def _record(question: Any, context: Any, title: str | None, place: str, number: int) -> Record:
+def _row(question: Any, context: Any, title: str | None, place: str, number: int) -> Row:
     if not isinstance(question, dict):
-        return Record(place, number, problem=f"a question is not an object: it is {type(question).__name__}")
+        return Row({}, number, f"a question is not an object: it is {type(question).__name__}", place)
     identifier = question.get("id")
     if identifier is None:
-        return Record(place, number, problem="no id")
-    return Record(
-        place=f"{place} (id {identifier!r:.80})",
-        line=number,
-        id=identifier,
-        question=question.get("question"),
-        context=context,
-        answers=question.get("answers"),
-        is_impossible=question.get("is_impossible"),
-        title=title,
-    )
+        return Row({}, number, "no id", place)
+    return Row({**question, "context": context, "title": title}, number, place=f"{place} (id {identifier!r:.80})")
 
 
 def read_json(path: Path) -> Any:

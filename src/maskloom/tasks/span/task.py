@@ -11,7 +11,6 @@ from typing import Any
 from maskloom.config import DataError
 from maskloom.metrics.answers import AnswerMetric
 from maskloom.objectives.span import SpanPrediction
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.span.decoding import DecodedAnswer, DecodingOptions, decode_answers
@@ -143,10 +142,6 @@ def _tune(
     return {"null_threshold": metric.best_null_threshold()}
 
 
-def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    return ()
-
-
 def _check(train: ReadExamples, dev: ReadExamples) -> None:
     if all(question.is_impossible for question in train.examples):
         raise DataError(f"{train.report.path}: none of {len(train.examples)} questions has an answer to learn from")
@@ -167,7 +162,6 @@ def _example_of(item: Any, number: int) -> Question:
 SPAN = TaskKind(
     name="span",
     iterate=iterate_questions,
-    label_names=_label_names,
     check=_check,
     make=span_task,
     example_of=_example_of,

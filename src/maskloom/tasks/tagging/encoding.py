@@ -166,7 +166,7 @@ def encode_sentences(
     words = [word for sentence in filled for word in sentence.words]
     distinct = list(dict.fromkeys(words))
     unknown = [tokenizer.vocabulary.unk_id]
-    ids = dict(zip(distinct, tokenizer.word_ids(distinct), strict=True))
+    ids = dict(zip(distinct, tokenizer.token_ids_batch(distinct), strict=True))
     pieces = [ids[word] or unknown for word in words]
     word_starts = _starts([len(part) for part in pieces])
     sentence_starts = _starts([len(sentence.words) for sentence in filled])

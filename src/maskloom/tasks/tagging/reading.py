@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from maskloom.config import ConfigError, DataError
-from maskloom.foreign_files import is_utf8
 from maskloom.metrics.entities import is_tag
 from maskloom.tasks.columns import ReadingOptions, is_column_number
-from maskloom.tasks.examples import ReadingReport
-from maskloom.tasks.tables import Row, read_rows
+from maskloom.tasks.examples import ReadingReport, kept_examples
+from maskloom.tasks.tables import BLANK, BadRowError, Row, read_rows, row_text
 from maskloom.tasks.tagging.layout import DOCUMENT_START, SNIFFED_LINES, SPACES, layout_of_sentences
-from maskloom.tasks.tagging.schemes import PLAIN, SchemeFinder, TagForm, breach_of, convert_tags
+from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, SchemeFinder, TagForm, breach_of, convert_tags
 from maskloom.tasks.tagging.sentences import TaggedSentence
-from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans, splitter_of
 
 _WORD_KEYS = ("tokens", "words")
 _TAG_KEYS = ("tags", "ner_tags", "labels")
@@ -26,108 +25,47 @@ _TEXT_KEYS = ("text", "sentence")
 _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
 # Words that the splitter of the training data would cut again are rare in data that was cut as that was.
 _MOST_PARTED = 0.03
+_NO_WORDS = "a sentence without words"
 _UNKNOWN = "unknown form of tag"
 _ENTITY_RULE = "neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
-
-
-@dataclass(frozen=True)
-class TaggedSentences:
-    """The sentences of one file in its order, the account of the reading, and what the tags of the file are."""
-
-    examples: list[TaggedSentence]
-    report: ReadingReport
-    scheme: TagForm | None
-
-
-@dataclass
-class _BadSentenceError(Exception):
-    """A sentence breaks a rule; `reason` is the rule in the form that is counted, `line` where it is broken."""
-
-    reason: str
-    line: int
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.reason}{': ' if self.detail else ''}{self.detail:.300}"
-
-
-@dataclass
-class _Found:
-    """A sentence as it stands in a file, with the first rule that it breaks."""
-
-    sentence: TaggedSentence
-    problem: _BadSentenceError | None = None
-
-
-def read_sentences(
-    path: str | Path,
-    options: ReadingOptions | None = None,
-    *,
-    scheme: TagForm | Literal["auto"] = "auto",
-    target: TagForm = "iob2",
-    needs_label: bool = True,
-) -> TaggedSentences:
-    """Read a whole file as `iterate_sentences` does; raises DataError also when no sentence is usable."""
-    report = ReadingReport(Path(path))
-    looks = needs_label and scheme == "auto" and target != PLAIN
-    found = find_scheme(path, options) if looks else PLAIN if target == PLAIN else scheme
-    examples = list(
-        iterate_sentences(path, options, scheme=found, target=target, needs_label=needs_label, report=report)
-    )
-    if report.num_blank:
-        raise DataError(f"{path}: line {report.first_blank_line}: a sentence without words")
-    if not examples:
-        raise DataError(f"{path}: no usable sentences: {report.num_rows} read, dropped: {report.dropped or 'none'}")
-    return TaggedSentences(examples, report, None if found == "auto" else found)
+# A sentence as it stands in a file, or the first rule that it breaks.
+_Found = TaggedSentence | BadRowError
 
 
 def iterate_sentences(
     path: str | Path,
     options: ReadingOptions | None = None,
+    settings: Mapping[str, Any] | None = None,
     *,
-    scheme: TagForm | Literal["auto"] = "auto",
-    target: TagForm = "iob2",
     needs_label: bool = True,
     report: ReadingReport | None = None,
-    splitter: WordSplitter | None = None,
 ) -> Iterator[TaggedSentence]:
-    """Yield the sentences of a file one by one, their tags checked against `scheme` and written in `target`.
+    """Yield the sentences of a file one by one, their tags checked against a scheme and written in that of the model.
 
-    Plain tags stay as they are: those of a file that has no entity tags, and all where `target` is "plain".
+    `settings` may hold `scheme`, that of the file, `trained_scheme`, that of the model, and `words`, how raw text is
+    cut. Plain tags stay as they are: those of a file that has no entity tags, and all where the model's are "plain".
 
     A file in columns has one word a line and a blank line between sentences; the word is the first column and the tag
     the last unless `options` names others by number; -DOCSTART- opens a document. JSONL has `tokens` with `tags`, or
     `text` that is still to be cut into words. A .txt file without columns is one raw sentence a line, for prediction
-    only. `splitter`, learnt from the training data, cuts raw text into words; lines that were cut into words before are
-    cut at blanks alone, and the report says so, as where words given are not such as those of training. A file without
-    marks of documents counts as one document. `scheme="auto"` reads the file once more to detect it. Raises DataError,
-    with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it, and
-    for a file that cannot be read.
+    only. Lines that were cut into words before are cut at blanks alone, and the report says so, as where words given
+    are not such as those of training. A file without marks of documents counts as one document. The scheme "auto" reads
+    the file once more to detect it. Raises DataError, with file and line, for a sentence that breaks a rule, unless
+    `options.on_bad_rows` is "skip", which counts it, and for a file that cannot be read.
     """
-    path, options = Path(path), options or ReadingOptions()
+    path, options, settings = Path(path), options or ReadingOptions(), settings or {}
     report = report or ReadingReport(path)
+    scheme, target = settings.get("scheme", "auto"), settings.get("trained_scheme", TRAINED_SCHEME)
     if target == PLAIN:
         scheme = PLAIN
     if needs_label and scheme == "auto":
         scheme = find_scheme(path, options)
+    splitter = splitter_of(settings)
+    cut = _splitter(path, options, splitter, report, needs_label=needs_label)
+    found = _find_sentences(path, options, needs_label=needs_label, splitter=cut)
+    make = partial(_converted, scheme, target) if needs_label else _sound
     num_words = num_parted = 0
-    for found in _find_sentences(
-        path,
-        options,
-        needs_label=needs_label,
-        splitter=_splitter(path, options, splitter, report, needs_label=needs_label),
-    ):
-        report.num_rows += 1
-        try:
-            if found.problem is not None:
-                raise found.problem
-            sentence = _converted(found.sentence, scheme, target) if needs_label else found.sentence
-        except _BadSentenceError as problem:
-            if options.on_bad_rows == "error":
-                raise DataError(f"{path}: line {problem.line}: {problem}") from None
-            report.drop(problem.reason, problem.line)
-            continue
-        report.num_kept += 1
+    for sentence in kept_examples(found, make, report, skips=options.on_bad_rows == "skip"):
         if not sentence.words:
             report.blank(sentence.line)
         if splitter is not None and sentence.source_text is None:
@@ -168,12 +106,12 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
     finder, options = SchemeFinder(), options or ReadingOptions()
     first: dict[bool, tuple[int, str]] = {}
     for found in _find_sentences(Path(path), options, needs_label=True, splitter=blank_spans):
-        if found.problem is not None:
+        if isinstance(found, BadRowError):
             continue
-        tags = found.sentence.tags or ()
+        tags = found.tags or ()
         for place, tag in enumerate(tags):
             if (is_entity := is_tag(tag)) not in first:
-                first[is_entity] = (found.sentence.line_of(place), tag)
+                first[is_entity] = (found.line_of(place), tag)
         if all(map(is_tag, tags)):
             finder.add(tags)
     if True not in first and False in first:
@@ -195,26 +133,33 @@ def _find_sentences(
         return _Columns(path, options, needs_label=needs_label).sentences()
     if layout == "text" and needs_label:
         raise DataError(f"{path}: raw text has no tags; give columns or JSONL with tokens and tags")
-    parse = partial(_text_record if layout == "text" else _json_record, splitter)
-    return _record_sentences(path, "text" if layout == "text" else "jsonl", parse, options, needs_label=needs_label)
+    if layout == "text":
+        return _record_sentences(read_rows(path, "text"), partial(_text_record, splitter))
+    return _record_sentences(read_rows(path, "jsonl"), partial(_json_record, splitter, options, needs_label))
 
 
-def _converted(sentence: TaggedSentence, scheme: TagForm | Literal["auto"], target: TagForm) -> TaggedSentence:
+def _sound(found: _Found) -> TaggedSentence:
+    """Return a sentence that breaks no rule; raises the error of one that does."""
+    if isinstance(found, BadRowError):
+        raise found
+    return found
+
+
+def _converted(scheme: TagForm, target: TagForm, found: _Found) -> TaggedSentence:
     """Check the tags and write them in the target scheme; plain tags stay."""
+    sentence = _sound(found)
     if scheme == PLAIN:
         return sentence
+    assert target != PLAIN
     tags = sentence.tags or ()
     for place, tag in enumerate(tags):
         if not is_tag(tag):
-            detail = f"{tag!r:.80} is {_ENTITY_RULE}"
-            raise _BadSentenceError(_UNKNOWN, sentence.line_of(place), detail)
-    assert scheme != "auto"
-    assert target != PLAIN
+            raise BadRowError(_UNKNOWN, f"{tag!r:.80} is {_ENTITY_RULE}", sentence.line_of(place))
     breach = breach_of(tags, scheme)
     if breach:
         place, rule = breach
         where = "" if sentence.columns is not None else f"word {place + 1}: "
-        raise _BadSentenceError("tag not allowed by the scheme", sentence.line_of(place), f"{where}{rule}")
+        raise BadRowError("tag not allowed by the scheme", f"{where}{rule}", sentence.line_of(place))
     return replace(sentence, tags=tuple(convert_tags(tags, scheme, target)))
 
 
@@ -232,7 +177,7 @@ class _Columns:
     def sentences(self) -> Iterator[_Found]:
         """Yield the sentences between blank lines, with the place of each."""
         rows: list[tuple[str, ...]] = []
-        problem: _BadSentenceError | None = None
+        problem: BadRowError | None = None
         opening: tuple[str, ...] | None = None
         first_line = number = document = 0
         is_document_open = False
@@ -247,7 +192,7 @@ class _Columns:
             if rows:
                 number += 1
                 is_document_open = True
-                yield self._found(rows, problem, first_line, number, document, opening)
+                yield problem or self._sentence(rows, first_line, number, document, opening)
                 rows, problem, opening, first_line = [], None, None, 0
             if is_opening:
                 document += is_document_open
@@ -272,18 +217,18 @@ class _Columns:
         # Other white space, such as a no-break space, may be part of a word.
         return tuple(text.split("\t")) if self._is_tabbed else tuple(SPACES.split(bare))
 
-    def _problem(self, fields: tuple[str, ...], line: int) -> _BadSentenceError | None:
+    def _problem(self, fields: tuple[str, ...], line: int) -> BadRowError | None:
         if self._width is None:
             self._width = len(fields)
             self._check_width(line)
         if len(fields) != self._width:
             separator = "tabs" if self._is_tabbed else "spaces"
             detail = f"{len(fields)} between {separator}, expected {self._width} as in the first row"
-            return _BadSentenceError("wrong number of columns", line, detail)
+            return BadRowError("wrong number of columns", detail, line)
         if not fields[self._word - 1].strip():
-            return _BadSentenceError("empty word", line)
+            return BadRowError("empty word", line=line)
         if self._needs_label and not fields[(self._tag or self._width) - 1].strip():
-            return _BadSentenceError("missing tag", line)
+            return BadRowError("missing tag", line=line)
         return None
 
     def _check_width(self, line: int) -> None:
@@ -298,29 +243,19 @@ class _Columns:
                 f"{self._path}: line {line}: one column; a word and its tag are expected, with a space or a tab between"
             )
 
-    def _found(
-        self,
-        rows: list[tuple[str, ...]],
-        problem: _BadSentenceError | None,
-        line: int,
-        number: int,
-        document: int,
-        opening: tuple[str, ...] | None,
-    ) -> _Found:
-        if problem is not None:
-            return _Found(TaggedSentence((), None, line, number, document), problem)
+    def _sentence(
+        self, rows: list[tuple[str, ...]], line: int, number: int, document: int, opening: tuple[str, ...] | None
+    ) -> TaggedSentence:
         tag = (self._tag or len(rows[0])) - 1
-        return _Found(
-            TaggedSentence(
-                words=tuple(row[self._word - 1] for row in rows),
-                tags=tuple(row[tag].strip() for row in rows) if self._needs_label else None,
-                line=line,
-                number=number,
-                document=document,
-                columns=tuple(rows),
-                separator="\t" if self._is_tabbed else " ",
-                opening=opening,
-            )
+        return TaggedSentence(
+            words=tuple(row[self._word - 1] for row in rows),
+            tags=tuple(row[tag].strip() for row in rows) if self._needs_label else None,
+            line=line,
+            number=number,
+            document=document,
+            columns=tuple(rows),
+            separator="\t" if self._is_tabbed else " ",
+            opening=opening,
         )
 
 
@@ -332,120 +267,72 @@ def _column_number(column: str | None, what: str) -> int | None:
     return int(column)
 
 
-def _record_sentences(
-    path: Path, layout: str, parse: Callable[..., TaggedSentence], options: ReadingOptions, *, needs_label: bool
-) -> Iterator[_Found]:
+def _record_sentences(rows: Iterator[Row], parse: Callable[[Row], TaggedSentence]) -> Iterator[_Found]:
     """Yield one sentence a record; records with equal names of documents that follow each other are one document."""
     number = document = 0
     previous: Any = None
-    for row in read_rows(path, layout):
-        if row.problem == "blank line":
+    for row in rows:
+        if row.problem == BLANK:
             continue
         number += 1
         try:
-            if row.problem:
-                raise _BadSentenceError(row.problem, row.line)
-            name = _document_name(row)
-            if number > 1 and name != previous:
-                document += 1
-            previous = name
-            yield _Found(parse(row, options, number, document, needs_label=needs_label))
-        except _BadSentenceError as problem:
-            yield _Found(TaggedSentence((), None, row.line, number, document), problem)
+            if isinstance(row.fields, dict):
+                fields = row.by_name()
+                name = next((str(fields[key]) for key in _DOCUMENT_KEYS if key in fields), None)
+                document += number > 1 and name != previous
+                previous = name
+            yield replace(parse(row), number=number, document=document)
+        except BadRowError as problem:
+            problem.line = row.line
+            yield problem
 
 
-def _document_name(row: Row) -> Any:
-    if not isinstance(row.fields, dict):
-        return None
-    return next((str(row.fields[key]) for key in _DOCUMENT_KEYS if key in row.fields), None)
-
-
-def _text_record(
-    splitter: Callable[[str], list[Span]],
-    row: Row,
-    options: ReadingOptions,
-    number: int,
-    document: int,
-    *,
-    needs_label: bool,
-) -> TaggedSentence:
-    return _sentence_of_text(splitter, str(next(iter(row.fields))), row.line, number, document, may_be_blank=True)
+def _text_record(splitter: Callable[[str], list[Span]], row: Row) -> TaggedSentence:
+    return _sentence_of_text(splitter, str(next(iter(row.fields))), row.line, may_be_blank=True)
 
 
 def _sentence_of_text(
-    splitter: Callable[[str], list[Span]],
-    text: Any,
-    line: int,
-    number: int,
-    document: int,
-    *,
-    may_be_blank: bool = False,
+    splitter: Callable[[str], list[Span]], text: Any, line: int, *, may_be_blank: bool = False
 ) -> TaggedSentence:
-    if not isinstance(text, str):
-        raise _BadSentenceError("text is not a string", line, type(text).__name__)
-    _check_unicode(text, line)
-    sentence = TaggedSentence.of_text(text, splitter(text), line, number, document)
+    text = row_text(text, "the text", empty=None)
+    sentence = TaggedSentence.of_text(text, splitter(text), line, 0, 0)
     if not sentence.words and not may_be_blank:
-        raise _BadSentenceError("a sentence without words", line)
+        raise BadRowError(_NO_WORDS)
     return sentence
 
 
 def _json_record(
-    splitter: Callable[[str], list[Span]],
-    row: Row,
-    options: ReadingOptions,
-    number: int,
-    document: int,
-    *,
-    needs_label: bool,
+    splitter: Callable[[str], list[Span]], options: ReadingOptions, needs_label: bool, row: Row
 ) -> TaggedSentence:
-    assert isinstance(row.fields, dict)
-    fields, line = row.fields, row.line
-    named = options.text_column
-    key = named if named in fields else next((key for key in _WORD_KEYS if key in fields and not named), None)
-    text_key = next((key for key in _TEXT_KEYS if key in fields), None)
-    if key is None and not named and text_key is not None and not needs_label:
-        return _sentence_of_text(splitter, fields[text_key], line, number, document)
-    if key is None:
-        keys = ", ".join(map(repr, list(fields)[:12])) or "none"
-        raise _BadSentenceError(
-            "no list of words", line, f"expected the key {named or ' or '.join(_WORD_KEYS)!r:.80}, found {keys}"
-        )
-    if isinstance(fields[key], str) and not needs_label:
-        return _sentence_of_text(splitter, fields[key], line, number, document)
-    words = _strings(fields[key], line, "word")
+    fields, named = row.by_name(), options.text_column
+    key, value = _find(fields, named, _WORD_KEYS if needs_label else (*_WORD_KEYS, *_TEXT_KEYS), "words")
+    if not needs_label and (isinstance(value, str) or (key in _TEXT_KEYS and not named)):
+        return _sentence_of_text(splitter, value, row.line)
+    words, tags = _strings(value, "word"), None
     if not words:
-        raise _BadSentenceError("a sentence without words", line)
-    tags = _json_tags(fields, options, line, len(words)) if needs_label else None
-    return TaggedSentence(words, tags, line, number, document)
+        raise BadRowError(_NO_WORDS)
+    if needs_label:
+        tags = _strings(_find(fields, options.label_column, _TAG_KEYS, "tags")[1], "tag")
+        if len(tags) != len(words):
+            raise BadRowError("words and tags differ in number", f"{len(words)} words, {len(tags)} tags")
+    return TaggedSentence(words, tags, row.line, 0, 0)
 
 
-def _json_tags(fields: dict[str, Any], options: ReadingOptions, line: int, num_words: int) -> tuple[str, ...]:
-    named = options.label_column
-    key = named if named in fields else next((key for key in _TAG_KEYS if key in fields and not named), None)
-    if key is None:
-        keys = ", ".join(map(repr, list(fields)[:12]))
-        raise _BadSentenceError(
-            "no list of tags", line, f"expected the key {named or ' or '.join(_TAG_KEYS)!r:.80}, found {keys}"
-        )
-    tags = _strings(fields[key], line, "tag")
-    if len(tags) != num_words:
-        raise _BadSentenceError("words and tags differ in number", line, f"{num_words} words, {len(tags)} tags")
-    return tags
+def _find(fields: dict[str, Any], named: str | None, known: tuple[str, ...], what: str) -> tuple[str, Any]:
+    """Return the key that a person named, or else the first of the known ones, with its value."""
+    wanted = (named,) if named else known
+    for key in wanted:
+        if key in fields:
+            return key, fields[key]
+    found = ", ".join(map(repr, list(fields)[:12])) or "none"
+    raise BadRowError(f"no list of {what}", f"expected the key {' or '.join(wanted)!r:.80}, found {found}")
 
 
-def _strings(values: Any, line: int, what: str) -> tuple[str, ...]:
+def _strings(values: Any, what: str) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise _BadSentenceError(f"{what}s are not a list", line, f"{values!r:.60} is a {type(values).__name__}")
+        raise BadRowError(f"{what}s are not a list", f"{values!r:.60} is a {type(values).__name__}")
     for place, value in enumerate(values, start=1):
         if not isinstance(value, str):
-            raise _BadSentenceError(f"a {what} is not a string", line, f"{what} {place} is {value!r:.60}")
-        if not value.strip():
-            raise _BadSentenceError(f"empty {what}", line, f"{what} {place} is {value!r:.80}")
-        _check_unicode(value, line)
+            raise BadRowError(f"a {what} is not a string", f"{what} {place} is {value!r:.60}")
+        row_text(value, f"{what} {place}", empty=f"empty {what}")
     return tuple(values)
-
-
-def _check_unicode(text: str, line: int) -> None:
-    if not is_utf8(text):
-        raise _BadSentenceError("text holds half of a surrogate pair", line, "it is not valid Unicode")

@@ -15,6 +15,9 @@ from maskloom.metrics.entities import Entity, Scheme, entities_of
 PLAIN = "plain"
 TagForm = Scheme | Literal["plain"]
 
+# Models are trained on the tags of this scheme whatever the files are written in; scores by conlleval are the same.
+TRAINED_SCHEME: Scheme = "iob2"
+
 # In the order in which they are tried: where two fit equally well, the first says the same as the other.
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "bioes", "bilou", "io")
 _PREFIXES: dict[Scheme, str] = {"iob2": "BI", "iob1": "BI", "bioes": "BIES", "bilou": "BILU", "io": "I"}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
@@ -13,7 +12,7 @@ from maskloom.metrics.entities import EntityMetric, TagTable, is_tag
 from maskloom.metrics.single_label import SingleLabelMetric
 from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import checked_text
 from maskloom.tasks.labels import checked_weights, read_label_names
 from maskloom.tasks.tagging.decoding import (
@@ -27,16 +26,14 @@ from maskloom.tasks.tagging.decoding import (
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import iterate_sentences
-from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, tag_names
+from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, forbidden_pairs, tag_names
 from maskloom.tasks.tagging.sentences import TaggedSentence
-from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter, splitter_of
 from maskloom.tasks.tagging.windows import Context
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import tune_classes
 from maskloom.text.tokenizer import Tokenizer
 
-# Models are trained on the tags of this scheme whatever the files are written in; scores by conlleval are the same.
-TRAINED_SCHEME = "iob2"
 SCORES = ("f1", "strict_f1", "accuracy")
 PLAIN_SCORES = ("accuracy", "f1_macro")
 
@@ -56,7 +53,7 @@ def tagging_task(
         raise ValueError("tagging needs the names of its tags")
     given = dict(settings or {})
     crf, context = bool(given.get("crf", False)), given.get("context", "sentence")
-    splitter = _splitter_of(given)
+    splitter = splitter_of(given)
     known = {"scheme": given.get("scheme", "auto"), "context": context, "crf": crf}
     is_plain = _is_plain(labels, given)
     scores = PLAIN_SCORES if is_plain else SCORES
@@ -123,25 +120,6 @@ def _lines(sentence: TaggedSentence, prediction: dict[str, Any]) -> list[str]:
     return column_lines(sentence, prediction["tags"])
 
 
-def _iterate(
-    path: str | Path,
-    options: ReadingOptions,
-    settings: Mapping[str, Any],
-    *,
-    needs_label: bool,
-    report: ReadingReport,
-) -> Iterator[TaggedSentence]:
-    return iterate_sentences(
-        path,
-        options,
-        scheme=settings.get("scheme", "auto"),
-        target=settings.get("trained_scheme", TRAINED_SCHEME),
-        needs_label=needs_label,
-        report=report,
-        splitter=_splitter_of(settings),
-    )
-
-
 def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return all tags of the types of entity in the training data, or plain tags as they occur, or those of a file."""
     tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
@@ -171,11 +149,6 @@ def _check(train: ReadExamples, dev: ReadExamples) -> None:
             )
 
 
-def _splitter_of(settings: Mapping[str, Any]) -> WordSplitter | None:
-    """Return what the training data taught of cutting text into words; None for a model that does not say."""
-    return None if settings.get("words") is None else WordSplitter.from_settings(settings["words"])
-
-
 def _data_settings(train: ReadExamples) -> dict[str, Any]:
     return {"words": WordSplitter.learnt(sentence.words for sentence in train.examples).as_settings()}
 
@@ -195,7 +168,7 @@ def _example_of(splitter: WordSplitter, item: Any, number: int) -> TaggedSentenc
 
 TAGGING = TaskKind(
     name="tagging",
-    iterate=_iterate,
+    iterate=iterate_sentences,
     label_names=_label_names,
     check=_check,
     make=tagging_task,

@@ -8,11 +8,12 @@ from maskloom.config import ConfigError
 from maskloom.tasks.span import encoding
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.questions import Answer, Question
-from maskloom.tasks.span.reading import read_questions
+from maskloom.tasks.span.task import SPAN
 from maskloom.tasks.span.words import split_words
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
+read_questions = SPAN.read
 TOKENS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     *("who", "?", "john", "##ny", "smith", "(", ")", "-", "1895", "1943", ".", "japan", "##ese", "the", "'", "s", "a"),

@@ -6,8 +6,9 @@ import pytest
 from maskloom.config import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.span.questions import Answer
-from maskloom.tasks.span.reading import read_questions
+from maskloom.tasks.span.task import SPAN
 
+read_questions = SPAN.read
 CONTEXT = "The cat sat.\nOn a mat, été."
 
 
@@ -152,7 +153,7 @@ def test_wrong_contexts_are_refused(tmp_path, context):
         ('{"data": [3]}', "article 1: a JSON object is expected, this is int"),
         ('{"data": [{"title": "T"}]}', r"article 1 \(T\): the key 'paragraphs' is missing"),
         ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "article 1, paragraph 1: the key 'qas' is missing"),
-        ('{"data": []}', "no usable questions"),
+        ('{"data": []}', "no usable rows"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -269,7 +270,7 @@ def test_columns_by_name(tmp_path):
     path = write(tmp_path, text, "data.tsv")
     options = ReadingOptions(text_column="frage", pair_column="text", label_column="antwort")
     assert read_questions(path, options).examples[0].answers == (Answer("Katze", 4),)
-    with pytest.raises(DataError, match="line 1: there is no column 'question'; the columns are frage, text"):
+    with pytest.raises(DataError, match="line 1: there is no column 'question'; the columns are 'frage', 'text'"):
         read_questions(path)
     with pytest.raises(DataError, match="no column of answers"):
         read_questions(path, ReadingOptions(text_column="frage", pair_column="text"))

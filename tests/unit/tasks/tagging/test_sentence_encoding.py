@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from maskloom.config import ConfigError, DataError
 from maskloom.tasks.encoding import ShuffledBatches, batches_by_length
 from maskloom.tasks.tagging.encoding import NOT_SCORED, encode_sentences
-from maskloom.tasks.tagging.reading import read_sentences
 from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -162,7 +162,7 @@ def test_lengths_that_the_model_does_not_have_are_refused(max_length):
 @pytest.mark.parametrize("context", ["sentence", "document"])
 @pytest.mark.parametrize("max_length", [16, 128])
 def test_conll_2003_keeps_all_its_words(data_folder, minilm_folder, context, max_length):
-    data = read_sentences(data_folder / "conll2003" / "valid.txt")
+    data = TAGGING.read(data_folder / "conll2003" / "valid.txt")
     tokenizer = Tokenizer.load(minilm_folder)
     encoded = encode_sentences(data.examples, tokenizer, max_length=max_length, context=context)
     assert encoded.num_words == int((encoded.windows[:, 3] - encoded.windows[:, 2]).sum()) == 51_362

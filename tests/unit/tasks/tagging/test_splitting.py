@@ -7,7 +7,7 @@ import pytest
 
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
-from maskloom.tasks.tagging.reading import iterate_sentences, read_sentences
+from maskloom.tasks.tagging.reading import iterate_sentences
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 
 TREEBANK = """\
@@ -117,8 +117,8 @@ def test_settings_of_another_form_are_refused(values):
 
 def read(path, text, splitter):
     path.write_text(text, encoding="utf-8")
-    report = ReadingReport(path)
-    found = list(iterate_sentences(path, needs_label=False, report=report, splitter=splitter))
+    report, settings = ReadingReport(path), {"words": splitter and splitter.as_settings()}
+    found = list(iterate_sentences(path, settings=settings, needs_label=False, report=report))
     return [list(sentence.words) for sentence in found], report.notes
 
 
@@ -148,7 +148,9 @@ def test_what_differs_from_training_is_said(tmp_path):
 
 @pytest.mark.realdata
 def test_conll_2003_written_as_lines(data_folder, tmp_path):
-    train, test = (read_sentences(data_folder / "conll2003" / f"{part}.txt").examples for part in ("train", "test"))
+    train, test = (
+        KINDS["tagging"].read(data_folder / "conll2003" / f"{part}.txt").examples for part in ("train", "test")
+    )
     splitter = WordSplitter.learnt(sentence.words for sentence in train)
     assert len(json.dumps(splitter.as_settings())) < 10_000
     sentences = [list(sentence.words) for sentence in test]

@@ -1,0 +1,141 @@
+"""Commands on the folders of models and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from maskloom.cli.options import AsJson, Device, Out, Resume, progress_display, show
+
+
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder with Google's BERT (bert_config.json, vocab.txt, bert_model.ckpt.*), pytorch_model.bin or "
+            "safetensors; or one checkpoint in it, such as uncased/bert_model.ckpt."
+        ),
+    ],
+    out: Out,
+    uncased: Annotated[
+        bool | None,
+        typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default as the files say."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn published weights into a model folder, and report what was mapped, dropped and added."""
+    from maskloom.runs.convert import conversion_lines
+    from maskloom.runs.convert import convert as run
+
+    show(run(source, out, lowercase=uncased), as_json, lines=conversion_lines)
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a run, still running or ended, of a finished search, or of a model.")
+    ],
+    out: Out,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="A step; by default the newest checkpoint.")] = None,
+    stage: Annotated[
+        str | None, typer.Option("--stage", help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best weights: on dev, or kept by training.keep_best.")
+    ] = False,
+    for_vectors: Annotated[
+        Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"] | None,
+        typer.Option("--for-vectors", help="Write the files that sentence-transformers reads, with this pooling."),
+    ] = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="With --for-vectors: vectors of length 1.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx (pip install 'maskloom[onnx]').")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a model folder from a checkpoint, also of a run that is still running or ended early."""
+    if best and step is not None:
+        raise typer.BadParameter("--best and --step are two different checkpoints", param_hint="--best")
+    if normalize and for_vectors is None:
+        raise typer.BadParameter("it goes with --for-vectors", param_hint="--normalize")
+    from maskloom.runs.export import describe_vectors, export_lines
+    from maskloom.runs.export import export as make
+
+    result = make(run, out, step=step, stage=stage, best=best)
+    if for_vectors is not None:
+        describe_vectors(out, for_vectors, normalize=normalize)
+    if onnx:
+        from maskloom.runs.onnx_export import write_onnx
+
+        result["onnx_outputs"] = write_onnx(out)
+    show(result, as_json, lines=export_lines)
+
+
+def rerun(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning, search or corpus.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write; RUN-rerun next to the run by default.")
+    ] = None,
+    allow_version_change: Annotated[
+        bool,
+        typer.Option("--allow-version-change", help="Repeat the run even if versions have changed."),
+    ] = False,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat a run from its folder and check that the result is the same bit for bit (else exit code 1)."""
+    from maskloom.folder_lock import refuse_if_in_use
+
+    if out is None:
+        whole = run.resolve()
+        out = whole.with_name(f"{whole.name}-rerun")
+    refuse_if_in_use(out)
+    from maskloom.runs.rerun import rerun as repeat
+
+    result = repeat(run, out=out, resume=resume, allow_version_change=allow_version_change, progress=progress_display())
+    show(result, as_json)
+    if not result["identical"]:
+        raise typer.Exit(1)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders: pre-training, fine-tuning, search or GLUE.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The page to write; report.html by default.")] = None,
+    examples: Annotated[
+        int,
+        typer.Option(
+            "--examples", min=0, help="Dev examples to predict for the lists of right and wrong ones; 0: none."
+        ),
+    ] = 500,
+    as_json: AsJson = False,
+) -> None:
+    """Write an HTML page about one or more runs: curves, scores, differences, data, examples."""
+    from maskloom.runs.report import report as run
+
+    result = run(runs, out, num_examples=examples, progress=progress_display())
+    show(result, as_json, lines=lambda result: [f"written to {result['page']}"])
+
+
+def info(
+    folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a folder holds."""
+    from maskloom.runs.display import screen_of
+    from maskloom.runs.info import describe_folder
+
+    show(describe_folder(folder), as_json, lines=screen_of)
+
+
+def doctor(
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for all speed checks together.")] = 10.0,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show versions, devices, threads, memory and disk, check each device, and say what would be used."""
+    from maskloom.runs.doctor import doctor as run
+    from maskloom.runs.doctor import doctor_lines
+
+    result = run(seconds=seconds, progress=progress_display())
+    show(result, as_json, lines=doctor_lines)
+    if not result["is_sound"]:
+        raise typer.Exit(1)
