@@ -162,7 +162,7 @@ def test_a_folder_that_is_none(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "gpu"}, "device 'gpu' is not known; known: cpu, cuda"),
+        ({"device": "gpu"}, "device 'gpu' is not known; known: auto, cpu, cuda"),
         ({"device": 0}, "device 0 is not known"),
         ({"device": "cuda:999"}, "device 'cuda:999': torch .* finds"),
         ({"batch_size": 0}, "batch_size 0: a whole number of at least 1"),

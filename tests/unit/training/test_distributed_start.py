@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 
 from maskloom.errors import ConfigError
 from maskloom.training.distributed import _await_all, distributed_ranks
@@ -39,5 +40,6 @@ def test_variables_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPat
     right = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29400", "MASTER_ADDR": "127.0.0.1"}
     for key, value in {**right, name: text}.items():
         monkeypatch.setenv(key, value)
-    with pytest.raises(ConfigError, match=f"{name}='{text}' is not a number"), distributed_ranks("ddp", limit=3.0):
+    start = distributed_ranks("ddp", limit=3.0, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=f"{name}='{text}' is not a number"), start:
         pass
