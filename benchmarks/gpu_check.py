@@ -27,13 +27,12 @@ from child_processes import first_of_ranks
 from full_rows import full_rows
 from gpu_check_report import page
 from rounds import MIN_ROUNDS, in_turn
-from torch.nn.functional import cross_entropy
+from step_sides import Ours, Peer
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.devices import chosen_device, describe_device
-from maskloom.models.architectures import prepare_blocks
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -155,76 +154,6 @@ def batches_of(extent: Extent, rows: int, length: int, *, is_mixed: bool) -> lis
     return found
 
 
-class Ours:
-    """The training loop in bf16."""
-
-    def __init__(self, config: BertConfig, device: torch.device, batches: list[PretrainingBatch], **blocks: bool):
-        model = build_model(config, seed=0).to(device)
-        prepare_blocks(model, recompute=blocks.get("recompute", False), compile_=blocks.get("compile_", False))
-        settings = TrainingSection(steps=10**9, learning_rate=1e-4, warmup_steps=0)
-        objective = in_precision(MaskedLanguageModeling(), "bf16", device)
-        self._steps = train_steps(
-            TrainState.fresh(model, settings),
-            objective,
-            lambda at: (batches[at.get("n", 0) % len(batches)], {"n": at.get("n", 0) + 1}),
-            settings=settings,
-            seed=0,
-            ranks=OneRank(device),
-        )
-
-    def step(self) -> float:
-        """Take a step and return its loss."""
-        return next(self._steps).loss
-
-
-class Peer:
-    """BertForPreTraining with sdpa, its head on the predicted positions, in bf16 autocast with fused AdamW."""
-
-    def __init__(
-        self, folder: Path, device: torch.device, batches: list[PretrainingBatch], length: int, compiled: bool
-    ):
-        from transformers import BertForPreTraining
-
-        self.model = BertForPreTraining.from_pretrained(folder, attn_implementation="sdpa").to(device).train()
-        self._body = torch.compile(self.model.bert) if compiled else self.model.bert
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, eps=1e-6, fused=True)
-        self._batches, self._next, self._device = [_padded(batch, length) for batch in batches], 0, device
-
-    def step(self) -> float:
-        """Take a step as a careful user writes it, and return its loss."""
-        batch = self._batches[self._next % len(self._batches)]
-        self._next += 1
-        moved = dict(batch)
-        if self._device.type == "cuda":
-            moved = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in batch.items()}
-        places, labels, relation = moved.pop("places"), moved.pop("labels"), moved.pop("relation")
-        with torch.autocast(self._device.type, torch.bfloat16):
-            found = self._body(**moved)
-            hidden = found.last_hidden_state.flatten(0, 1).index_select(0, places)
-            scores, related = self.model.cls(hidden, found.pooler_output)
-        loss = cross_entropy(scores.float(), labels) + cross_entropy(related.float(), relation)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return float(loss.detach())
-
-
-def _padded(batch: PretrainingBatch, length: int) -> dict[str, torch.Tensor]:
-    is_real = np.arange(length)[None, :] < batch.lengths[:, None]
-    ids = np.zeros(is_real.shape, np.int64)
-    ids[is_real] = batch.token_ids
-    arrays = {
-        "input_ids": ids,
-        "token_type_ids": np.zeros_like(ids),
-        "attention_mask": is_real.astype(np.int64),
-        "places": np.flatnonzero(is_real)[batch.mlm_positions],
-        "labels": batch.mlm_labels,
-        "relation": batch.nsp_labels,
-    }
-    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
-
-
 def measure_steps(
     device: torch.device, extent: Extent, case: tuple[str, int, int, bool], rounds: int
 ) -> dict[str, Any]:
@@ -235,11 +164,11 @@ def measure_steps(
     with tempfile.TemporaryDirectory() as folder:
         save_model(build_model(config, seed=0), folder)
         makers: dict[str, Callable[[], Any]] = {
-            "maskloom": lambda: Ours(config, device, batches),
-            "maskloom, compiled blocks": lambda: Ours(config, device, batches, compile_=True),
-            "maskloom, recomputed blocks": lambda: Ours(config, device, batches, recompute=True),
-            "transformers": lambda: Peer(Path(folder), device, batches, length, False),
-            "transformers, compiled": lambda: Peer(Path(folder), device, batches, length, True),
+            "maskloom": lambda: Ours(config, device, batches, "bf16"),
+            "maskloom, compiled blocks": lambda: Ours(config, device, batches, "bf16", compile_=True),
+            "maskloom, recomputed blocks": lambda: Ours(config, device, batches, "bf16", recompute=True),
+            "transformers": lambda: Peer(Path(folder), device, batches, "bf16"),
+            "transformers, compiled": lambda: Peer(Path(folder), device, batches, "bf16", is_compiled=True),
         }
         if not extent.compiles:
             makers = {name: make for name, make in makers.items() if "compiled" not in name}
@@ -283,25 +212,24 @@ def measure_embedding(device: torch.device, rounds: int) -> dict[str, list[float
     import maskloom
 
     draw = np.random.default_rng(0)
-    words = [
-        "the",
+    words = ["a", "model", "reads", "each", "text", "and", "gives", "one", "vector", "for", "all", "of", "them"]
+        "a",
         "model",
         "reads",
-        "a",
+        "each",
         "text",
         "and",
         "gives",
         "one",
         "vector",
         "for",
-        "each",
+        "all",
         "of",
         "its",
         "sentences",
         "in",
+        "their",
         "order",
-        "of",
-        "length",
     ]
     texts = [" ".join(draw.choice(words, size)) for size in draw.integers(5, 121, 8192)]
     model = maskloom.load(minilm_folder(), device=str(device))

@@ -1,0 +1,178 @@
+"""What training and embedding keep of their rate beside other work: busy loops, and more runs of their own.
+
+A side's fair share beside others is what equal time for every runnable thread would leave it. Each side is a process of
+its own with the threads that it takes by itself; it is timed while the others run, sides and loads by turns.
+
+    python benchmarks/busy.py [--jobs tiny mini base embed] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
+from surroundings import minilm_folder, processor
+
+JOBS, SIDES = ("tiny", "mini", "base", "embed"), ("maskloom", "transformers")
+BATCH_SIZES = {"tiny": 32, "mini": 16, "base": 4}
+LOOPS, RUNS = (0, 1, 2, 4), (1, 2)
+SECONDS = 8.0
+AIMS = (0.8, 0.9, 1.0)
+LOOP = "while True: pass"
+
+
+def main() -> None:
+    """Measure, and write the page; `--report` writes it again from the figures that are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", action="store_true", help="only write the page from busy.json")
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
+    parser.add_argument("--jobs", nargs="+", default=JOBS, choices=JOBS)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        work(options.side, options.jobs[0])
+        return
+    place = Path(__file__).with_suffix(".json")
+    if not options.report:
+        figures: dict[str, Any] = {"load": quiet_load(), "processor": processor(), "rounds": options.rounds}
+        figures["cores"] = len(os.sched_getaffinity(0))
+        figures["jobs"] = {job: measured(job, options.rounds) for job in options.jobs}
+        place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    place.with_suffix(".md").write_text(page(json.loads(place.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+def measured(job: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return the rates of a job by side and load, one for each round; of several runs the mean of all."""
+    found: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
+    loads = [("loops", number) for number in LOOPS] + [("runs", number) for number in RUNS]
+    for number in range(rounds):
+        for kind, count in in_turn(loads, number):
+            for side in in_turn(SIDES, number):
+                rate = beside(side, job, kind, count)
+                found[side].setdefault(f"{count} {kind}", []).append(rate)
+                print(f"{job}, round {number + 1}, beside {count} {kind}, {side}: {rate:.1f}", flush=True)
+    return found
+
+
+def beside(side: str, job: str, kind: str, count: int) -> float:
+    """Return the rate of a side while others run: loops, or more runs of the same."""
+    command = [sys.executable, __file__, "--side", side, "--jobs", job]
+    runs = [_started(command) for _ in range(1 + (count if kind == "runs" else 0))]
+    for run in runs:  # each is ready before any is timed
+        run.stdout.readline()
+    loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(count if kind == "loops" else 0)]
+    try:
+        for run in runs:
+            run.stdin.write("go\n")
+            run.stdin.flush()
+        rates = [float(run.stdout.readline()) for run in runs]
+    finally:
+        for process in [*loops, *runs]:
+            process.kill()
+            process.wait()
+    return sum(rates) / len(rates)
+
+
+def _started(command: list[str]) -> Any:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def work(side: str, job: str) -> None:
+    """Say when ready, wait for the word, and print the rate of so many seconds: steps, or texts for embedding."""
+    step, size = _embedding(side) if job == "embed" else _training(side, job)
+    for _ in range(2):
+        step()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    started, num_steps = time.perf_counter(), 0
+    while time.perf_counter() - started < SECONDS:
+        step()
+        num_steps += 1
+    print(num_steps * size / (time.perf_counter() - started), flush=True)
+
+
+def _training(side: str, size: str) -> tuple[Callable[[], Any], int]:
+    import torch
+    from full_rows import VOCABULARY, full_rows
+    from step_sides import Ours, Peer
+
+    from maskloom.checkpoints.huggingface import save_model
+    from maskloom.models.assembled import build_model
+    from maskloom.models.bert import BertConfig
+
+    config, device = BertConfig.of_size(size, vocab_size=VOCABULARY), torch.device("cpu")
+    batches = [full_rows(BATCH_SIZES[size], seed=seed) for seed in range(4)]
+    if side == "maskloom":
+        return Ours(config, device, batches, "fp32").step, batches[0].num_tokens
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(build_model(config, seed=0), folder)
+        return Peer(Path(folder), device, batches, "fp32").step, batches[0].num_tokens
+
+
+def _embedding(side: str) -> tuple[Callable[[], Any], int]:
+    texts = ["a sentence of eleven words stands here for all of them"] * 64
+    if side == "maskloom":
+        import maskloom
+
+        model = maskloom.load(minilm_folder(), device="cpu")
+    else:
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(str(minilm_folder().parent), device="cpu")
+    return lambda: model.encode(texts), len(texts)
+
+
+def fair_share(load: str, cores: int) -> float:
+    """Return what equal time for every thread leaves of the rate alone; a run takes a thread for each core."""
+    count, kind = load.split()
+    if kind == "runs":
+        return 1.0 / (1 + int(count))
+    return min(1.0, cores / (cores + int(count)))
+
+
+def page(figures: dict[str, Any]) -> str:
+    """Return the page."""
+    lines = [
+        "# Beside other work",
+        "",
+        "Generated by `python benchmarks/busy.py`. Tokens a second of pre-training steps (full rows of 128 tokens; "
+        f"{', '.join(f'{size} {rows} rows' for size, rows in BATCH_SIZES.items())}), texts a second of embedding by "
+        "MiniLM, for which the peer is sentence-transformers. Each side has the threads that it takes by itself. The "
+        "fair share is what equal time for every runnable thread would leave; *kept* is the rate over that share of "
+        "the rate alone.",
+        "",
+        "| job | beside | side | rate | kept | range | reached (floor / target / stretch) |",
+        "|---|---|---|---:|---:|---|---|",
+    ]
+    for job, sides in figures["jobs"].items():
+        for load in next(iter(sides.values())):
+            for side, found in sides.items():
+                alone, share = found["0 loops"], fair_share(load, figures["cores"])
+                kept = sorted(rate / (share * one) for rate, one in zip(found[load], alone, strict=True))
+                level = reached(median(kept), AIMS) if side == "maskloom" and load != "0 loops" else "-"
+                lines.append(
+                    f"| {job} | {load} | {side} | {median(found[load]):,.0f} | **{median(kept):.2f}** | "
+                    f"{kept[0]:.2f}-{kept[-1]:.2f} | {level} |"
+                )
+    lines += [
+        "",
+        f"{order_said(figures['rounds'])} {figures['processor']}; load before the start {figures['load']:.1f}. "
+        f"Python {platform.python_version()}, torch {version('torch')}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

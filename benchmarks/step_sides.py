@@ -1,0 +1,99 @@
+"""Pre-training steps of both sides on drawn batches, for whatever device and precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from maskloom.config import TrainingSection
+from maskloom.data.batch import PretrainingBatch
+from maskloom.models.architectures import prepare_blocks
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.precision import in_precision
+from maskloom.training.ranks import OneRank
+
+
+class Ours:
+    """The training loop, in a precision."""
+
+    def __init__(
+        self, config: BertConfig, device: torch.device, batches: list[PretrainingBatch], precision: str, **blocks: bool
+    ):
+        model = build_model(config, seed=0).to(device)
+        prepare_blocks(model, recompute=blocks.get("recompute", False), compile_=blocks.get("compile_", False))
+        settings = TrainingSection(steps=10**9, learning_rate=1e-4, warmup_steps=0)
+        objective = in_precision(MaskedLanguageModeling(), precision, device)
+        self._steps = train_steps(
+            TrainState.fresh(model, settings),
+            objective,
+            lambda at: (batches[at.get("n", 0) % len(batches)], {"n": at.get("n", 0) + 1}),
+            settings=settings,
+            seed=0,
+            ranks=OneRank(device),
+        )
+
+    def step(self) -> float:
+        """Take a step and return its loss."""
+        return next(self._steps).loss
+
+
+class Peer:
+    """BertForPreTraining with sdpa, its head on the predicted positions, under autocast for bf16, with fused AdamW."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        batches: list[PretrainingBatch],
+        precision: str,
+        *,
+        is_compiled: bool = False,
+    ) -> None:
+        from transformers import BertForPreTraining
+
+        self.model = BertForPreTraining.from_pretrained(folder, attn_implementation="sdpa").to(device).train()
+        self._body = torch.compile(self.model.bert) if is_compiled else self.model.bert
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, eps=1e-6, fused=True)
+        length = max(int(batch.lengths.max()) for batch in batches)
+        self._batches, self._next, self._device = [_padded(batch, length) for batch in batches], 0, device
+        self._is_half = precision == "bf16"
+
+    def step(self) -> float:
+        """Take a step as a careful user writes it, and return its loss."""
+        batch = self._batches[self._next % len(self._batches)]
+        self._next += 1
+        moved = dict(batch)
+        if self._device.type == "cuda":
+            moved = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in batch.items()}
+        places, labels, relation = moved.pop("places"), moved.pop("labels"), moved.pop("relation")
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_half):
+            found = self._body(**moved)
+            hidden = found.last_hidden_state.flatten(0, 1).index_select(0, places)
+            scores, related = self.model.cls(hidden, found.pooler_output)
+        loss = cross_entropy(scores.float(), labels) + cross_entropy(related.float(), relation)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(loss.detach())
+
+
+def _padded(batch: PretrainingBatch, length: int) -> dict[str, torch.Tensor]:
+    is_real = np.arange(length)[None, :] < batch.lengths[:, None]
+    ids = np.zeros(is_real.shape, np.int64)
+    ids[is_real] = batch.token_ids
+    arrays = {
+        "input_ids": ids,
+        "token_type_ids": np.zeros_like(ids),
+        "attention_mask": is_real.astype(np.int64),
+        "places": np.flatnonzero(is_real)[batch.mlm_positions],
+        "labels": batch.mlm_labels,
+        "relation": batch.nsp_labels,
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
