@@ -213,24 +213,6 @@ def measure_embedding(device: torch.device, rounds: int) -> dict[str, list[float
 
     draw = np.random.default_rng(0)
     words = ["a", "model", "reads", "each", "text", "and", "gives", "one", "vector", "for", "all", "of", "them"]
-        "a",
-        "model",
-        "reads",
-        "each",
-        "text",
-        "and",
-        "gives",
-        "one",
-        "vector",
-        "for",
-        "all",
-        "of",
-        "its",
-        "sentences",
-        "in",
-        "their",
-        "order",
-    ]
     texts = [" ".join(draw.choice(words, size)) for size in draw.integers(5, 121, 8192)]
     model = maskloom.load(minilm_folder(), device=str(device))
     runs: dict[str, Callable[[], Any]] = {"maskloom": lambda: model.encode(texts)}
