@@ -38,8 +38,7 @@ from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folde
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
 from maskloom.runs.verification import VERIFY_FINISHED
-from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples

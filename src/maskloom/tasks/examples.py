@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,6 +120,14 @@ def kept_examples(
             continue
         report.num_kept += 1
         yield example
+
+
+def are_labelled(examples: Sequence[Any], path: str | Path) -> bool:
+    """Tell whether examples have labels; raises DataError, with the line, where only some have."""
+    without = [example.line for example in examples if example.label is None]
+    if 0 < len(without) < len(examples):
+        raise DataError(f"{path}: line {without[0]}: missing label (other rows have one)")
+    return len(without) < len(examples)
 
 
 def pieces_of(examples: Iterable[Any], size: int, *, keeps_documents: bool = False) -> Iterator[list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 from maskloom.config import DataError
 from maskloom.metrics import Metric
 from maskloom.objectives.task_objective import TaskObjective
-from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.catalog import Kind
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples, ReadingReport
@@ -70,10 +71,10 @@ class Task:
     objective: TaskObjective
     encode: Encode
     decide: Callable[[EncodedData, Outputs], Any]
-    targets: Callable[[EncodedData], Any]
     decode: Callable[[EncodedData, Outputs], list[dict[str, Any]]]
     metric: Callable[[], Metric]
-    published_config: dict[str, Any]
+    targets: Callable[[EncodedData], Any] = attrgetter("labels")
+    published_config: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     tune: Tune | None = None
     scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
