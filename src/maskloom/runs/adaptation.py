@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from maskloom.data.corpus import Corpus
 from maskloom.foreign_files import file_inside
 from maskloom.runs.display import lines_of
 from maskloom.text.vocabulary import Vocabulary
-from maskloom.training.events import EventLog, read_events
 
 _ROWS = (
     ("mlm_loss", "masked-LM loss, nats", "{:.3f}"),
@@ -51,19 +49,6 @@ def new_parts(report: LoadReport) -> list[str]:
         return []
     text = f"new, with random weights, as the initial model has none: {', '.join(new)}"
     return [f"{text}; the loss before training is that of a random head" if "masked-LM head" in new else text]
-
-
-def metrics_before(out: Path, stage: str, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Return the held-out metrics of the initial weights: evaluated and logged as step 0, or read from the log."""
-    path = out / "events.jsonl"
-    for event in read_events(path) if path.exists() else []:
-        if (event["event"], event.get("stage"), event.get("step")) == ("evaluation", stage, 0):
-            return event["metrics"]
-    metrics = evaluate()
-    if metrics:
-        with EventLog(path) as log:
-            log.write("evaluation", stage=stage, step=0, metrics=metrics)
-    return metrics
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
