@@ -31,8 +31,7 @@ from maskloom.runs.finetune_restarts import (
     summarise_restarts,
 )
 from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.model_card import finetuning_card
-from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import finetuning_lines, model_line

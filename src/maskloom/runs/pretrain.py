@@ -12,30 +12,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from maskloom.checkpoints.huggingface import load_model, read_config
-from maskloom.config import PretrainRecipe, TrainingSection
+from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
+from maskloom.config import ConfigError, PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus
 from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
 from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
+from maskloom.foreign_files import file_inside
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.machine_memory import require_memory
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.runs.adaptation import check_vocabulary, new_parts
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.model_card import pretraining_card
-from maskloom.runs.model_writing import write_best_model, write_model_folder
+from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import PhasePlan, check_model, heads_of, left_aside, model_config, phase_plans
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.events import EventLog, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
@@ -43,6 +43,7 @@ from maskloom.training.run_log import check_log_targets, open_run_log
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64
+_PARTS = (("cls.predictions", "masked-LM head"), ("cls.seq_relationship", "next-sentence head"), ("pooler", "pooler"))
 
 
 @alone_in_folder(ranks_share=True)
@@ -147,8 +148,37 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
         config = model_config(recipe, vocab_size=len(corpus.vocabulary))
         return build_model(config, heads=heads_of(recipe), seed=recipe.seed), []
     model, report = load_model(init, heads=heads_of(recipe), seed=recipe.seed)
-    check_vocabulary(init, model.config.vocab_size, corpus)
-    return model, new_parts(report)
+    _check_vocabulary(init, model.config.vocab_size, corpus)
+    return model, _new_parts(report)
+
+
+def _check_vocabulary(init: Path, num_embedded: int, corpus: Corpus) -> None:
+    """Raise ConfigError when the pieces of a corpus are not those of the model that is to go on."""
+    pieces = corpus.vocabulary
+    hint = f"build the corpus with --vocab {init}"
+    if len(pieces) > num_embedded:
+        raise ConfigError(f"{init}: it embeds {num_embedded} pieces, the corpus was built with {len(pieces)}; {hint}")
+    if not any(file_inside(init, name) for name in ("vocab.txt", "tokenizer.json")):
+        return
+    own = Vocabulary.load(init)
+    if own != pieces:
+        differing = (
+            place for place, pair in enumerate(zip(own.tokens, pieces.tokens, strict=False)) if pair[0] != pair[1]
+        )
+        first = next(differing, min(len(own), len(pieces)))
+        raise ConfigError(
+            f"{init}: its vocabulary of {len(own)} pieces is not that of {len(pieces)} of the corpus, from id {first} "
+            f"on; {hint}"
+        )
+
+
+def _new_parts(report: LoadReport) -> list[str]:
+    """Return a sentence on the parts that a model folder lacks and that start from random weights, or nothing."""
+    new = [name for prefix, name in _PARTS if any(prefix in parameter for parameter in report.new_parameters)]
+    if not new:
+        return []
+    text = f"new, with random weights, as the initial model has none: {', '.join(new)}"
+    return [f"{text}; the loss before training is that of a random head" if "masked-LM head" in new else text]
 
 
 def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
@@ -160,7 +190,7 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
         config = model_config(recipe, vocab_size=len(corpus.vocabulary))
     else:
         config = BertConfig.from_published(read_config(init), str(init))
-        check_vocabulary(init, config.vocab_size, corpus)
+        _check_vocabulary(init, config.vocab_size, corpus)
     with torch.device("meta"):
         num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe)).parameters())
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
