@@ -75,10 +75,10 @@ def train_vocabulary_from_files(
     made_from = {**settings, "max_length": max_length, "on_bad_text": on_bad_text}
     if (out / REPORT).exists():
         return _finished(out, {**made_from, "text": _digest(describe_file(file.path)["sha256"] for file in files)})
-    reading = ReadingReport()
-    texts = _Texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading)
+    reading, place = ReadingReport(), ["the start"]
+    texts = _texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading, place)
     with _staging(out) as staging:
-        count = partial(count_words, engine=does, scratch=staging, place=texts.place)
+        count = partial(count_words, engine=does, scratch=staging, place=lambda: place[0])
         trained = train_vocabulary(texts, **settings, num_workers=num_workers, progress=progress, count=count)
         tokenizer = Tokenizer(trained.vocabulary, lowercase=not cased, max_length=max_length)
         made_from["text"] = _digest(reading.sums[file.path] for file in files)
@@ -117,25 +117,14 @@ def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
     return {"folder": str(out), "already_trained": True, **report}
 
 
-class _Texts:
-    """The texts of documents, and the place of the last; when there is none, the error says what was left out."""
-
-    def __init__(self, documents: Iterator[Document], reading: ReadingReport) -> None:
-        self._documents, self._reading = documents, reading
-        self._place = "the start"
-
-    def __iter__(self) -> Iterator[str]:
-        for document in self._documents:
-            self._place = f"{document.source}, line {document.line}"
-            yield document.text
-        found = self._reading
-        if not found.num_documents:
-            left_out = f"{found.num_empty_documents} documents were empty, {found.num_skipped_documents} were skipped"
-            raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
-
-    def place(self) -> str:
-        """Return the file and line of the document that was drawn last."""
-        return self._place
+def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[str]) -> Iterator[str]:
+    """Yield the texts of documents with the `place` of each; when there is none, the error says what was left out."""
+    for document in documents:
+        place[:] = [f"{document.source}, line {document.line}"]
+        yield document.text
+    if not reading.num_documents:
+        left_out = f"{reading.num_empty_documents} documents were empty, {reading.num_skipped_documents} were skipped"
+        raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
 
 
 @contextmanager
