@@ -51,10 +51,9 @@ from maskloom.tasks.labels import (
 )
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.events import EventLog
+from maskloom.training.events import EventLog, check_log_targets, open_run_log
 from maskloom.training.loop import NumericalError
 from maskloom.training.ranks import Ranks, joined_ranks
-from maskloom.training.run_log import check_log_targets, open_run_log
 
 _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
 

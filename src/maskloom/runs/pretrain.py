@@ -14,9 +14,8 @@ import torch
 
 from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
 from maskloom.config import ConfigError, PretrainRecipe, TrainingSection
-from maskloom.data.corpus import Corpus
+from maskloom.data.corpus import Corpus, split_documents
 from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
-from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import file_inside
@@ -36,10 +35,9 @@ from maskloom.runs.start_summary import default_lines, model_line, phase_lines, 
 from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
-from maskloom.training.events import EventLog, read_events
+from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
-from maskloom.training.run_log import check_log_targets, open_run_log
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64

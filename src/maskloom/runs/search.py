@@ -31,8 +31,8 @@ from maskloom.runs.search_space import (
 )
 from maskloom.runs.search_table import markdown_of, ranked, search_rows
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.training.events import check_log_targets
 from maskloom.training.interruption import Interrupted
-from maskloom.training.run_log import check_log_targets
 
 PLAN = "search.json"
 Method = Literal["grid", "optuna"]

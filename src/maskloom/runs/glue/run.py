@@ -23,7 +23,7 @@ from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS
-from maskloom.training.run_log import check_log_targets
+from maskloom.training.events import check_log_targets
 
 MAJORITY = "majority.json"
 
