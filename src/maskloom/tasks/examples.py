@@ -93,6 +93,15 @@ class ReadExamples:
     examples: list[Any]
     report: ReadingReport
 
+    @classmethod
+    def of(cls, path: str | Path, iterate: Callable[[ReadingReport], Iterable[Any]]) -> ReadExamples:
+        """Read a whole file by what `iterate` yields; raises DataError where no row is usable."""
+        report = ReadingReport(Path(path))
+        examples = list(iterate(report))
+        if not examples:
+            raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
+        return cls(examples, report)
+
 
 def kept_examples(
     records: Iterable[Any],

@@ -10,13 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from maskloom.config import DataError
 from maskloom.metrics import Metric
 from maskloom.objectives.task_objective import TaskObjective
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
-from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.examples import ReadExamples
 from maskloom.text.tokenizer import Tokenizer
 
 # One array (rows, width) a unit: the rows that the objective gives for it.
@@ -125,9 +124,5 @@ class TaskKind:
         needs_label: bool = True,
     ) -> ReadExamples:
         """Read a whole file. Raises DataError, with file and line, for wrong data and a file without usable rows."""
-        report = ReadingReport(Path(path))
-        options = options or ReadingOptions()
-        examples = list(self.iterate(path, options, settings or {}, needs_label=needs_label, report=report))
-        if not examples:
-            raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
-        return ReadExamples(examples, report)
+        how = (path, options or ReadingOptions(), settings or {})
+        return ReadExamples.of(path, lambda report: self.iterate(*how, needs_label=needs_label, report=report))
