@@ -9,6 +9,7 @@ from typing import Any
 from maskloom.config import ConfigError, DataError
 from maskloom.metrics.calibration import checked_temperature
 from maskloom.metrics.entities import EntityMetric, TagTable, is_tag
+from maskloom.metrics.metric import checked_primary
 from maskloom.metrics.single_label import SingleLabelMetric
 from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.columns import ReadingOptions
@@ -56,9 +57,7 @@ def tagging_task(
     known = {"scheme": given.get("scheme", "auto"), "context": context, "crf": crf}
     is_plain = _is_plain(labels, given)
     scores = PLAIN_SCORES if is_plain else SCORES
-    primary = primary or scores[0]
-    if primary not in scores:
-        raise ValueError(f"metric {primary!r} is not one of {list(scores)} ({'plain tags' if is_plain else 'tagging'})")
+    primary = checked_primary(primary or scores[0], scores, "plain tags" if is_plain else "tagging")
     scheme = PLAIN if is_plain else TagTable.of(labels).scheme()
     known["trained_scheme"] = scheme
     forbidden = () if scheme == PLAIN else forbidden_pairs(labels, scheme)
