@@ -111,16 +111,11 @@ class Extension(Section):
 class TrainingSection(Section):
     """Optimisation (paper 3.4, 3.5).
 
-    `head_learning_rate` is that of the heads, whose parameters are new in fine-tuning; without it they have
-    `learning_rate` like all others. The schedule scales both alike. `on_nonfinite` says what follows a loss or gradient
-    that is not finite: "stop"; "skip" goes on with the next batch, at most `max_skips` times in a row; "rewind" goes
-    back to the last checkpoint and on with the batches after the bad one, at most `max_skips` times in all.
-    Where torchrun starts several processes, `parallel` says whether each holds the whole model ("ddp"), a shard of it
-    ("fsdp") or, with a copy on each machine, a shard of that ("hsdp"), and a process that lets the others wait for
-    `rank_timeout` seconds ends the run.
-    With `minutes` the learning rate follows the share of the time that is used, and steps and epochs do not count.
-    `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe tells the whole schedule; they
-    are those of the last phase.
+    The schedule scales the learning rates of the heads and of all else alike. After a loss or gradient that is not
+    finite, "skip" goes on with the next batch; "rewind" goes back to the last checkpoint and on with the batches after
+    the bad one. With `minutes` the learning rate follows the share of the time that is used, and steps and epochs do
+    not count. `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe tells the whole
+    schedule; they are those of the last phase.
     """
 
     steps: Annotated[Count, about("Optimiser steps.")] = 10_000
@@ -361,8 +356,7 @@ class FeaturesSection(Section):
     """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them.
 
     `layers` is embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, scalar_mix, or numbers of
-    layers joined by commas, 0 for the embeddings. `lstm_size` counts both directions together. `precision` is that of
-    the vectors on disk.
+    layers joined by commas, 0 for the embeddings.
     """
 
     layers: Annotated[

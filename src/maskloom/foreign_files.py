@@ -111,12 +111,11 @@ def file_inside(folder: Path, name: str) -> Path | None:
     count as inside.
     """
     path = folder / name
-    if not path.is_symlink():
-        if not path.exists():
-            return None
-        check_regular(path)
-        return path
+    if not path.exists() and not path.is_symlink():
+        return None
     check_regular(path)
+    if not path.is_symlink():
+        return path
     home = folder.resolve()
     inside = next((above.parent for above in home.parents[:2] if above.name == _SNAPSHOTS), home)
     target = path.resolve()

@@ -12,8 +12,8 @@ from maskloom.config import ConfigError, PretrainRecipe, load_recipe
 from maskloom.data.corpus_building import build_corpus
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs.adaptation import pretraining_lines
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.task_summaries import pretraining_lines
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.training.events import read_events

@@ -112,11 +112,11 @@ def test_the_page_of_squad_says_how_v2_stands_to_no_answer_at_all(ours, word, tm
 
 
 def test_the_page_of_goemotions_says_what_thresholds_do_to_micro_f1(tmp_path):
-    from goemotions import write_page
+    from goemotions import FITTED, PLAIN, write_page
 
     scores = {
         name: {"f1_micro": micro, "f1_macro": 0.1, "calibration_error": 0.0, "num_examples": 2}
-        for name, micro in (("macro", 0.40), ("micro", 0.45), ("0.5", 0.42))
+        for name, micro in zip((*FITTED, PLAIN), (0.40, 0.45, 0.42), strict=True)
     }
     content = {"scores": scores, "neutral": {"f1_micro": 0.3, "f1_macro": 0.01}, "changes": [], "epochs": 3.0}
     write_page(tmp_path / "page", {**content, "steps": 1, "num_train": 1, "num_dev": 1, "machine": "a machine"})

@@ -80,15 +80,14 @@ MUTANTS = (
         "manifest first",
         "training/checkpoints.py",
         """        files = {
-            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk)
-            for name, pieces in _contents(snapshot).items()
+            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk) for name, pieces in contents.items()
         }
         facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
         write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
 """,
         """        import hashlib
 
-        whole = {name: b"".join(map(bytes, pieces)) for name, pieces in _contents(snapshot).items()}
+        whole = {name: b"".join(map(bytes, pieces)) for name, pieces in contents.items()}
         files = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in whole.items()}
         facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
         write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)

@@ -27,28 +27,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 PREPARE, TRAIN, USE, INSPECT = "Prepare", "Train", "Use", "Inspect"  # the panels of the help, in this order
-app.command("convert", rich_help_panel=PREPARE)(folders.convert)
-app.add_typer(vocab_app, name="vocab", rich_help_panel=PREPARE)
-app.add_typer(corpus_app, name="corpus", rich_help_panel=PREPARE)
-app.add_typer(recipes_app, name="recipes", rich_help_panel=PREPARE)
-app.command("quickstart", rich_help_panel=TRAIN)(training.quickstart)
-app.command("pretrain", rich_help_panel=TRAIN)(training.pretrain)
-app.command("finetune", rich_help_panel=TRAIN)(training.finetune)
-app.command("search", rich_help_panel=TRAIN)(training.search)
-app.add_typer(glue_app, name="glue", rich_help_panel=TRAIN)
-app.command("tune", rich_help_panel=TRAIN)(use.tune)
-app.command("rerun", rich_help_panel=TRAIN)(folders.rerun)
-app.command("export", rich_help_panel=TRAIN)(folders.export)
-app.command("predict", rich_help_panel=USE)(use.predict)
-app.command("answer", rich_help_panel=USE)(use.answer)
-app.command("embed", rich_help_panel=USE)(use.embed)
-app.command("fill-mask", rich_help_panel=USE)(use.fill_mask)
-app.command("features", rich_help_panel=USE)(use.features)
-app.command("evaluate", rich_help_panel=INSPECT)(use.evaluate)
-app.command("score-answers", rich_help_panel=INSPECT)(use.score_answers)
-app.command("report", rich_help_panel=INSPECT)(folders.report)
-app.command("info", rich_help_panel=INSPECT)(folders.info)
-app.command("doctor", rich_help_panel=INSPECT)(folders.doctor)
+for name, group, panel in (
+    ("vocab", vocab_app, PREPARE),
+    ("corpus", corpus_app, PREPARE),
+    ("recipes", recipes_app, PREPARE),
+    ("glue", glue_app, TRAIN),
+):
+    app.add_typer(group, name=name, rich_help_panel=panel)
+for panel, commands in (
+    (PREPARE, [folders.convert]),
+    (TRAIN, [training.quickstart, training.pretrain, training.finetune, training.search]),
+    (TRAIN, [use.tune, folders.rerun, folders.export]),
+    (USE, [use.predict, use.answer, use.embed, use.fill_mask, use.features]),
+    (INSPECT, [use.evaluate, use.score_answers, folders.report, folders.info, folders.doctor]),
+):
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
 

@@ -54,8 +54,8 @@ def pretrain(
     chosen = with_epochs(chosen, epochs, flags["steps"], corpus)
     if init is not None:
         check_model_name(init)
-    from maskloom.runs.adaptation import pretraining_lines
     from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe or path is refused before it
+    from maskloom.runs.task_summaries import pretraining_lines
 
     with verification(verify, resume):
         result = run(

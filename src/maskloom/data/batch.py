@@ -35,12 +35,14 @@ class PackedBatch:
         """
         if num_sequences < 1:
             raise ValueError(f"num_sequences is {num_sequences}, a part of a batch needs at least 1")
-        edges = self._edges()
-        whole = np.arange(len(edges["token_ids"]))
+        edges = {name: ends.tolist() for name, ends in self._edges().items()}
+        every = range(len(edges["token_ids"]))
         parts = []
-        for first, last in pairwise([*range(0, whole[-1], num_sequences), whole[-1]]):
-            cuts = {name: slice(*edges.get(name, whole)[[first, last]]) for name in vars(self)}
-            values: dict[str, Any] = {name: v if v is None else v[cuts[name]] for name, v in vars(self).items()}
+        for first, last in pairwise([*range(0, every[-1], num_sequences), every[-1]]):
+            values: dict[str, Any] = {}
+            for name, value in vars(self).items():
+                ends = edges.get(name, every)
+                values[name] = None if value is None else value[ends[first] : ends[last]]
             values |= {name: values[name] - edges["token_ids"][first] for name in self._positions}
             parts.append(type(self)(**values))
         return parts

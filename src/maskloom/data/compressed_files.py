@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import zstandard
 
@@ -74,15 +75,12 @@ class ByteStream:
         if suffix in COMPRESSIONS and not path.stat().st_size:
             self._raw.close()
             raise EOFError
-        self._decompressing = None
+        source: Any = self._raw
         if suffix == ".gz":
-            self._decompressing = gzip.GzipFile(fileobj=self._raw, mode="rb")
-            self.lines = io.BufferedReader(self._decompressing, _BLOCK)  # pyright: ignore[reportArgumentType]
+            source = gzip.GzipFile(fileobj=self._raw, mode="rb")
         elif suffix == ".zst":
-            self._decompressing = _ZstandardReader(self._raw)
-            self.lines = io.BufferedReader(self._decompressing, _BLOCK)
-        else:
-            self.lines = io.BufferedReader(self._raw, _BLOCK)
+            source = _ZstandardReader(self._raw)
+        self.lines = io.BufferedReader(source, _BLOCK)
 
     @property
     def position(self) -> int:

@@ -200,7 +200,6 @@ class InstanceStream:
 
     def _pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments: a chunk of sentences up to the target length, split, or with another B."""
-        key = (self._seed, epoch)
         goals = chunks.token_ends[:-1] + chunks.targets
         last = np.minimum(np.searchsorted(chunks.token_ends, goals), chunks.document_ends)
         num_sentences = last - chunks.starts
@@ -215,7 +214,7 @@ class InstanceStream:
         b_last = sentences + (last - start)
         (rows,) = np.nonzero(is_random)
         goal = chunks.targets[reached[rows]] - a_length[rows]
-        drawn = self._random_texts(chunks.places[reached[rows]], sentences[rows], goal, key)
+        drawn = self._random_texts(chunks.places[reached[rows]], sentences[rows], goal, epoch)
         b_first[rows], b_last[rows], b_length[rows] = drawn
         a_kept, b_kept = truncated_lengths(a_length, b_length, self._data.num_text_tokens)
         return Instances(
@@ -233,21 +232,20 @@ class InstanceStream:
         )
 
     def _random_texts(
-        self, places: np.ndarray, sentences: np.ndarray, goals: np.ndarray, key: tuple[int, int]
+        self, places: np.ndarray, sentences: np.ndarray, goals: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return first sentence, sentence after the last, and number of tokens of texts from other documents.
 
         A text starts at a random sentence and grows until it holds `goals` tokens or the document ends. Another
         document is drawn up to 10 times; after that the same one serves and still counts as random.
         """
-        seed, epoch = key
         others = places.copy()
         for attempt in range(_NUM_DOCUMENT_DRAWS):
             (same,) = np.nonzero(others == places)
             if len(same) == 0:
                 break
-            others[same] = integers(len(self._documents), seed, _DOCUMENT, epoch, sentences[same], attempt)
-        first = self._first[others] + integers(self._count[others], seed, _START, epoch, sentences)
+            others[same] = integers(len(self._documents), self._seed, _DOCUMENT, epoch, sentences[same], attempt)
+        first = self._first[others] + integers(self._count[others], self._seed, _START, epoch, sentences)
         document_ends = self._first[others] + self._count[others]
         last, num_tokens = first.copy(), np.zeros(len(first), dtype=np.int64)
         growing = np.arange(len(first))

@@ -15,7 +15,7 @@ from maskloom.config import ConfigError
 from maskloom.inference.predictor import Predictor, TaskModel
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
-from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
 from maskloom.tasks.evaluation import PROCESSOR_TOKENS, ModelOutputs
 from maskloom.tasks.examples import ReadExamples

@@ -22,7 +22,7 @@ from maskloom.inference.results import MaskCandidate, Prediction
 from maskloom.layers.int8 import quantize_dense_layers
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch
-from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
 from maskloom.tasks.evaluation import ModelOutputs, model_outputs, tokens_at_once

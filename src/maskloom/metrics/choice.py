@@ -6,16 +6,14 @@ from collections import Counter
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair
+from maskloom.metrics.metric import checked_pair, checked_primary
 
 
 class ChoiceMetric:
     """The share of examples whose right choice was taken; choices are numbers from 0, however many there are."""
 
     def __init__(self, *, primary: str = "accuracy") -> None:
-        if primary != "accuracy":
-            raise ValueError(f"metric {primary!r} is not one of ['accuracy'] (multiple choice)")
-        self.primary = primary
+        self.primary = checked_primary(primary, ["accuracy"], "multiple choice")
         self._num_right = 0
         self._predictions: Counter[int] = Counter()
         self._targets: Counter[int] = Counter()

@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from maskloom.metrics.metric import checked_primary
+
 Scheme = Literal["io", "iob1", "iob2", "bioes", "bilou"]
 
 # L and U are BILOU's names of what BIOES calls E and S.
@@ -136,10 +138,7 @@ class EntityMetric:
     """
 
     def __init__(self, labels: Sequence[str], *, primary: str = "f1", scheme: Scheme | None = None) -> None:
-        known = ["f1", "strict_f1", "accuracy"]
-        if primary not in known:
-            raise ValueError(f"metric {primary!r} is not one of {known} (tagging)")
-        self.primary = primary
+        self.primary = checked_primary(primary, ["f1", "strict_f1", "accuracy"], "tagging")
         self.table = TagTable.of(labels)
         self.scheme: Scheme = scheme or self.table.scheme()
         # Rows: entities in common, predicted, true.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,13 @@ class Metric(Protocol):
     def degeneracy(self) -> str | None:
         """Say in what way the predictions are those of a model that answers the same always, or return None."""
         ...
+
+
+def checked_primary(primary: str, known: Sequence[str], what: str) -> str:
+    """Return the name of a score; raises ValueError for one that is not among those of `what`."""
+    if primary not in known:
+        raise ValueError(f"metric {primary!r} is not one of {list(known)} ({what})")
+    return primary
 
 
 def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> tuple[np.ndarray, np.ndarray]:

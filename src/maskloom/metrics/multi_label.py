@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair
+from maskloom.metrics.metric import checked_pair, checked_primary
 
 
 class MultiLabelMetric:
@@ -15,10 +15,7 @@ class MultiLabelMetric:
     """
 
     def __init__(self, num_labels: int, *, primary: str = "f1_micro") -> None:
-        known = ["f1_micro", "f1_macro", "exact_match"]
-        if primary not in known:
-            raise ValueError(f"metric {primary!r} is not one of {known} (a multi-label task)")
-        self.primary = primary
+        self.primary = checked_primary(primary, ["f1_micro", "f1_macro", "exact_match"], "a multi-label task")
         self.num_labels = num_labels
         self._true_positives, self._predicted, self._actual = np.zeros((3, num_labels), dtype=np.int64)
         self._num_exact = self._num_examples = 0

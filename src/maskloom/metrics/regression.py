@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, gathered
+from maskloom.metrics.metric import checked_pair, checked_primary, gathered
 
 
 class RegressionMetric:
@@ -16,10 +16,7 @@ class RegressionMetric:
     """
 
     def __init__(self, *, primary: str = "pearson") -> None:
-        known = ["pearson", "spearman", "correlation"]
-        if primary not in known:
-            raise ValueError(f"metric {primary!r} is not one of {known} (a regression task)")
-        self.primary = primary
+        self.primary = checked_primary(primary, ["pearson", "spearman", "correlation"], "a regression task")
         self._predictions: list[np.ndarray] = []
         self._targets: list[np.ndarray] = []
 

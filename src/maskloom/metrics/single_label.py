@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, f1
+from maskloom.metrics.metric import checked_pair, checked_primary, f1
 
 
 class SingleLabelMetric:
@@ -16,9 +16,7 @@ class SingleLabelMetric:
 
     def __init__(self, num_labels: int, *, primary: str = "accuracy") -> None:
         known = ["accuracy", "f1_macro", "matthews", *(["f1"] if num_labels == 2 else [])]
-        if primary not in known:
-            raise ValueError(f"metric {primary!r} is not one of {known} (a task of {num_labels} classes)")
-        self.primary = primary
+        self.primary = checked_primary(primary, known, f"a task of {num_labels} classes")
         self.num_labels = num_labels
         self._counts = np.zeros((num_labels, num_labels), dtype=np.int64)
 

@@ -16,8 +16,7 @@ from maskloom.config import DataError
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.runs.model_card import Card, hub_name, model_name
-from maskloom.runs.model_writing import check_new_folder, write_model_folder
+from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, write_model_folder
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 

@@ -7,11 +7,20 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from maskloom.data.documents import SourceFile
-    from maskloom.data.sentence_encoding import SentenceEncoder
+from maskloom.data.corpus import Corpus
+from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_estimate import estimated_corpus
+from maskloom.data.corpus_lint import lint_corpus
+from maskloom.data.corpus_statistics import corpus_statistics
+from maskloom.data.documents import SourceFile, check_rule
+from maskloom.data.sentence_encoding import SentenceEncoder
+from maskloom.errors import ConfigError, DataError
+from maskloom.foreign_files import check_name
+from maskloom.runs.ray_tasks import chosen_engine
+from maskloom.runs.run_folder import environment
+from maskloom.text.tokenizer import Tokenizer
 
 _SHOWN = (
     "num_documents",
@@ -52,19 +61,14 @@ def build_corpus_from_files(
     lie, for `rerun`. Raises ConfigError for a language or a rule of documents that would change nothing, and as
     `build_corpus`, `Tokenizer.load` and `chosen_engine` do.
     """
-    from maskloom.data.corpus_building import build_corpus
-    from maskloom.data.sentence_encoding import SentenceEncoder
-    from maskloom.foreign_files import check_name
-    from maskloom.runs.ray_tasks import chosen_engine
-    from maskloom.runs.run_folder import environment
-    from maskloom.text.tokenizer import Tokenizer
-
     texts = [texts] if isinstance(texts, str | Path) else list(texts)
     for path in (vocab, out):
         check_name(Path(path))
     paths = {"texts": [os.path.abspath(path) for path in texts], "vocab": os.path.abspath(vocab)}
     tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)))
-    rules: Any = {"sentences": sentences, "language": _language(language, sentences)}
+    if sentences == "lines" and language is not None:
+        raise ConfigError(f"--language {language}: with --sentences lines no sentences are looked for; leave it out")
+    rules: Any = {"sentences": sentences, "language": "en" if language is None else language}
     manifest = build_corpus(
         texts,
         tokenizer=tokenizer,
@@ -88,18 +92,8 @@ def build_corpus_from_files(
     }
 
 
-def _language(given: str | None, sentences: str) -> str:
-    from maskloom.errors import ConfigError
-
-    if sentences == "lines" and given is not None:
-        raise ConfigError(f"--language {given}: with --sentences lines no sentences are looked for; leave it out")
-    return "en" if given is None else given
-
-
 def tokenizer_folder(folder: Path) -> Path:
     """Return the folder with the vocabulary: the one named, or `model/` of a run; raises DataError where none is."""
-    from maskloom.errors import DataError
-
     for candidate in (folder, folder / "model"):
         if (candidate / "vocab.txt").exists() or (candidate / "tokenizer.json").exists():
             return candidate
@@ -121,9 +115,6 @@ def _look_at(
 
     It warns when the disk has less room.
     """
-    from maskloom.data.corpus_estimate import estimated_corpus
-    from maskloom.data.documents import check_rule
-
     check_rule(files, documents)
     found = None if say is None else estimated_corpus(files, encoder)
     if found is None or say is None:
@@ -148,15 +139,9 @@ def _size(num_bytes: float) -> str:
 
 def stats(folder: str | Path) -> dict[str, Any]:
     """Return a corpus in figures; raises DataError for a damaged or missing corpus."""
-    from maskloom.data.corpus import Corpus
-    from maskloom.data.corpus_statistics import corpus_statistics
-
     return corpus_statistics(Corpus.open(folder))
 
 
 def lint(folder: str | Path) -> list[dict[str, str]]:
     """Return what would ruin a run on a corpus, as plain values; raises DataError for a damaged or missing corpus."""
-    from maskloom.data.corpus import Corpus
-    from maskloom.data.corpus_lint import lint_corpus
-
     return [finding.as_dict() for finding in lint_corpus(Corpus.open(folder))]

@@ -23,10 +23,14 @@ from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.fingerprints import saved_sum
-from maskloom.runs.model_card import finetuning_card, pretraining_card
-from maskloom.runs.model_writing import check_new_folder, kept_step, write_model_folder
-from maskloom.runs.pretrain import heads_of
-from maskloom.runs.pretraining_plan import model_config
+from maskloom.runs.model_writing import (
+    check_new_folder,
+    finetuning_card,
+    kept_step,
+    pretraining_card,
+    write_model_folder,
+)
+from maskloom.runs.pretraining_plan import heads_of, model_config
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task

@@ -33,12 +33,12 @@ from maskloom.tasks.examples import Example
 from maskloom.tasks.tables import read_rows
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import (
-    AllTokens,
-    ChainWords,
     FeatureSentences,
     FeatureUnits,
-    SentenceWords,
+    all_tokens,
+    chain_words,
     row_counts,
+    sentence_words,
 )
 from maskloom.tasks.tagging.reading import layout_of_sentences
 from maskloom.tasks.tagging.task import TAGGING
@@ -110,13 +110,13 @@ def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Pr
             folder / name,
             model,
             combination,
-            ChainWords(encoded),
+            chain_words(encoded),
             model_sum=model_sum,
             precision=options.get("precision", "float32"),
             progress=progress,
             what=f"writing activations of {name}",
         )
-        sides[name] = FeatureSentences.of(encoded, file)
+        sides[name] = FeatureSentences(**vars(encoded), features=file)
     return replace(plan, **sides)
 
 
@@ -217,7 +217,7 @@ def _encode(path: Path, tokenizer: Tokenizer, units: Units | None, options: Read
         {"index": index, "line": sentence.line, "words": list(sentence.words)}
         for index, sentence in enumerate(data.examples)
     ]
-    return _Source(SentenceWords(encoded), names, 0)
+    return _Source(sentence_words(encoded), names, 0)
 
 
 def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Source:
@@ -234,7 +234,7 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Source:
     for index, example in enumerate(examples):
         ids = encoded.token_ids[encoded.offsets[index] : encoded.offsets[index + 1]].tolist()
         names.append({"index": index, "line": example.line, "tokens": [tokens[number] for number in ids]})
-    return _Source(AllTokens(encoded), names, encoded.num_truncated_examples)
+    return _Source(all_tokens(encoded), names, encoded.num_truncated_examples)
 
 
 def _published_indices(combination: LayerCombination, num_layers: int) -> list[int | str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,13 @@ from maskloom.runs.finetune_restarts import (
     summarise_restarts,
 )
 from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.model_card import finetuning_card
-from maskloom.runs.model_writing import write_model_folder
+from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import device_line, finetuning_lines, model_line
 from maskloom.runs.tune import check_tunable, tune_folder
 from maskloom.runs.verification import VERIFY_FINISHED
-from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
@@ -53,10 +51,9 @@ from maskloom.tasks.labels import (
 )
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.events import EventLog
+from maskloom.training.events import EventLog, check_log_targets, open_run_log
 from maskloom.training.loop import NumericalError
 from maskloom.training.ranks import Ranks, joined_ranks
-from maskloom.training.run_log import check_log_targets, open_run_log
 
 _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
 
@@ -132,7 +129,7 @@ def _finetune(
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
     recipe = _extended(recipe, len(prepared.train), out) if resume else recipe
     settings = _settings(recipe, len(prepared.train))
-    plan = FinetunePlan(prepared.task, source, recipe.from_scratch, prepared.train, prepared.dev, settings)
+    plan = FinetunePlan(out, recipe, prepared.task, source, prepared.train, prepared.dev, settings, verify)
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:
@@ -148,18 +145,16 @@ def _finetune(
     about_task = finetuning_lines(recipe, settings, prepared.train)
     for line in [about, device_line(ranks.device), *about_task, *extension_lines(settings), *prepared.account["notes"]]:
         progress.say(line)
-    own = {"group_by_length": recipe.training.group_by_length, "patience": recipe.training.patience}
-    plan = replace(plan, **own, folder=out, verify=verify)
     if prepared.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)
     with open_run_log(out / "events.jsonl", is_first=ranks.is_first, log_to=recipe.training.log_to) as log:
         log.write("data", **prepared.account)
-        results, failures = _run_restarts(plan, recipe, out, log, progress, ranks)
+        results, failures = _run_restarts(plan, log, progress, ranks)
     if not ranks.is_first:
         return {}
     result = _result(prepared, results, failures, out)
     with ranks.at("save"):
-        _write_models(out, recipe, prepared, results, result, source, tokenizer)
+        _write_models(plan, prepared, results, result, tokenizer)
     if recipe.tune_on_dev:
         result["tuned"] = {"fitted_on": str(dev), **tune_folder(out / "model", prepared.dev)}
     write_json(out / METRICS, result)
@@ -213,18 +208,18 @@ def _remove_best_weights(out: Path) -> None:
 
 
 def _run_restarts(
-    plan: FinetunePlan, recipe: FinetuneRecipe, out: Path, log: EventLog, progress: Progress, ranks: Ranks
+    plan: FinetunePlan, log: EventLog, progress: Progress, ranks: Ranks
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """Return the results of all seeds and what stopped those that ended in numbers that are not finite.
 
     One seed that fails does not take the others with it; raises NumericalError when none is left.
     """
     results, failures = [], {}
-    for seed in seeds_of(recipe):
+    for seed in seeds_of(plan.recipe):
         try:
-            results.append(run_restart(plan, seed, out / "restarts" / f"seed-{seed}", log, progress, ranks))
+            results.append(run_restart(plan, seed, log, progress, ranks))
         except NumericalError as error:
-            if recipe.restarts == 1 or (not results and len(failures) == recipe.restarts - 1):
+            if not results and len(failures) == plan.recipe.restarts - 1:
                 raise
             failures[seed] = str(error)
             progress.end()
@@ -398,22 +393,20 @@ def _model_settings(recipe: FinetuneRecipe, prepared: _Prepared, reading: Readin
 
 
 def _write_models(
-    out: Path,
-    recipe: FinetuneRecipe,
+    plan: FinetunePlan,
     prepared: _Prepared,
     results: list[dict[str, Any]],
     result: dict[str, Any],
-    source: Path,
     tokenizer: Tokenizer,
 ) -> None:
     """Write the model of the best restart, and those of all where they are to be kept."""
-    settings = read_json_object(out / TASK)
-    chosen, dev = f"the best on dev by {prepared.task.primary}", prepared.account["dev"]["path"]
+    recipe, settings = plan.recipe, read_json_object(plan.folder / TASK)
+    chosen, dev = f"the best on dev by {plan.task.primary}", prepared.account["dev"]["path"]
     for restart in results:
-        folder, seed = out / "restarts" / f"seed-{restart['seed']}", restart["seed"]
+        folder, seed = plan.of_seed(restart["seed"]), restart["seed"]
         what = f"seed {seed}, epoch {restart['best']['epoch']}: {chosen}"
-        card = finetuning_card(recipe, what=what, scores=restart["best"]["scores"], base=source, dev=dev)
-        wanted = {out / "model": seed == result["best_seed"], folder / "model": recipe.keep_restarts}
+        card = finetuning_card(recipe, what=what, scores=restart["best"]["scores"], base=plan.source, dev=dev)
+        wanted = {plan.folder / "model": seed == result["best_seed"], folder / "model": recipe.keep_restarts}
         for final in (path for path, is_wanted in wanted.items() if is_wanted):
             write_model_folder(final, folder / "best", tokenizer, card, settings=settings)
         if recipe.keep_restarts and recipe.tune_on_dev:

@@ -29,7 +29,7 @@ from maskloom.tasks.task import Task
 from maskloom.training.checkpoints import drop_old_checkpoints
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
-from maskloom.training.ranks import ONE_RANK, Ranks
+from maskloom.training.ranks import Ranks
 from maskloom.training.session import TrainingSession
 
 _RESULT = "result.json"
@@ -37,29 +37,33 @@ _RESULT = "result.json"
 
 @dataclass(frozen=True)
 class FinetunePlan:
-    """Everything that the restarts of a run in `folder` share; `verify` shows that resuming gives the bits."""
+    """Everything that the restarts of a run in `folder` share.
 
+    `settings` are those of the recipe with the steps counted; `verify` shows that resuming gives the bits.
+    """
+
+    folder: Path
+    recipe: FinetuneRecipe
     task: Task
     source: Path
-    from_scratch: bool
     train: EncodedData
     dev: EncodedData
     settings: TrainingSection
-    group_by_length: bool = False
-    folder: Path | None = None
     verify: bool = False
-    patience: int | None = None
+
+    def of_seed(self, seed: int) -> Path:
+        """Return the folder of a restart."""
+        return self.folder / "restarts" / f"seed-{seed}"
 
 
-def run_restart(
-    plan: FinetunePlan, seed: int, folder: Path, log: EventLog, progress: Progress, ranks: Ranks = ONE_RANK
-) -> dict[str, Any]:
-    """Fine-tune from one seed and return its scores; the weights that scored best on dev lie in `folder/best`.
+def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress, ranks: Ranks) -> dict[str, Any]:
+    """Fine-tune from one seed and return its scores; the weights that scored best on dev lie in its folder's `best`.
 
-    A restart whose result is already in `folder` is not run again; one that was interrupted goes on from its newest
+    A restart whose result is already in its folder is not run again; one that was interrupted goes on from its newest
     checkpoint, to the same weights as if it had not been. The last checkpoint of one that has ended stays, so
     that it can be extended. Of several ranks the first returns the scores.
     """
+    folder = plan.of_seed(seed)
     if ranks.any_(ranks.is_first and (folder / _RESULT).exists()):
         read_json_value(folder / _RESULT, "best", dict)
         return read_json_object(folder / _RESULT)
@@ -69,7 +73,7 @@ def run_restart(
     ranks.spread(model)
     state = TrainState.fresh(model, settings)
     rows = plan_rows(settings, ranks)
-    batches = ShuffledBatches(plan.train, settings.batch_size, seed, rows, plan.group_by_length)
+    batches = ShuffledBatches(plan.train, settings.batch_size, seed, rows, plan.recipe.training.group_by_length)
     watch = _DevWatch(plan, state, folder, ranks)
     session = TrainingSession(
         state=state,
@@ -86,8 +90,8 @@ def run_restart(
         memory=watch.memory,
         name=f"seed-{seed}",
         ranks=ranks,
-        run_id=None if plan.folder is None else run_id(plan.folder, f"seed-{seed}"),
-        is_enough=watch.is_enough if plan.patience else None,
+        run_id=run_id(plan.folder, f"seed-{seed}"),
+        is_enough=watch.is_enough if watch.patience else None,
     )
     if plan.verify:
         verify_resuming(session)
@@ -100,7 +104,7 @@ def run_restart(
     progress.end()
     if ranks.is_first and state.step < settings.steps and watch.is_enough():
         text = f"seed {seed} ends at step {state.step}: no better {plan.task.primary} on dev"
-        progress.say(f"{text} in {plan.patience} evaluations (training.patience)")
+        progress.say(f"{text} in {watch.patience} evaluations (training.patience)")
     result = {"seed": seed, "steps": state.step, **watch.memory}
     if not ranks.is_first:
         return result
@@ -168,7 +172,7 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
     model, _report = load_model(
         plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=heads, head_options=options
     )
-    if plan.from_scratch:
+    if plan.recipe.from_scratch:
         model = build_model(model.config, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.task.freezes_encoder:
         model.encoder.requires_grad_(False)
@@ -206,6 +210,7 @@ class _DevWatch:
 
     def __init__(self, plan: FinetunePlan, state: TrainState, folder: Path, ranks: Ranks) -> None:
         self._plan, self._state, self._folder, self._ranks = plan, state, folder, ranks
+        self.patience = plan.recipe.training.patience
         self.memory: dict[str, Any] = {}
 
     def evaluate(self) -> dict[str, float]:
@@ -243,7 +248,7 @@ class _DevWatch:
         """Tell whether the last `patience` evaluations have brought nothing better."""
         best = self.memory["best"]["step"] if "best" in self.memory else 0
         later = sum(entry["step"] > best for entry in self.memory.get("evaluations", []))
-        return self._plan.patience is not None and later >= self._plan.patience
+        return self.patience is not None and later >= self.patience
 
     def describe(self, step: int, metrics: dict[str, float]) -> str:
         primary = self._plan.task.primary

@@ -1,9 +1,15 @@
-"""Writing model folders whole: weights, tokenizer, what a task needs besides, and the card."""
+"""Writing model folders whole: weights, tokenizer, what a task needs besides, and a card.
+
+The card is a README.md that says what the weights are and how they came to be, for people and hubs.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +18,170 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.checkpoints.sentence_transformers import copy_modules
-from maskloom.errors import ConfigError
-from maskloom.files import copy_files, replacing_folder, write_json
+from maskloom.config import CardSection, ConfigError, FinetuneRecipe, PretrainRecipe, recipe_toml
+from maskloom.files import copy_files, replacing_folder, write_json, write_text
+from maskloom.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.inference.model_folder import SETTINGS_FILE
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.runs.model_card import Card
+from maskloom.runs.display import printable
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpoints import MODEL, REST, step_folders
+
+# What the hub calls a kind of task; scores are texts of a pair there, too.
+PIPELINE_TAGS = {
+    "single": "text-classification",
+    "pair": "text-classification",
+    "regression": "text-classification",
+    "multilabel": "text-classification",
+    "span": "question-answering",
+    "tagging": "token-classification",
+    "choice": "multiple-choice",
+}
+
+# The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
+HUB_METRICS = {
+    **dict.fromkeys(("accuracy", "mlm_accuracy", "nsp_accuracy"), "accuracy"),
+    **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
+    **{name: name for name in ("precision", "recall", "exact_match")},
+    "matthews": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "mlm_perplexity": "perplexity",
+}
+# OWNER/NAME, unless it reads like a folder of this machine; or one of the first models, which have no owner.
+_OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
+_HUB_NAME = re.compile(
+    rf"{_OWNER}/(?!checkpoint-)[A-Za-z0-9][\w.-]{{0,95}}|bert-(?:base|large)-[\w-]{{1,80}}", re.ASCII
+)
+_BASE_IN_CARD = re.compile(r"""^base_model:\s*-?\s*["']?([\w./-]+)["']?\s*$""", re.MULTILINE)
+_MOST_OF_CARD = 1 << 16
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card says: `metrics` were measured on `dataset`, and `base_model` is what a hub calls the model before.
+
+    `pipeline_tag` is the hub's name for the task. The licence and the languages are those that a person gave in the
+    recipe: nothing else knows them.
+    """
+
+    title: str
+    summary: str
+    pipeline_tag: str | None = None
+    base_model: str | None = None
+    recipe: PretrainRecipe | FinetuneRecipe | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Write README.md into a model folder: the facts as YAML, then title, summary, metrics and recipe."""
+        header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in self._facts().items())
+        text = (
+            f"---\n{header}---\n\n# {self.title}\n\n{printable(self.summary)}\n\n"
+            "Opens with `maskloom.load(folder)` and with transformers.\n"
+        )
+        if self.metrics:
+            rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in _numbers(self.metrics).items())
+            text += f"\nMeasured on {printable(self.dataset)}:\n\n| metric | value |\n|---|---|\n{rows}\n"
+        if self.recipe is not None:
+            text += f"\nTrained with maskloom:\n\n```toml\n{recipe_toml(self.recipe)}```\n"
+        write_text(folder / "README.md", text)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the keys of the hub; JSON, in which they are written, is YAML."""
+        given = (self.recipe.card if self.recipe is not None else None) or CardSection()
+        facts = {
+            "library_name": "transformers",
+            "tags": ["maskloom", "bert"],
+            "license": given.license,
+            "language": given.language,
+            "base_model": given.base_model or self.base_model,
+            "pipeline_tag": self.pipeline_tag,
+        }
+        numbers = _numbers(self.metrics)
+        scores = {name: numbers[name] for name in HUB_METRICS if math.isfinite(numbers.get(name, math.nan))}
+        if scores:
+            facts["metrics"] = list(dict.fromkeys(HUB_METRICS[name] for name in scores))
+            task = {"type": self.pipeline_tag}
+            dataset = {"name": self.dataset, "type": "custom"}
+            metrics = [
+                {"type": HUB_METRICS[name], "name": name.replace("_", " "), "value": value}
+                for name, value in scores.items()
+            ]
+            result = {"task": task, "dataset": dataset, "metrics": metrics}
+            facts["model-index"] = [{"name": self.title, "results": [result]}]
+        return {key: value for key, value in facts.items() if value is not None}
+
+
+def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: Path | None, more: str = "") -> Card:
+    """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
+    heads = "masked-LM and next-sentence heads" if recipe.data.next_sentence else "a masked-LM head"
+    what = f"A BERT ({recipe.model.size})" if init is None else f"A BERT, continued from {model_name(init)},"
+    return Card(
+        "Pre-trained BERT",
+        f"{what} with {heads}. {more}".rstrip(),
+        pipeline_tag="fill-mask",
+        base_model=None if init is None else hub_name(init),
+        recipe=recipe,
+        metrics=metrics,
+        dataset="the part of the corpus that was held out",
+    )
+
+
+def finetuning_card(recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, Any], base: Path, dev: str) -> Card:
+    """Return the card of a fine-tuned model; `what` says which weights of the run these are."""
+    start = "It started from random weights, in the sizes of" if recipe.from_scratch else "It was fine-tuned from"
+    return Card(
+        "Fine-tuned BERT",
+        f"A model for a {recipe.task} task, {what}. {start} {model_name(base)}.",
+        pipeline_tag=PIPELINE_TAGS[recipe.task],
+        base_model=None if recipe.from_scratch else hub_name(base),
+        recipe=recipe,
+        metrics=scores,
+        dataset=Path(dev).name,
+    )
+
+
+def model_name(folder: Path) -> str:
+    """Return what a model folder is called: the run's name for a run's model, OWNER/NAME for one of a hub's cache."""
+    folder = folder.resolve()
+    cached = _name_in_cache(folder)
+    if cached is not None:
+        return cached
+    return folder.parent.name if folder.name in ("model", "best-model") else folder.name
+
+
+def hub_name(folder: Path) -> str | None:
+    """Return what a hub calls a model folder, or the model that it was made of; None where no file of it says.
+
+    A folder of the hub's cache tells by its path, another by the `_name_or_path` of its config.json or the base_model
+    of its own card. A local path is no name: a hub would link to whatever has that name there.
+    """
+    cached = _name_in_cache(folder.resolve())
+    if cached is not None:
+        return cached
+    config, card = file_inside(folder, "config.json"), folder / "README.md"
+    named = "" if config is None else str(read_json_object(config).get("_name_or_path"))
+    if not _HUB_NAME.fullmatch(named) and why_unreadable(card) is None:
+        with card.open("rb") as file:
+            header = file.read(_MOST_OF_CARD).decode("utf-8", "replace").partition("\n---")[0]
+        found = _BASE_IN_CARD.search(header) if header.startswith("---\n") else None
+        named = found[1] if found else ""
+    return named if _HUB_NAME.fullmatch(named) else None
+
+
+def _name_in_cache(folder: Path) -> str | None:
+    """Return OWNER/NAME of a folder models--OWNER--NAME/snapshots/REVISION."""
+    repository = folder.parent.parent.name
+    if folder.parent.name != "snapshots" or not repository.startswith("models--"):
+        return None
+    return repository.removeprefix("models--").replace("--", "/")
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value for name, value in metrics.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def check_new_folder(out: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from maskloom.checkpoints.huggingface import load_model, read_config
-from maskloom.config import PretrainRecipe, TrainingSection
-from maskloom.data.corpus import Corpus
+from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
+from maskloom.config import ConfigError, PretrainRecipe, TrainingSection
+from maskloom.data.corpus import Corpus, split_documents
 from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
-from maskloom.data.splitting import split_documents
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
+from maskloom.foreign_files import file_inside
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.machine_memory import require_memory
@@ -26,24 +26,23 @@ from maskloom.models.architectures import prepare_blocks
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.runs.adaptation import check_vocabulary, metrics_before, new_parts
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.model_card import pretraining_card
-from maskloom.runs.model_writing import write_best_model, write_model_folder
-from maskloom.runs.pretraining_plan import PhasePlan, check_model, left_aside, model_config, phase_plans
+from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
+from maskloom.runs.pretraining_plan import PhasePlan, check_model, heads_of, left_aside, model_config, phase_plans
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, device_line, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.events import EventLog
+from maskloom.text.vocabulary import Vocabulary
+from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
-from maskloom.training.run_log import check_log_targets, open_run_log
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64
+_PARTS = (("cls.predictions", "masked-LM head"), ("cls.seq_relationship", "next-sentence head"), ("pooler", "pooler"))
 
 
 @alone_in_folder(ranks_share=True)
@@ -116,40 +115,22 @@ def _pretrain(
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)
-    reference = _UnigramReference.count(opened, train) if ranks.is_first else None
+    frequencies = _log_frequencies(opened, train) if ranks.is_first else None
+    run = _Run(recipe, opened, out, train, held_out, model, frequencies, progress, ranks)
     before = {}
     if init is not None:
-        before = _before(plans, recipe, opened, held_out, ranks.whole(model), out, reference)
+        before = run.metrics_before(plans)
         progress.say(f"before step 1: {describe_metrics(before)}")
     metrics: dict[str, Any] = {}
     for number, plan in enumerate(plans):
         is_newest = not any((out / "checkpoints" / later.name).exists() for later in plans[number + 1 :])
-        metrics = _run_phase(
-            plan, recipe, opened, (train, held_out), model, out, reference, progress, ranks, verify and is_newest
-        )
+        metrics = run.train_phase(plan, verify=verify and is_newest)
     metrics |= {"before": before} if before else {}
     whole = ranks.whole(model)
     if ranks.is_first:
         with ranks.at("save"):
-            _write_results(whole, recipe, Tokenizer.load(opened.folder), plans[-1], out, init, metrics, progress)
+            run.write_results(whole, plans[-1], init, metrics)
     return metrics
-
-
-def _write_results(
-    whole: EncoderWithHeads,
-    recipe: PretrainRecipe,
-    tokenizer: Tokenizer,
-    last: PhasePlan,
-    out: Path,
-    init: Path | None,
-    metrics: dict[str, Any],
-    progress: Progress,
-) -> None:
-    write_model_folder(out / "model", whole, tokenizer, pretraining_card(recipe, metrics, init))
-    if recipe.training.keep_best:
-        step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
-        progress.say("no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}")
-    write_json(out / METRICS, metrics)
 
 
 def _rows(plan: PhasePlan, ranks: Ranks) -> slice:
@@ -168,13 +149,37 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
         config = model_config(recipe, vocab_size=len(corpus.vocabulary))
         return build_model(config, heads=heads_of(recipe), seed=recipe.seed), []
     model, report = load_model(init, heads=heads_of(recipe), seed=recipe.seed)
-    check_vocabulary(init, model.config.vocab_size, corpus)
-    return model, new_parts(report)
+    _check_vocabulary(init, model.config.vocab_size, corpus)
+    return model, _new_parts(report)
 
 
-def heads_of(recipe: PretrainRecipe) -> tuple[str, ...]:
-    """Return the heads of the model that a recipe trains."""
-    return ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
+def _check_vocabulary(init: Path, num_embedded: int, corpus: Corpus) -> None:
+    """Raise ConfigError when the pieces of a corpus are not those of the model that is to go on."""
+    pieces = corpus.vocabulary
+    hint = f"build the corpus with --vocab {init}"
+    if len(pieces) > num_embedded:
+        raise ConfigError(f"{init}: it embeds {num_embedded} pieces, the corpus was built with {len(pieces)}; {hint}")
+    if not any(file_inside(init, name) for name in ("vocab.txt", "tokenizer.json")):
+        return
+    own = Vocabulary.load(init)
+    if own != pieces:
+        differing = (
+            place for place, pair in enumerate(zip(own.tokens, pieces.tokens, strict=False)) if pair[0] != pair[1]
+        )
+        first = next(differing, min(len(own), len(pieces)))
+        raise ConfigError(
+            f"{init}: its vocabulary of {len(own)} pieces is not that of {len(pieces)} of the corpus, from id {first} "
+            f"on; {hint}"
+        )
+
+
+def _new_parts(report: LoadReport) -> list[str]:
+    """Return a sentence on the parts that a model folder lacks and that start from random weights, or nothing."""
+    new = [name for prefix, name in _PARTS if any(prefix in parameter for parameter in report.new_parameters)]
+    if not new:
+        return []
+    text = f"new, with random weights, as the initial model has none: {', '.join(new)}"
+    return [f"{text}; the loss before training is that of a random head" if "masked-LM head" in new else text]
 
 
 def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
@@ -186,101 +191,113 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
         config = model_config(recipe, vocab_size=len(corpus.vocabulary))
     else:
         config = BertConfig.from_published(read_config(init), str(init))
-        check_vocabulary(init, config.vocab_size, corpus)
+        _check_vocabulary(init, config.vocab_size, corpus)
     with torch.device("meta"):
         num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe)).parameters())
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
 
 
-def _before(
-    plans: list[PhasePlan],
-    recipe: PretrainRecipe,
-    corpus: Corpus,
-    held_out: np.ndarray,
-    whole: EncoderWithHeads,
-    out: Path,
-    reference: _UnigramReference | None,
-) -> dict[str, float]:
-    """Return the held-out metrics of the initial weights on instances of the last phase; the first rank has them."""
-    if len(held_out) == 0 or reference is None:
-        return {}
-    last = plans[-1]
-    objective = MaskedLanguageModeling(next_sentence=last.data.next_sentence)
-    return metrics_before(
-        out,
-        plans[0].name,
-        lambda: _held_out_metrics(last, recipe, corpus, held_out, whole, objective, reference),
-    )
+@dataclass(frozen=True)
+class _Run:
+    """A pre-training with what its phases share.
 
+    `train` and `held_out` are documents of the corpus; the first rank has the `log_frequencies` of the tokens of train.
+    """
 
-def _run_phase(
-    plan: PhasePlan,
-    recipe: PretrainRecipe,
-    corpus: Corpus,
-    documents: tuple[np.ndarray, np.ndarray],
-    model: EncoderWithHeads,
-    out: Path,
-    reference: _UnigramReference | None,
-    progress: Progress,
-    ranks: Ranks,
-    verify: bool,
-) -> dict[str, Any]:
-    """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
-    train, held_out = documents
-    settings = plan.training
-    loader = PretrainingLoader(
-        corpus, train, plan.data, batch_size=settings.batch_size, seed=recipe.seed, rows=_rows(plan, ranks)
-    )
-    objective = MaskedLanguageModeling(next_sentence=plan.data.next_sentence)
-    state = TrainState.fresh(model, settings)
+    recipe: PretrainRecipe
+    corpus: Corpus
+    out: Path
+    train: np.ndarray
+    held_out: np.ndarray
+    model: EncoderWithHeads
+    log_frequencies: np.ndarray | None
+    progress: Progress
+    ranks: Ranks
 
-    def held_out_metrics() -> dict[str, float]:
-        whole = ranks.whole(model)
-        if len(held_out) == 0 or reference is None:
+    def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:
+        """Return the held-out metrics of the initial weights on instances of the last phase.
+
+        They are evaluated and logged as step 0, or read from the log; only the first rank has them.
+        """
+        whole, path, stage = self.ranks.whole(self.model), self.out / "events.jsonl", plans[0].name
+        if not self.ranks.is_first:
             return {}
-        return _held_out_metrics(plan, recipe, corpus, held_out, whole, objective, reference)
+        for event in read_events(path) if path.exists() else []:
+            if (event["event"], event.get("stage"), event.get("step")) == ("evaluation", stage, 0):
+                return event["metrics"]
+        metrics = self.held_out_metrics(plans[-1], whole)
+        if metrics:
+            with EventLog(path) as log:
+                log.write("evaluation", stage=stage, step=0, metrics=metrics)
+        return metrics
 
-    with open_run_log(out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
-        session = TrainingSession(
-            state=state,
-            objective=objective,
-            next_batch=loader.next_batch,
-            settings=_with_defaults(settings),
-            seed=recipe.seed,
-            checkpoints=out / "checkpoints" / plan.name,
-            log=log,
-            evaluate=held_out_metrics,
-            on_step=step_display(progress, settings.steps, _figures),
-            on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
-            say=progress.say,
-            name=plan.name,
-            ranks=ranks,
-            run_id=run_id(out, plan.name),
-            score=lambda metrics: -metrics.get("mlm_loss", math.nan),
-        )
-        if verify:
-            verify_resuming(session)
-        start = session.resume()
-        log.forget_after(plan.name, start)
-        if start == 0 and ranks.is_first:
-            _tell(plan, loader, log, progress)
-        started = time.perf_counter()
-        steps = settings.steps if settings.minutes is None else 0  # unknown
-        progress.begin(f"{plan.name}, length {plan.data.max_length}", steps, start)
-        session.run()
-        progress.end()
-        metrics = held_out_metrics()
-        log.write("finished", stage=plan.name, step=state.step, seconds=time.perf_counter() - started, metrics=metrics)
-    return metrics
+    def held_out_metrics(self, plan: PhasePlan, whole: EncoderWithHeads) -> dict[str, float]:
+        """Return metrics on held-out instances of a phase; {} where nothing is held out, and on other ranks."""
+        if len(self.held_out) == 0 or self.log_frequencies is None:
+            return {}
+        batch_size, seed = _EVALUATION_BATCH, self.recipe.seed
+        loader = PretrainingLoader(self.corpus, self.held_out, plan.data, batch_size=batch_size, seed=seed)
+        limit = plan.training.max_evaluation_instances
+        batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
+        objective, tally = MaskedLanguageModeling(next_sentence=plan.data.next_sentence), _Tally(self.log_frequencies)
+        metrics = evaluate(whole, objective, tally.watch(batches))
+        return {**metrics, **tally.metrics()}
 
+    def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
+        """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
+        settings, progress, ranks = plan.training, self.progress, self.ranks
+        rows = {"batch_size": settings.batch_size, "seed": self.recipe.seed, "rows": _rows(plan, ranks)}
+        loader = PretrainingLoader(self.corpus, self.train, plan.data, **rows)
+        state = TrainState.fresh(self.model, settings)
+        with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
+            session = TrainingSession(
+                state=state,
+                objective=MaskedLanguageModeling(next_sentence=plan.data.next_sentence),
+                next_batch=loader.next_batch,
+                settings=_with_defaults(settings),
+                seed=self.recipe.seed,
+                checkpoints=self.out / "checkpoints" / plan.name,
+                log=log,
+                evaluate=lambda: self.held_out_metrics(plan, ranks.whole(self.model)),
+                on_step=step_display(progress, settings.steps, _figures),
+                on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
+                say=progress.say,
+                name=plan.name,
+                ranks=ranks,
+                run_id=run_id(self.out, plan.name),
+                score=lambda metrics: -metrics.get("mlm_loss", math.nan),
+            )
+            if verify:
+                verify_resuming(session)
+            start = session.resume()
+            log.forget_after(plan.name, start)
+            if start == 0 and ranks.is_first:
+                account = loader.account()
+                log.write("data", stage=plan.name, **asdict(account))
+                for sentence in phase_lines(plan, account):
+                    progress.say(sentence)
+            started = time.perf_counter()
+            steps = settings.steps if settings.minutes is None else 0  # unknown
+            progress.begin(f"{plan.name}, length {plan.data.max_length}", steps, start)
+            session.run()
+            progress.end()
+            metrics = self.held_out_metrics(plan, ranks.whole(self.model))
+            seconds = time.perf_counter() - started
+            log.write("finished", stage=plan.name, step=state.step, seconds=seconds, metrics=metrics)
+        return metrics
 
-def _tell(plan: PhasePlan, loader: PretrainingLoader, log: EventLog, progress: Progress) -> None:
-    """Say and log what a phase trains on."""
-    account = loader.account()
-    log.write("data", stage=plan.name, **asdict(account))
-    for sentence in phase_lines(plan, account):
-        progress.say(sentence)
+    def write_results(
+        self, whole: EncoderWithHeads, last: PhasePlan, init: Path | None, metrics: dict[str, Any]
+    ) -> None:
+        """Write the model folders, and the metrics last: they say that the run is finished."""
+        out, tokenizer = self.out, Tokenizer.load(self.corpus.folder)
+        write_model_folder(out / "model", whole, tokenizer, pretraining_card(self.recipe, metrics, init))
+        if self.recipe.training.keep_best:
+            step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
+            told = "no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}"
+            self.progress.say(told)
+        write_json(out / METRICS, metrics)
 
 
 def _figures(report: StepReport) -> dict[str, float]:
@@ -296,48 +313,25 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
     return settings.model_copy(update=update)
 
 
-def _held_out_metrics(
-    plan: PhasePlan,
-    recipe: PretrainRecipe,
-    corpus: Corpus,
-    held_out: np.ndarray,
-    model: EncoderWithHeads,
-    objective: MaskedLanguageModeling,
-    reference: _UnigramReference,
-) -> dict[str, float]:
-    loader = PretrainingLoader(corpus, held_out, plan.data, batch_size=_EVALUATION_BATCH, seed=recipe.seed)
-    limit = plan.training.max_evaluation_instances
-    batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
-    tally = _Tally(reference)
-    metrics = evaluate(model, objective, tally.watch(batches))
-    return {**metrics, **tally.metrics()}
-
-
-@dataclass(frozen=True)
-class _UnigramReference:
-    """Token frequencies of the training documents: what a model that sees no context could know."""
-
-    log_probabilities: np.ndarray
-
-    @classmethod
-    def count(cls, corpus: Corpus, documents: np.ndarray) -> _UnigramReference:
-        counts = np.ones(len(corpus.vocabulary))
-        for document in documents:
-            first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
-            counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
-        return cls(np.log(counts / counts.sum()))
+def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
+    """Return how often each token occurs in documents, as log shares: what a model that sees no context could know."""
+    counts = np.ones(len(corpus.vocabulary))
+    for document in documents:
+        first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
+        counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
+    return np.log(counts / counts.sum())
 
 
 class _Tally:
     """Follows evaluation batches to score, on the same targets, the guesses that need no model."""
 
-    def __init__(self, reference: _UnigramReference) -> None:
-        self._reference = reference
+    def __init__(self, log_frequencies: np.ndarray) -> None:
+        self._log_frequencies = log_frequencies
         self._nats, self._targets, self._random, self._sequences = 0.0, 0, 0, 0
 
     def watch(self, batches: Any) -> Any:
         for batch in batches:
-            self._nats -= float(self._reference.log_probabilities[batch.mlm_labels].sum())
+            self._nats -= float(self._log_frequencies[batch.mlm_labels].sum())
             self._targets += len(batch.mlm_labels)
             if batch.nsp_labels is not None:
                 self._random += int(batch.nsp_labels.sum())

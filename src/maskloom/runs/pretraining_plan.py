@@ -54,6 +54,11 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> BertConfig:
     return BertConfig.of_size(recipe.model.size, vocab_size=vocab_size, **recipe.model.config)
 
 
+def heads_of(recipe: PretrainRecipe) -> tuple[str, ...]:
+    """Return the heads of the model that a recipe trains."""
+    return ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
+
+
 def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
     """Raise ConfigError where [model], [data] and [[phases]] do not fit together, whatever the corpus holds.
 

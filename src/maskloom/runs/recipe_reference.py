@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
-from maskloom.recipe_files import RecipeKey, recipe_keys, recipe_path, shipped_recipes
+from maskloom.recipe_files import recipe_keys, recipe_path, shipped_recipes
 
 KINDS: dict[str, type[PretrainRecipe | FinetuneRecipe]] = {"pretrain": PretrainRecipe, "finetune": FinetuneRecipe}
 
@@ -81,18 +81,18 @@ def reference() -> str:
 
 
 def _keys(kind: type[PretrainRecipe | FinetuneRecipe], values: dict[str, Any]) -> list[dict[str, Any]]:
-    return [_described(key, values) for key in recipe_keys(kind) if key.path != "kind"]
-
-
-def _described(key: RecipeKey, values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "path": key.path,
-        "value": values.get(key.path, key.default),
-        "default": key.default,
-        "is_set": key.path in values,
-        "choices": list(key.choices),
-        "meaning": key.meaning,
-    }
+    return [
+        {
+            "path": key.path,
+            "value": values.get(key.path, key.default),
+            "default": key.default,
+            "is_set": key.path in values,
+            "choices": list(key.choices),
+            "meaning": key.meaning,
+        }
+        for key in recipe_keys(kind)
+        if key.path != "kind"
+    ]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,10 +6,9 @@ import shlex
 import shutil
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
@@ -32,8 +31,8 @@ from maskloom.runs.search_space import (
 )
 from maskloom.runs.search_table import markdown_of, ranked, search_rows
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.training.events import check_log_targets
 from maskloom.training.interruption import Interrupted
-from maskloom.training.run_log import check_log_targets
 
 PLAN = "search.json"
 Method = Literal["grid", "optuna"]
@@ -41,18 +40,6 @@ Method = Literal["grid", "optuna"]
 
 class AllTrialsFailedError(ConfigError):
     """No trial of a search ended in a score; the message names the first few reasons."""
-
-
-class Proposer(Protocol):
-    """Chooses what to try next from how earlier trials went."""
-
-    def ask(self, tried: list[dict[str, Any]]) -> tuple[dict[str, Any], int] | None:
-        """Return new settings with a number to tell the outcome by, or None when there is nothing new to try."""
-        ...
-
-    def tell(self, number: int, score: float | None) -> None:
-        """Take in the dev score of a trial; None for one that failed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +84,7 @@ def search(
     """
     check_log_targets(recipe.training.log_to)
     out, reading = Path(out), reading or ReadingOptions()
-    stored = _stored_plan(out) if resume else None
+    stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:
         space = space_of_data(stored["space"]) if space is None else space
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
@@ -153,16 +140,32 @@ def _listed_settings(
 
 
 def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict[str, Any]]:
-    """Run all trials that have no outcome yet, and return the outcomes of all."""
+    """Run all trials that have no outcome yet, and return the outcomes of all.
+
+    Those of optuna are asked for one by one, and written down before they run.
+    """
     total = plan["num_trials"] or len(plan["trials"])
-    records = []
-    for trial, proposer in _trials(setup, plan, space, total):
+    records, proposer = [], None
+    if plan["method"] == "optuna":
+        from maskloom.runs.search_optuna import OptunaProposer
+
+        proposer = OptunaProposer(setup.out / "optuna.journal", space, setup.recipe.seed)
+    for number in range(1, total + 1):
+        if proposer is not None and len(plan["trials"]) < number:
+            asked = proposer.ask(plan["trials"])
+            if asked is None:
+                setup.progress.say(f"every combination has been tried; the search ends with {number - 1} trials")
+                break
+            plan["trials"].append({**_trial(setup, number, asked[0]), "proposal": asked[1]})
+            write_json(setup.out / PLAN, plan)
+        trial = plan["trials"][number - 1]
         record = _outcome_of(setup, trial, total)
         records.append(record)
         if proposer is not None:
             proposer.tell(trial["proposal"], record["score"])
         if setup.keep_models == "best":
-            _drop_models(setup.out, records)
+            for worse in ranked(records)[1:]:
+                shutil.rmtree(setup.out / "trials" / worse["name"] / "model", ignore_errors=True)
     return records
 
 
@@ -171,27 +174,6 @@ def _leave_no_trace(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
     if (out / "trials").exists():  # the trial that failed made it and took back what it had put there
         (out / "trials").rmdir()
-
-
-def _trials(
-    setup: _Search, plan: dict[str, Any], space: Space, total: int
-) -> Iterator[tuple[dict[str, Any], Proposer | None]]:
-    """Yield the trials in order; those of optuna are asked for one by one, and written down before they run."""
-    proposer: Proposer | None = None
-    if plan["method"] == "optuna":
-        from maskloom.runs.search_optuna import OptunaProposer
-
-        proposer = OptunaProposer(setup.out / "optuna.journal", space, setup.recipe.seed)
-    for number in range(1, total + 1):
-        if len(plan["trials"]) < number:
-            assert proposer is not None
-            asked = proposer.ask(plan["trials"])
-            if asked is None:
-                setup.progress.say(f"every combination has been tried; the search ends with {number - 1} trials")
-                return
-            plan["trials"].append({**_trial(setup, number, asked[0]), "proposal": asked[1]})
-            write_json(setup.out / PLAN, plan)
-        yield plan["trials"][number - 1], proposer
 
 
 def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -267,12 +249,6 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _drop_models(out: Path, records: list[dict[str, Any]]) -> None:
-    """Delete the models of all finished trials but the best."""
-    for record in ranked(records)[1:]:
-        shutil.rmtree(out / "trials" / record["name"] / "model", ignore_errors=True)
-
-
 def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
     """Write results.json, results.md and the best model, and return the results."""
     order = ranked(records)
@@ -299,23 +275,13 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
 
 
 def _place_model(setup: _Search, name: str) -> None:
-    """Put the best trial's model at `out/model`; one that an earlier, worse best has left there is replaced.
-
-    When only the best is kept, the model is moved: a trial that has none has given it already.
-    """
-    source, final = setup.out / "trials" / name / "model", setup.out / "model"
-    if not source.exists():
-        return
-    if setup.keep_models == "all":
-        with replacing_folder(final) as folder:
+    """Put the best trial's model at `out/model`; where only the best is kept, a trial without one has given it."""
+    source = setup.out / "trials" / name / "model"
+    if source.exists():
+        with replacing_folder(setup.out / "model") as folder:
             copy_files(source, folder)
-        return
-    former = setup.out / ".model.tmp-old"
-    shutil.rmtree(former, ignore_errors=True)
-    if final.exists():
-        final.rename(former)
-    source.rename(final)
-    shutil.rmtree(former, ignore_errors=True)
+        if setup.keep_models == "best":
+            shutil.rmtree(source, ignore_errors=True)
 
 
 def _report(result: dict[str, Any]) -> str:
@@ -326,11 +292,6 @@ def _report(result: dict[str, Any]) -> str:
         f"Chosen by the best dev score, so the winner's score is optimistic; the mean is over all seeds of a trial.\n\n"
         f"## Each trial again\n\n```sh\n{commands}\n```\n"
     )
-
-
-def _stored_plan(out: Path) -> dict[str, Any] | None:
-    path = out / PLAN
-    return read_json_object(path) if path.exists() else None
 
 
 def _fingerprints(setup: _Search) -> dict[str, str]:

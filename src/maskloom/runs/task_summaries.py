@@ -1,4 +1,4 @@
-"""What fine-tuning, evaluation and prediction tell a person when they are done; the whole result stands in JSON."""
+"""What training, evaluation and prediction tell a person when they are done; the whole result stands in JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,36 @@ from collections.abc import Collection
 from typing import Any
 
 from maskloom.metrics.answers import is_percent
+from maskloom.runs.display import lines_of
 
+_HELD_OUT = (
+    ("mlm_loss", "masked-LM loss, nats", "{:.3f}"),
+    ("mlm_accuracy", "masked-LM accuracy", "{:.1%}"),
+    ("mlm_perplexity", "perplexity", "{:,.1f}"),
+    ("nsp_loss", "next-sentence loss, nats", "{:.3f}"),
+    ("nsp_accuracy", "next-sentence accuracy", "{:.1%}"),
+)
 _TAKES = {
     "pair": "pairs of sentences",
     "span": "questions with their contexts",
     "tagging": "sentences",
     "choice": "questions with their choices",
 }
+
+
+def pretraining_lines(result: dict[str, Any]) -> list[str]:
+    """Return what pre-training reached: beside what the initial weights did, where it went on from some."""
+    before = result.get("before")
+    if not before:
+        return lines_of(result)
+    rows = [("held out", "before", "after")]
+    for key, name, form in _HELD_OUT:
+        if isinstance(before.get(key), float) and isinstance(result.get(key), float):
+            rows.append((name, form.format(before[key]), form.format(result[key])))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{name:<{widths[0]}}  {first:>{widths[1]}}  {last:>{widths[2]}}" for name, first, last in rows]
+    unigram = f"unigram: {result['unigram_entropy']:.3f} nats"
+    return [*lines, f"{result['num_predictions']:,.0f} masked pieces of held-out text; {unigram}"]
 
 
 def finetuning_lines(result: dict[str, Any]) -> list[str]:

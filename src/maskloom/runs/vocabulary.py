@@ -8,17 +8,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from maskloom.data.corpus_manifest import describe_file
+from maskloom.data.documents import Document, ReadingReport, read_documents, refuse_output_inside, source_files
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
 from maskloom.files import sync, write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object
-
-if TYPE_CHECKING:
-    from maskloom.data.documents import Document, ReadingReport
-    from maskloom.text.pair_merging import Score
+from maskloom.runs.ray_tasks import chosen_engine
+from maskloom.text.pair_merging import Score
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.tokenizer_files import holds_capitals
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary_training import longest_token, measure_coverage, train_vocabulary
+from maskloom.text.word_counting import count_words
 
 REPORT = "vocabulary_report.json"
 _TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
@@ -52,13 +57,6 @@ def train_vocabulary_from_files(
     Raises ConfigError for impossible settings, an `out` that holds something else, or a vocabulary of other text or
     settings; FolderInUseError for one that another process trains; DataError for bad text.
     """
-    from maskloom.data.corpus_manifest import describe_file
-    from maskloom.data.documents import ReadingReport, read_documents, refuse_output_inside, source_files
-    from maskloom.runs.ray_tasks import chosen_engine
-    from maskloom.text.tokenizer import Tokenizer
-    from maskloom.text.vocabulary_training import train_vocabulary
-    from maskloom.text.word_counting import count_words
-
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out, does = Path(out), chosen_engine(engine, ray_address)
     _check_is_free(out)
@@ -75,10 +73,10 @@ def train_vocabulary_from_files(
     made_from = {**settings, "max_length": max_length, "on_bad_text": on_bad_text}
     if (out / REPORT).exists():
         return _finished(out, {**made_from, "text": _digest(describe_file(file.path)["sha256"] for file in files)})
-    reading = ReadingReport()
-    texts = _Texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading)
+    reading, place = ReadingReport(), ["the start"]
+    texts = _texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading, place)
     with _staging(out) as staging:
-        count = partial(count_words, engine=does, scratch=staging, place=texts.place)
+        count = partial(count_words, engine=does, scratch=staging, place=lambda: place[0])
         trained = train_vocabulary(texts, **settings, num_workers=num_workers, progress=progress, count=count)
         tokenizer = Tokenizer(trained.vocabulary, lowercase=not cased, max_length=max_length)
         made_from["text"] = _digest(reading.sums[file.path] for file in files)
@@ -86,7 +84,7 @@ def train_vocabulary_from_files(
         return {"folder": str(out), **_put_in_place(tokenizer, report, out, staging / "new")}
 
 
-def _put_in_place(tokenizer: Any, report: dict[str, Any], out: Path, folder: Path) -> dict[str, Any]:
+def _put_in_place(tokenizer: Tokenizer, report: dict[str, Any], out: Path, folder: Path) -> dict[str, Any]:
     """Write tokenizer and report to a folder and rename it to `out`, where an empty one may be; return the report."""
     tokenizer.save(folder)
     report["sha256"] = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
@@ -117,25 +115,14 @@ def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
     return {"folder": str(out), "already_trained": True, **report}
 
 
-class _Texts:
-    """The texts of documents, and the place of the last; when there is none, the error says what was left out."""
-
-    def __init__(self, documents: Iterator[Document], reading: ReadingReport) -> None:
-        self._documents, self._reading = documents, reading
-        self._place = "the start"
-
-    def __iter__(self) -> Iterator[str]:
-        for document in self._documents:
-            self._place = f"{document.source}, line {document.line}"
-            yield document.text
-        found = self._reading
-        if not found.num_documents:
-            left_out = f"{found.num_empty_documents} documents were empty, {found.num_skipped_documents} were skipped"
-            raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
-
-    def place(self) -> str:
-        """Return the file and line of the document that was drawn last."""
-        return self._place
+def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[str]) -> Iterator[str]:
+    """Yield the texts of documents with the `place` of each; when there is none, the error says what was left out."""
+    for document in documents:
+        place[:] = [f"{document.source}, line {document.line}"]
+        yield document.text
+    if not reading.num_documents:
+        left_out = f"{reading.num_empty_documents} documents were empty, {reading.num_skipped_documents} were skipped"
+        raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
 
 
 @contextmanager
@@ -161,11 +148,6 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
     `folder` is a tokenizer folder or a single vocab.txt. Rates are shares of words; an unknown word is one piece.
     Raises DataError for a damaged vocabulary or bad text.
     """
-    from maskloom.text.tokenizer import Tokenizer
-    from maskloom.text.tokenizer_files import holds_capitals
-    from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
-    from maskloom.text.vocabulary_training import longest_token
-
     folder = Path(folder)
     if folder.is_dir():
         tokenizer = Tokenizer.load(folder)
@@ -192,10 +174,7 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
     return found
 
 
-def _coverage_of_files(paths: Iterable[str | Path], vocabulary: Any, *, lowercase: bool) -> dict[str, Any]:
-    from maskloom.data.documents import read_documents
-    from maskloom.text.vocabulary_training import measure_coverage
-    from maskloom.text.word_counting import count_words
+def _coverage_of_files(paths: Iterable[str | Path], vocabulary: Vocabulary, *, lowercase: bool) -> dict[str, Any]:
 
     texts = (document.text for document in read_documents(paths))
     counted = count_words(texts, lowercase=lowercase, max_distinct_words=_MAX_DISTINCT_WORDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,22 @@ from maskloom.config import ConfigError, DataError
 from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
-from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedExamples, encode_examples
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import text_example
-from maskloom.tasks.labels import check_variety, checked_weights, encode_labels, label_names_of, read_label_names
+from maskloom.tasks.labels import (
+    check_variety,
+    checked_weights,
+    encode_labels,
+    label_names_of,
+    labels_config,
+    read_label_names,
+)
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.task import Outputs, Task, TaskKind
-from maskloom.tasks.tuning import checked_thresholds, tune_classes, tune_labels
+from maskloom.tasks.tuning import checked_thresholds, fitted, tune_classes, tune_labels
 from maskloom.text.tokenizer import Tokenizer
 
 PROBLEM_TYPES: dict[Kind, str] = {
@@ -76,7 +82,6 @@ def classification_task(
         tune = tune_classes
         metric = partial(SingleLabelMetric, len(labels), primary=primary)
     metric()  # an unknown score is an error here, not after training
-    names = labels or ("score",)
     return Task(
         kind=kind,
         labels=labels,
@@ -84,18 +89,13 @@ def classification_task(
         heads=("classifier",),
         objective=objective,
         encode=partial(_encode, kind, labels),
-        decide=lambda _, outputs: decide(_stacked(outputs)),
-        targets=lambda encoded: encoded.labels,  # pyright: ignore[reportAttributeAccessIssue]
-        decode=lambda _, outputs: decode(_stacked(outputs)),
+        decide=lambda encoded, outputs: decide(_stacked(encoded, outputs)),
+        decode=lambda encoded, outputs: decode(_stacked(encoded, outputs)),
         metric=metric,
-        published_config={
-            "id2label": {str(number): name for number, name in enumerate(names)},
-            "label2id": {name: number for number, name in enumerate(names)},
-            "problem_type": PROBLEM_TYPES[kind],
-        },
+        published_config={**labels_config(labels or ("score",)), "problem_type": PROBLEM_TYPES[kind]},
         settings=settings,
-        tune=None if tune is None else partial(_tuned, tune),
-        scored_logits=None if tune is None else lambda _, outputs: _stacked(outputs),
+        tune=None if tune is None else fitted(tune, _stacked),
+        scored_logits=None if tune is None else _stacked,
     )
 
 
@@ -143,13 +143,7 @@ def _encode(
     return encode_examples(data.examples, tokenizer, max_length=max_length, labels=encode_labels(data, kind, names))
 
 
-def _tuned(
-    tune: Callable[..., dict[str, Any]], encoded: Any, outputs: Outputs, leave_out: Collection[str] = ()
-) -> dict[str, Any]:
-    return tune(_stacked(outputs), encoded.labels, leave_out=leave_out)
-
-
-def _stacked(outputs: Outputs) -> np.ndarray:
+def _stacked(_: Any, outputs: Outputs) -> np.ndarray:
     """Return the one row of every unit, (examples, outputs)."""
     return np.concatenate(outputs) if len(outputs) else np.empty((0, 1), dtype=np.float32)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from maskloom.data.batch import ClassificationBatch, sorted_batches
+from maskloom.data.batch import ChoiceBatch, ClassificationBatch, sorted_batches
 from maskloom.data.counter_random import Permutation
 from maskloom.tasks.examples import Example
 from maskloom.text.tokenizer import Tokenizer
@@ -71,41 +72,49 @@ class EncodedExamples:
     num_truncated_examples: int
     num_truncated_tokens: int
 
+    # what notes say of examples that were cut
+    _exceed: ClassVar[str] = "exceed"
+
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each example, special tokens included."""
-        return self._lengths
+        return self._sequence_lengths
 
     @cached_property
-    def _lengths(self) -> np.ndarray:
+    def _sequence_lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.offsets) - 1
 
-    def batch(self, indices: np.ndarray) -> ClassificationBatch:
-        """Return the examples of those indices, packed in that order."""
-        spans = [slice(self.offsets[index], self.offsets[index + 1]) for index in indices]
-        return ClassificationBatch(
-            token_ids=np.concatenate([self.token_ids[span] for span in spans]).astype(np.int64),
-            segment_ids=np.concatenate([self.segment_ids[span] for span in spans]).astype(np.int64),
-            lengths=self.lengths[indices].astype(np.int64),
-            labels=None if self.labels is None else self.labels[indices],
-            indices=np.asarray(indices, dtype=np.int64),
-        )
-
     @property
     def num_examples(self) -> int:
         """Number of examples."""
         return len(self)
+
+    def batch(self, indices: np.ndarray) -> ClassificationBatch | ChoiceBatch:
+        """Return the examples of those indices, packed in that order."""
+        return ClassificationBatch(**self._packed(indices, indices + 1, indices))
+
+    def _packed(self, first: np.ndarray, end: np.ndarray, indices: np.ndarray) -> dict[str, Any]:
+        """Return the fields of a batch of some examples, each of the sequences `first` to `end`."""
+        places = [slice(*span) for span in zip(self.offsets[first].tolist(), self.offsets[end].tolist(), strict=True)]
+        sequences = np.concatenate([np.arange(*span) for span in zip(first.tolist(), end.tolist(), strict=True)])
+        return {
+            "token_ids": np.concatenate([self.token_ids[place] for place in places]).astype(np.int64),
+            "segment_ids": np.concatenate([self.segment_ids[place] for place in places]).astype(np.int64),
+            "lengths": self._sequence_lengths[sequences].astype(np.int64),
+            "labels": None if self.labels is None else self.labels[indices],
+            "indices": np.asarray(indices, dtype=np.int64),
+        }
 
     def notes(self, path: Path) -> list[str]:
         """Say how many examples were cut, where any were."""
         if not self.num_truncated_examples:
             return []
         return [
-            f"{path}: {self.num_truncated_examples} of {len(self)} examples exceed "
+            f"{path}: {self.num_truncated_examples} of {len(self)} examples {self._exceed} "
             f"{self.max_length} tokens and lose {self.num_truncated_tokens} tokens"
         ]
 
@@ -123,27 +132,31 @@ def encode_examples(
     examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int, labels: np.ndarray | None = None
 ) -> EncodedExamples:
     """Encode examples in order; a pair longer than `max_length` loses tokens from the end of its longer text."""
-    ids: list[np.ndarray] = []
-    segments: list[np.ndarray] = []
-    lengths = np.zeros(len(examples) + 1, dtype=np.int64)
-    num_examples = num_tokens = 0
-    for first in range(0, len(examples), _ENCODE_AT_ONCE):
-        texts = [(example.text, example.pair) for example in examples[first : first + _ENCODE_AT_ONCE]]
-        for number, encoding in enumerate(tokenizer.encode_batch(texts, max_length=max_length), start=first + 1):
+    texts = ((example.text, example.pair) for example in examples)
+    return EncodedExamples(**encoded_texts(texts, np.arange(len(examples) + 1), tokenizer, max_length), labels=labels)
+
+
+def encoded_texts(
+    texts: Iterable[tuple[str, str | None]], first: np.ndarray, tokenizer: Tokenizer, max_length: int
+) -> dict[str, Any]:
+    """Return the fields of `EncodedExamples`, but for labels; example e has the texts `first[e]` to `first[e + 1]`."""
+    ids, segments, lengths, cut = [np.empty(0, np.int32)], [np.empty(0, np.int8)], [0], [0]
+    texts = iter(texts)
+    while some := list(islice(texts, _ENCODE_AT_ONCE)):
+        for encoding in tokenizer.encode_batch(some, max_length=max_length):
             ids.append(np.asarray(encoding.ids, dtype=np.int32))
             segments.append(np.asarray(encoding.segments, dtype=np.int8))
-            lengths[number] = len(encoding.ids)
-            num_examples += encoding.num_truncated > 0
-            num_tokens += encoding.num_truncated
-    return EncodedExamples(
-        token_ids=np.concatenate(ids) if ids else np.empty(0, np.int32),
-        segment_ids=np.concatenate(segments) if segments else np.empty(0, np.int8),
-        offsets=np.cumsum(lengths),
-        labels=labels,
-        max_length=max_length,
-        num_truncated_examples=num_examples,
-        num_truncated_tokens=num_tokens,
-    )
+            lengths.append(len(encoding.ids))
+            cut.append(encoding.num_truncated)
+    cut_before = np.cumsum(cut)[first]
+    return {
+        "token_ids": np.concatenate(ids),
+        "segment_ids": np.concatenate(segments),
+        "offsets": np.cumsum(lengths, dtype=np.int64),
+        "max_length": max_length,
+        "num_truncated_examples": int(np.count_nonzero(np.diff(cut_before))),
+        "num_truncated_tokens": sum(cut),
+    }
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,6 +93,15 @@ class ReadExamples:
     examples: list[Any]
     report: ReadingReport
 
+    @classmethod
+    def of(cls, path: str | Path, iterate: Callable[[ReadingReport], Iterable[Any]]) -> ReadExamples:
+        """Read a whole file by what `iterate` yields; raises DataError where no row is usable."""
+        report = ReadingReport(Path(path))
+        examples = list(iterate(report))
+        if not examples:
+            raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
+        return cls(examples, report)
+
 
 def kept_examples(
     records: Iterable[Any],
@@ -120,6 +129,14 @@ def kept_examples(
             continue
         report.num_kept += 1
         yield example
+
+
+def are_labelled(examples: Sequence[Any], path: str | Path) -> bool:
+    """Tell whether examples have labels; raises DataError, with the line, where only some have."""
+    without = [example.line for example in examples if example.label is None]
+    if 0 < len(without) < len(examples):
+        raise DataError(f"{path}: line {without[0]}: missing label (other rows have one)")
+    return len(without) < len(examples)
 
 
 def pieces_of(examples: Iterable[Any], size: int, *, keeps_documents: bool = False) -> Iterator[list[Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maskloom.config import ConfigError
-from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.catalog import Kind
 from maskloom.tasks.choice.task import CHOICE
 from maskloom.tasks.classification import classification_kind
 from maskloom.tasks.span.task import SPAN

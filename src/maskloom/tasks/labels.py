@@ -12,8 +12,8 @@ import numpy as np
 
 from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import is_utf8, read_bytes
-from maskloom.tasks.catalog.row import Kind
-from maskloom.tasks.examples import Example, ReadExamples
+from maskloom.tasks.catalog import Kind
+from maskloom.tasks.examples import Example, ReadExamples, are_labelled
 
 _MOST_LABEL_BYTES = 16 << 20
 # A label is compared with those that are so many times as frequent; of many labels, the rarest with the most frequent.
@@ -43,6 +43,14 @@ def read_label_names(path: str | Path) -> tuple[str, ...]:
     if not names:
         raise DataError(f"{path}: no label names")
     return tuple(names)
+
+
+def labels_config(names: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of config.json that name the outputs of a model."""
+    return {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
 
 
 def check_distinct(names: tuple[str, ...], source: str) -> None:
@@ -105,11 +113,8 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
     read in pieces, the first piece with labels decides.
     """
     examples, path = data.examples, data.report.path
-    if all(example.label is None for example in examples):
+    if not are_labelled(examples, path):
         return None
-    for example in examples:
-        if example.label is None:
-            raise DataError(f"{path}: line {example.line}: missing label (other rows have one)")
     if kind == "regression":
         return np.array([example.label for example in examples], dtype=np.float32)
     ids = {name: number for number, name in enumerate(names)}

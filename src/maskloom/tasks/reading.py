@@ -13,8 +13,7 @@ from typing import Any
 
 from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import is_utf8
-from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.catalog.row import CatalogRow, Kind
+from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.columns import Columns, ReadingOptions, choose_names, columns_by_number, numbered, wants_numbers
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, kept_examples
 from maskloom.tasks.tables import BadRowError, Row, by_name, layout_of, read_rows, row_text, up_to_first

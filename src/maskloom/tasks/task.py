@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from maskloom.config import DataError
 from maskloom.metrics import Metric
 from maskloom.objectives.task_objective import TaskObjective
-from maskloom.tasks.catalog.row import Kind
+from maskloom.tasks.catalog import Kind
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
-from maskloom.tasks.examples import ReadExamples, ReadingReport
+from maskloom.tasks.examples import ReadExamples
 from maskloom.text.tokenizer import Tokenizer
 
 # One array (rows, width) a unit: the rows that the objective gives for it.
@@ -70,10 +70,10 @@ class Task:
     objective: TaskObjective
     encode: Encode
     decide: Callable[[EncodedData, Outputs], Any]
-    targets: Callable[[EncodedData], Any]
     decode: Callable[[EncodedData, Outputs], list[dict[str, Any]]]
     metric: Callable[[], Metric]
-    published_config: dict[str, Any]
+    targets: Callable[[EncodedData], Any] = attrgetter("labels")
+    published_config: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     tune: Tune | None = None
     scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
@@ -124,9 +124,5 @@ class TaskKind:
         needs_label: bool = True,
     ) -> ReadExamples:
         """Read a whole file. Raises DataError, with file and line, for wrong data and a file without usable rows."""
-        report = ReadingReport(Path(path))
-        options = options or ReadingOptions()
-        examples = list(self.iterate(path, options, settings or {}, needs_label=needs_label, report=report))
-        if not examples:
-            raise DataError(f"{path}: no usable rows: {report.num_rows} read, dropped: {report.dropped or 'none'}")
-        return ReadExamples(examples, report)
+        how = (path, options or ReadingOptions(), settings or {})
+        return ReadExamples.of(path, lambda report: self.iterate(*how, needs_label=needs_label, report=report))

@@ -15,6 +15,15 @@ TUNED_SETTINGS = ("temperature", *THRESHOLD_SETTINGS)
 _EXACT_SWEEPS = 20
 
 
+def fitted(fit: Callable[..., dict[str, Any]], logits_of: Callable[[Any, Any], np.ndarray]) -> Callable[..., Any]:
+    """Return a task's `tune`: `fit` on the logits that `logits_of` takes from the outputs, and on the labels."""
+
+    def tune(encoded: Any, outputs: Any, leave_out: Collection[str] = ()) -> dict[str, Any]:
+        return fit(logits_of(encoded, outputs), encoded.labels, leave_out=leave_out)
+
+    return tune
+
+
 def tune_classes(logits: np.ndarray, targets: np.ndarray, *, leave_out: Collection[str] = ()) -> dict[str, Any]:
     """Return `temperature` for logits (examples, classes) and ids (examples,); decisions do not change with it."""
     return {} if "temperature" in leave_out else {"temperature": fit_temperature(logits, targets)}

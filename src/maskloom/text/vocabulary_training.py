@@ -64,15 +64,6 @@ class TrainedVocabulary:
     report: VocabularyReport
 
 
-@dataclass(frozen=True)
-class _Alphabet:
-    """The characters that the vocabulary covers, and the symbols that they give."""
-
-    characters: frozenset[str]
-    dropped: str
-    symbols: list[str]
-
-
 def train_vocabulary(
     texts: Iterable[str],
     *,
@@ -109,28 +100,28 @@ def train_vocabulary(
     )
     if not counted.counts:
         raise DataError(f"{counted.num_texts} texts hold no words; a vocabulary needs some")
-    alphabet = _choose_alphabet(counted.counts, alphabet_limit)
-    num_needed = len(SPECIAL_TOKENS) + len(alphabet.symbols)
+    characters, dropped, alphabet = _choose_alphabet(counted.counts, alphabet_limit)
+    num_needed = len(SPECIAL_TOKENS) + len(alphabet)
     if size < num_needed:
         raise ConfigError(
-            f"size = {size}: {len(SPECIAL_TOKENS)} special tokens and {len(alphabet.symbols)} symbols for "
-            f"{len(alphabet.characters)} characters need {num_needed}; raise the size or lower alphabet_limit "
+            f"size = {size}: {len(SPECIAL_TOKENS)} special tokens and {len(alphabet)} symbols for "
+            f"{len(characters)} characters need {num_needed}; raise the size or lower alphabet_limit "
             f"({alphabet_limit})"
         )
-    is_known = alphabet.characters.issuperset
+    is_known = characters.issuperset
     words = sorted(word for word in counted.counts if len(word) <= MAX_WORD_LENGTH and is_known(word))
     symbols = merge_pairs(
         words,
         [counted.counts[word] for word in words],
-        alphabet.symbols,
+        alphabet,
         num_symbols=size - len(SPECIAL_TOKENS),
         score=score,
         min_frequency=min_frequency,
         progress=(lambda done: progress("merge pairs", done + len(SPECIAL_TOKENS), size)) if progress else None,
     )
     vocabulary = Vocabulary([*SPECIAL_TOKENS, *symbols])
-    report = _report(vocabulary, counted, alphabet, size=size, lowercase=lowercase, score=score, minimum=min_frequency)
-    return TrainedVocabulary(vocabulary, report)
+    settings = {"requested_size": size, "lowercase": lowercase, "score": score, "min_frequency": min_frequency}
+    return TrainedVocabulary(vocabulary, _report(vocabulary, counted, len(characters), dropped, settings))
 
 
 def _check_settings(score: str, size: int, **counts: int) -> None:
@@ -142,8 +133,8 @@ def _check_settings(score: str, size: int, **counts: int) -> None:
             raise ConfigError(f"{name} = {value}: it must be at least {lowest.get(name, 1)}")
 
 
-def _choose_alphabet(counts: dict[str, int], limit: int) -> _Alphabet:
-    """Take the most frequent characters; a tie goes to the lower code point."""
+def _choose_alphabet(counts: dict[str, int], limit: int) -> tuple[frozenset[str], str, list[str]]:
+    """Return the most frequent characters, the others, and the symbols of the first; ties go to lower code points."""
     totals: Counter[str] = Counter()
     for word, count in counts.items():
         for char in word:
@@ -155,32 +146,21 @@ def _choose_alphabet(counts: dict[str, int], limit: int) -> _Alphabet:
     starts = {word[0] for word in counts} & characters
     inside = {char for word in counts for char in word[1:]} & characters
     symbols = [*sorted(starts), *(CONTINUATION_PREFIX + char for char in sorted(inside))]
-    return _Alphabet(characters, "".join(ordered[limit:]), symbols)
+    return characters, "".join(ordered[limit:]), symbols
 
 
 def _report(
-    vocabulary: Vocabulary,
-    counted: WordCounts,
-    alphabet: _Alphabet,
-    *,
-    size: int,
-    lowercase: bool,
-    score: str,
-    minimum: int,
+    vocabulary: Vocabulary, counted: WordCounts, alphabet_size: int, dropped: str, settings: dict[str, Any]
 ) -> VocabularyReport:
-    coverage = measure_coverage(vocabulary, counted.counts)
+    values: dict[str, Any] = {**settings, **measure_coverage(vocabulary, counted.counts)}
     why_smaller = None
-    if len(vocabulary) < size:
-        why_smaller = f"no pair of symbols that occurs {minimum} times or more is left to merge"
-        if score == "likelihood":
+    if len(vocabulary) < settings["requested_size"]:
+        why_smaller = f"no pair of symbols that occurs {settings['min_frequency']} times or more is left to merge"
+        if settings["score"] == "likelihood":
             why_smaller += ", or none whose merge raises the likelihood"
     return VocabularyReport(
-        requested_size=size,
         size=len(vocabulary),
         why_smaller=why_smaller,
-        lowercase=lowercase,
-        score=score,
-        min_frequency=minimum,
         num_texts=counted.num_texts,
         num_words=counted.num_words,
         num_distinct_words=counted.num_distinct_words,
@@ -188,13 +168,13 @@ def _report(
         num_pruned_distinct_words=counted.num_pruned_distinct,
         num_spilled_runs=counted.num_runs,
         num_too_long_words=sum(count for word, count in counted.counts.items() if len(word) > MAX_WORD_LENGTH),
-        alphabet_size=len(alphabet.characters),
-        num_dropped_characters=len(alphabet.dropped),
-        dropped_characters=alphabet.dropped[:100],
+        alphabet_size=alphabet_size,
+        num_dropped_characters=len(dropped),
+        dropped_characters=dropped[:100],
         num_word_starts=len(vocabulary) - len(SPECIAL_TOKENS) - int(vocabulary.is_continuation.sum()),
         num_continuations=int(vocabulary.is_continuation.sum()),
         longest_token=longest_token(vocabulary),
-        **coverage,
+        **values,
     )
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from maskloom.config import ConfigError
-from maskloom.data.splitting import split_documents
+from maskloom.data.corpus import split_documents
 
 
 @pytest.mark.parametrize("num_documents", [2, 3, 10, 997])

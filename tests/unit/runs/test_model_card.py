@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
-from maskloom.runs.model_card import HUB_METRICS, Card, finetuning_card, hub_name, model_name, pretraining_card
+from maskloom.runs.model_writing import HUB_METRICS, Card, finetuning_card, hub_name, model_name, pretraining_card
 
 SCORES = {"accuracy": 0.75, "loss": math.nan}
 

@@ -7,11 +7,10 @@ from html.parser import HTMLParser
 import pytest
 
 from maskloom.config import ConfigError, DataError, PretrainRecipe, recipe_toml, validate_recipe
-from maskloom.runs.curves import evaluations, in_one_count, mean_curve, phase_marks, steps
 from maskloom.runs.pages import distinct_names, visible
 from maskloom.runs.report import report
-from maskloom.runs.report.charts import charts_of
-from maskloom.runs.report.record import RunRecord
+from maskloom.runs.report.charts import charts_of, evaluations, mean_curve, phase_marks, steps
+from maskloom.runs.report.record import RunRecord, in_one_count
 from maskloom.runs.report.tables import score_table
 
 ENVIRONMENT = {

@@ -17,7 +17,7 @@ from maskloom.runs.features import features, write_features
 from maskloom.runs.info import describe_folder
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
-from maskloom.tasks.tagging.features import AllTokens
+from maskloom.tasks.tagging.features import all_tokens
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -40,7 +40,7 @@ def units():
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(WORDS, size=draw.integers(1, 12))) for _ in range(40)]
     examples = [Example(text, None, None, line) for line, text in enumerate(texts, start=1)]
-    return AllTokens(encode_examples(examples, TOKENIZER, max_length=16))
+    return all_tokens(encode_examples(examples, TOKENIZER, max_length=16))
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 from tests.unit.training.tiny_sessions import tiny_session
 
 from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
-from maskloom.training.events import EventLog, NoLog, read_events
-from maskloom.training.run_log import TensorBoardLog, check_log_targets, open_run_log
+from maskloom.training.events import EventLog, NoLog, TensorBoardLog, check_log_targets, open_run_log, read_events
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed (the extra tensorboard)"

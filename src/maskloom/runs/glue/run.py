@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 from maskloom.config import ConfigError, DataError, FinetuneRecipe
 from maskloom.files import write_json, write_text
 from maskloom.folder_lock import alone_in_folder
+from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.glue_score import OFFICIAL_METRICS, GlueScore, leaderboard_score, paper_average
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.glue.files import GlueTask, check_genres, chosen_tasks, diagnostic_file
-from maskloom.runs.glue.majority import answer_by_majority
 from maskloom.runs.glue.table import glue_report
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
@@ -21,7 +22,10 @@ from maskloom.runs.search import AllTrialsFailedError, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.training.run_log import check_log_targets
+from maskloom.tasks.kinds import KINDS
+from maskloom.training.events import check_log_targets
+
+MAJORITY = "majority.json"
 
 
 @alone_in_folder()
@@ -171,3 +175,38 @@ def _stored_inputs(out: Path) -> dict[str, Any] | None:
     if kind_of_run(description) != "glue":
         raise ConfigError(f"{out}: this is not the folder of a GLUE run")
     return description["inputs"]
+
+
+def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
+    """Write the commonest label of WNLI's training data to `out`, and return its accuracy on dev, as the paper does.
+
+    WNLI's dev set repeats sentences of train with opposite answers, so that learning it scores below chance. Of labels
+    that are equally common the first one counts.
+    """
+    row = catalog_row("wnli")
+    options = ReadingOptions(format="wnli")
+    counts = {}
+    for name, path in (("train", train), ("dev", dev)):
+        labels = [str(example.label) for example in KINDS[row.kind].read(path, options).examples]
+        unknown = next((label for label in labels if label not in row.labels), None)
+        if unknown is not None:
+            raise DataError(f"{path}: the label {unknown!r:.80} is not one of {', '.join(row.labels)}")
+        counts[name] = Counter(labels)
+    label = max(row.labels, key=lambda name: counts["train"][name])
+    accuracy = counts["dev"][label] / counts["dev"].total()
+    write_json(out / MAJORITY, {"label": label, "train_counts": dict(sorted(counts["train"].items()))})
+    return {
+        "status": "majority",
+        "metric": "accuracy",
+        "columns": {"WNLI": {"accuracy": accuracy}},
+        "label": label,
+        "seconds": 0.0,
+    }
+
+
+def majority_label(folder: Path) -> str:
+    """Return the label that `answer_by_majority` wrote; raises DataError when there is none."""
+    path = folder / MAJORITY
+    if not path.is_file():
+        raise DataError(f"{path}: not there; run the task wnli first (maskloom glue run)")
+    return str(read_json_object(path)["label"])

@@ -23,7 +23,7 @@ from maskloom.runs.glue.files import (
     diagnostic_file,
     glue_task,
 )
-from maskloom.runs.glue.majority import majority_label
+from maskloom.runs.glue.run import MAJORITY, majority_label
 from maskloom.runs.progress import Progress
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
@@ -99,7 +99,7 @@ def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
             path = data / task.folder / task.test[file.column]
             path, looked_for = (path if path.is_file() else None), str(path)
         folder = run / task.folder
-        answers = folder / ("majority.json" if task.name == "wnli" else "model")
+        answers = folder / (MAJORITY if task.name == "wnli" else "model")
         if path is None:
             absent[file.column] = f"{looked_for} is not there"
         elif not answers.exists():

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import re
 import shutil
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.data.counter_random import Permutation
 from maskloom.files import write_json, write_text
-from maskloom.folder_lock import alone_in_folder
+from maskloom.folder_lock import LOCK, alone_in_folder
+from maskloom.foreign_files import read_json_object
+from maskloom.inference import Predictor
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.progress import Progress, stage_callback
 from maskloom.runs.quickstart.documentation import gather_documents, write_documents
-from maskloom.runs.quickstart.filled_masks import fill_masks
 from maskloom.runs.quickstart.report import report_page
-from maskloom.runs.quickstart.stages import Stages
 from maskloom.runs.quickstart.tasks import build_tasks
 from maskloom.runs.run_folder import RECIPE
 from maskloom.runs.vocabulary import train_vocabulary_from_files
@@ -28,6 +34,55 @@ from maskloom.runs.vocabulary import train_vocabulary_from_files
 VOCABULARY_SIZE = 8000
 TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pair"}
 STARTS = ("pretrained", "random")
+OURS = (
+    "Returns a [MASK] of strings.",
+    "If [MASK], the output is written to a file.",
+    "The [MASK] of the matrix must be positive.",
+    "This function is [MASK] since version 3.",
+    "The name of the [MASK] to open.",
+    "Raises an [MASK] when the file does not exist.",
+)
+_NUM_REAL = 8
+_WORD = re.compile(r"[A-Za-z]{4,}")
+
+
+class Stages:
+    """The finished stages of a job in a file: the result of each, a JSON-able dictionary, and the seconds it took."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        """Open the file or begin one. Raises ConfigError when the job there has other settings or is none of ours."""
+        self._path = path
+        if path.exists():
+            self._held = read_json_object(path)
+            if self._held["settings"] != settings:
+                before, now = (
+                    ", ".join(f"{name} {value!r}" for name, value in given.items())
+                    for given in (self._held["settings"], settings)
+                )
+                raise ConfigError(f"{path.parent} was started with {before}, this is {now}; choose another --out")
+            return
+        if path.parent.exists() and (
+            not path.parent.is_dir() or any(entry.name != LOCK for entry in path.parent.iterdir())
+        ):
+            raise ConfigError(f"{path.parent} exists and holds something else; choose an empty or a new --out")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._held = {"settings": settings, "results": {}, "seconds": {}}
+        write_json(path, self._held)
+
+    def run(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of a stage, doing the work only when it is not there yet."""
+        if name not in self._held["results"]:
+            started = time.perf_counter()
+            result = work()
+            self._held["results"][name] = result
+            self._held["seconds"][name] = time.perf_counter() - started
+            write_json(self._path, self._held)
+        return self._held["results"][name]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each finished stage; of one that was interrupted, those since it was taken up again."""
+        return dict(self._held["seconds"])
 
 
 @alone_in_folder()
@@ -52,9 +107,14 @@ def quickstart(
     stages = Stages(out / "stages.json", {"seed": seed, "overrides": overrides})
     prepared = _prepare(stages, out, seed, progress)
     progress.say("3/6  pre-training a BERT: the longest stage")
-    pretraining = stages.run("pretraining", lambda: _pretrain(recipes["pretrain"], out, progress))
+    folder = out / "pretrained"
+    how = {"corpus": out / "corpus", "out": folder, "resume": (folder / RECIPE).exists(), "progress": progress}
+    pretraining = stages.run("pretraining", lambda: pretrain(recipes["pretrain"], **how))
     progress.say("4/6  fine-tuning it on two tasks, and for comparison a BERT with random weights")
-    finetuning = _finetune_all(stages, recipes["finetune"], out, progress)
+    finetuning: dict[str, dict[str, dict[str, Any]]] = {task: {} for task in TASKS}
+    for task, start in itertools.product(TASKS, STARTS):
+        work = partial(_finetune, recipes["finetune"], out, task, start, progress)
+        finetuning[task][start] = stages.run(f"{task} task from {start} weights", work)
     progress.say("5/6  filling masks")
     masks = stages.run("masks", lambda: fill_masks(out / "pretrained", out / "tasks" / "sentence-dev.jsonl", seed=seed))
     progress.say("6/6  writing the report")
@@ -122,11 +182,8 @@ def _recipe(kind: Any, name: str, seed: int, overrides: dict[str, list[str]]) ->
 
 def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[str, dict[str, Any]]:
     """Gather the text, train the vocabulary and build the corpus; return what each stage found."""
-    text_file, watch, num_workers = (
-        out / "text" / "documents.txt",
-        stage_callback(progress),
-        min(2, os.cpu_count() or 1),
-    )
+    text_file, watch = out / "text" / "documents.txt", stage_callback(progress)
+    num_workers = min(2, os.cpu_count() or 1)
     progress.say("1/6  gathering the documentation of Python and of the installed packages")
     text = stages.run("text", lambda: _gather(out, text_file, seed, num_workers, watch))
     progress.say("2/6  training a vocabulary and building the corpus")
@@ -148,26 +205,6 @@ def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[s
         ),
     )
     return {"text": text, "vocabulary": vocabulary, "corpus": corpus}
-
-
-def _pretrain(recipe: PretrainRecipe, out: Path, progress: Progress) -> dict[str, Any]:
-    folder = out / "pretrained"
-    return pretrain(recipe, corpus=out / "corpus", out=folder, resume=(folder / RECIPE).exists(), progress=progress)
-
-
-def _finetune_all(
-    stages: Stages, recipe: FinetuneRecipe, out: Path, progress: Progress
-) -> dict[str, dict[str, dict[str, Any]]]:
-    return {
-        task: {
-            start: stages.run(
-                f"{task} task from {start} weights",
-                lambda task=task, start=start: _finetune(recipe, out, task, start, progress),
-            )
-            for start in STARTS
-        }
-        for task in TASKS
-    }
 
 
 def _gather(
@@ -212,3 +249,32 @@ def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any
     found["gain"] = found["pretrained"]["mean"] - found["random"]["mean"]
     found["every_seed_wins"] = lowest > max(found["random"]["scores"].values())
     return found
+
+
+def fill_masks(model: Path, held_out: Path, *, seed: int, top_k: int = 5) -> dict[str, Any]:
+    """Return the likeliest tokens for our sentences, and for sentences of a dev set with one word of each masked.
+
+    `held_out` is a JSONL file with a `text` field that pre-training never saw. A real row also has the word that stood
+    there and whether it is among the tokens. Only words that are one token are masked.
+    """
+    predictor = Predictor.load(model)
+    ours = [{"text": text, **_guesses(predictor, text, top_k)} for text in OURS]
+    texts = [json.loads(line)["text"] for line in held_out.read_text(encoding="utf-8").splitlines()]
+    order = Permutation(len(texts), seed)
+    real: list[dict[str, Any]] = []
+    for place in range(len(texts)):
+        text = texts[order[place]]
+        words = [m for m in _WORD.finditer(text) if len(predictor.tokenizer.token_ids(m.group())) == 1]
+        if len(real) == _NUM_REAL or not words or len(text) > 110:
+            continue
+        word = words[Permutation(len(words), seed, place)[0]]
+        masked = f"{text[: word.start()]}[MASK]{text[word.end() :]}"
+        guesses = _guesses(predictor, masked, top_k)
+        truth = word.group().lower()
+        real.append({"text": masked, "truth": truth, "is_found": truth in guesses["tokens"], **guesses})
+    return {"ours": ours, "real": real}
+
+
+def _guesses(predictor: Predictor, text: str, top_k: int) -> dict[str, list[Any]]:
+    best = predictor.fill_mask(text, top_k=top_k)[0]
+    return {"tokens": [row["token"] for row in best], "probabilities": [row["probability"] for row in best]}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from maskloom.runs.charts import Line, line_chart
-from maskloom.runs.curves import Points, evaluations, mean_curve, phase_marks, steps, thinned
 from maskloom.runs.report.record import RunRecord
 from maskloom.runs.report.tables import scores, with_unit
 
 NUM_COLOURS = 6
+_MAX_POINTS = 200
+Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     names = [with_unit(run, metric) for run, metric in zip(runs, metrics, strict=True)]
     for name, metric in dict(zip(names, metrics, strict=True)).items():
         chosen = [run for run, other in zip(runs, names, strict=True) if other == name]
-        charts.append(_chart(f"Dev {name.replace('_', ' ')}", chosen, colours, None, metric))
+        title, is_share = f"Dev {name.replace('_', ' ')}", metric == "accuracy"
+        charts.append(_chart(title, chosen, colours, None, metric, as_percent=is_share))
     charts.append(_chart("Loss", runs, colours, ("loss",), "loss", note="Thin: training; with dots: dev."))
     return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
 
@@ -119,3 +122,44 @@ def _lines(name: str, trained: list[Points], measured: list[Points], style: str,
         label = name or (held_out if measured and thin else "mean" if len(bold) > 1 else "")
         lines.append(Line(label, mean, style, has_dots=bool(measured)))
     return lines
+
+
+def phase_marks(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Mark where each phase after the first begins, in events of one count."""
+    ends = {event["stage"]: event["step"] for event in events if event["event"] == "finished"}
+    return [(f"phase {number} from here", step) for number, step in enumerate([*ends.values()][:-1], start=2)]
+
+
+def steps(events: Iterable[dict[str, Any]], *path: str) -> Points:
+    """Return a figure of the training steps, such as ("losses", "mlm"); what was not finite is left out."""
+    return _points((event for event in events if event.get("event") == "step"), path)
+
+
+def evaluations(events: Iterable[dict[str, Any]], name: str) -> Points:
+    """Return a metric of the evaluations."""
+    return _points((event for event in events if event.get("event") == "evaluation"), ("metrics", name))
+
+
+def thinned(points: Points) -> Points:
+    """Average neighbours, so that a long run's line stays readable."""
+    width = -(-len(points) // _MAX_POINTS) if points else 1
+    groups = [points[first : first + width] for first in range(0, len(points), width)]
+    return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
+
+
+def mean_curve(curves: Iterable[Points]) -> Points:
+    """Return the mean of curves at the steps that all of them have."""
+    columns = [dict(points) for points in curves]
+    shared = [step for step in columns[0] if all(step in column for column in columns)] if columns else []
+    return [(step, sum(column[step] for column in columns) / len(columns)) for step in shared]
+
+
+def _points(events: Iterable[dict[str, Any]], path: tuple[str, ...]) -> Points:
+    found = []
+    for event in events:
+        value: Any = event
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, (int, float)) and isinstance(event.get("step"), int):
+            found.append((event["step"], value))
+    return found

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import read_bytes, read_json_object
-from maskloom.runs.curves import in_one_count
 from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described, kind_of_run, runs_within
 from maskloom.training.events import read_events
 
@@ -109,3 +109,13 @@ def _no_run(folder: Path) -> str:
     if not inside:
         return f"{folder} is not the folder of a run: it has no {RECIPE}"
     return f"{folder} holds several runs; name those that you want: {' '.join(map(str, inside[:12]))}"
+
+
+def in_one_count(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Count the steps of later phases of a pre-training on from those of the phases before."""
+    staged = [event for event in events if "stage" in event]
+    lasts: dict[str, int] = {}
+    for event in staged:
+        lasts[event["stage"]] = max(lasts.get(event["stage"], 0), event.get("step", 0))
+    offsets = dict(zip(lasts, accumulate(lasts.values(), initial=0), strict=False))
+    return [{**event, "step": offsets[event["stage"]] + event.get("step", 0)} for event in staged]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from maskloom.tasks.choice.reading import iterate_choices
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.task import Outputs, Task, TaskKind
-from maskloom.tasks.tuning import tune_classes
+from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
 
 # Finite also when it is divided by the smallest temperature.
@@ -44,18 +44,17 @@ def choice_task(
         heads=("choice",),
         objective=MultipleChoice(),
         encode=_encode,
-        decide=lambda _, outputs: best_choices(outputs),
-        targets=lambda encoded: encoded.labels,  # pyright: ignore[reportAttributeAccessIssue]
+        # the first of choices with equal scores
+        decide=lambda encoded, outputs: choice_scores(encoded, outputs).argmax(axis=1),
         decode=partial(_decode, temperature),  # pyright: ignore[reportArgumentType]
         metric=partial(ChoiceMetric, primary=primary),
-        published_config={},
         settings=settings,
-        tune=_tune,
-        scored_logits=lambda _, outputs: choice_scores(outputs),
+        tune=fitted(tune_classes, choice_scores),
+        scored_logits=choice_scores,
     )
 
 
-def choice_scores(outputs: Outputs) -> np.ndarray:
+def choice_scores(_: Any, outputs: Outputs) -> np.ndarray:
     """Return the scores of all examples, (examples, most choices), of one array (choices, 1) each.
 
     A choice that an example does not have has a score whose probability is 0.
@@ -66,25 +65,18 @@ def choice_scores(outputs: Outputs) -> np.ndarray:
     return scores
 
 
-def best_choices(outputs: Outputs) -> np.ndarray:
-    """Return the number of the choice with the highest score of each example, the first of equal ones; (examples,)."""
-    return choice_scores(outputs).argmax(axis=1)
-
-
 def _decode(temperature: float, encoded: EncodedChoices, outputs: Outputs) -> list[dict[str, Any]]:
-    probabilities = softmax(choice_scores(outputs) / temperature)
+    scores = choice_scores(encoded, outputs)
     return [
         {
             "choice": best,
             "choice_text": example.choices[best],
             "probabilities": {str(number): float(row[number]) for number in range(len(example.choices))},
         }
-        for example, best, row in zip(encoded.examples, best_choices(outputs).tolist(), probabilities, strict=True)
+        for example, best, row in zip(
+            encoded.examples, scores.argmax(axis=1).tolist(), softmax(scores / temperature), strict=True
+        )
     ]
-
-
-def _tune(encoded: Any, outputs: Outputs, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    return tune_classes(choice_scores(outputs), encoded.labels, leave_out=leave_out)
 
 
 def _encode(data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False) -> EncodedChoices:

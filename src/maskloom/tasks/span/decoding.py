@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
 from maskloom.tasks.span.encoding import EncodedQuestions
-from maskloom.tasks.span.final_text import TextFinder
 from maskloom.tasks.span.windows import is_max_context
+from maskloom.text import normalization
 
 _WINDOWS_AT_ONCE = 512
+_KEPT_WORDS = 200_000
 # The published code answers so where no span qualifies.
 _NO_SPAN = "empty"
 
@@ -75,16 +77,12 @@ def decode_answers(
     With `only_best` the search ends at the best answer: answer and null odds are the same, candidates are fewer.
     Raises ValueError when outputs and windows do not agree.
     """
-    options = options or DecodingOptions()
     if len(outputs) != len(encoded):
         raise ValueError(f"{len(outputs)} outputs for {len(encoded)} windows; they must agree")
     finder = TextFinder(encoded.tokenizer.lowercase)
-    first = 0
-    while first < encoded.num_examples:
-        end_window = int(encoded.first_window[first]) + _WINDOWS_AT_ONCE
-        last = max(int(np.searchsorted(encoded.first_window, end_window, side="right")) - 1, first + 1)
-        yield from _decode_some(encoded, outputs, (first, last), options, finder, only_best)
-        first = last
+    decoder = _Decoder(encoded, outputs, options or DecodingOptions(), only_best, finder)
+    for first, last in encoded.runs(_WINDOWS_AT_ONCE):
+        yield from decoder.answers(first, last)
 
 
 # Logits of start and end, and where the text starts and ends in the context.
@@ -103,116 +101,109 @@ class _Spans:
     end_logit: np.ndarray
 
 
-def _decode_some(
-    encoded: EncodedQuestions,
-    outputs: Sequence[np.ndarray],
-    questions: tuple[int, int],
-    options: DecodingOptions,
-    finder: TextFinder,
-    only_best: bool,
-) -> Iterator[DecodedAnswer]:
-    first, last = questions
-    windows = np.arange(encoded.first_window[first], encoded.first_window[last])
-    logits = _padded(encoded, outputs, windows)
-    spans = _spans(encoded, windows, logits, options)
-    bounds = np.searchsorted(spans.question, np.arange(first, last + 1))
-    for question in range(first, last):
-        chosen = slice(bounds[question - first], bounds[question - first + 1])
-        null = None
-        if options.has_unanswerable:
-            own = encoded.first_window[question : question + 2] - encoded.first_window[first]
-            nulls = logits[own[0] : own[1], 0]
-            null = nulls[int(nulls.sum(axis=1).argmin())]
-        yield _answer(encoded, question, spans, chosen, null, options, finder, only_best)
+@dataclass(frozen=True)
+class _Decoder:
+    """What every step of the decoding needs."""
 
+    encoded: EncodedQuestions
+    outputs: Sequence[np.ndarray]
+    options: DecodingOptions
+    only_best: bool
+    finder: TextFinder
 
-def _padded(encoded: EncodedQuestions, outputs: Sequence[np.ndarray], windows: np.ndarray) -> np.ndarray:
-    """Return the logits of windows as one array (windows, tokens of the longest, 2); -inf where there is no token."""
-    lengths = encoded.lengths[windows]
-    logits = np.full((len(windows), int(lengths.max()), 2), -np.inf)
-    for row, window, length in zip(logits, windows.tolist(), lengths.tolist(), strict=True):
-        if len(outputs[window]) != length:
-            raise ValueError(f"window {window} has {length} tokens and {len(outputs[window])} rows of output")
-        row[:length] = outputs[window]
-    return logits
+    def answers(self, first: int, last: int) -> Iterator[DecodedAnswer]:
+        """Yield the answers to the questions `first` to before `last`."""
+        encoded = self.encoded
+        windows = np.arange(encoded.first_window[first], encoded.first_window[last])
+        logits = self._padded(windows)
+        spans = self._spans(windows, logits)
+        bounds = np.searchsorted(spans.question, np.arange(first, last + 1))
+        for question in range(first, last):
+            null = None
+            if self.options.has_unanswerable:
+                own = encoded.first_window[question : question + 2] - encoded.first_window[first]
+                nulls = logits[own[0] : own[1], 0]
+                null = nulls[int(nulls.sum(axis=1).argmin())]
+            places = range(*bounds[question - first : question - first + 2].tolist())
+            yield self._answer(question, spans, places, null)
 
+    def _padded(self, windows: np.ndarray) -> np.ndarray:
+        """Return the logits of windows, (windows, tokens of the longest, 2); -inf where there is no token."""
+        lengths = self.encoded.lengths[windows]
+        logits = np.full((len(windows), int(lengths.max()), 2), -np.inf)
+        for row, window, length in zip(logits, windows.tolist(), lengths.tolist(), strict=True):
+            if len(self.outputs[window]) != length:
+                raise ValueError(f"window {window} has {length} tokens and {len(self.outputs[window])} rows of output")
+            row[:length] = self.outputs[window]
+        return logits
 
-def _spans(encoded: EncodedQuestions, windows: np.ndarray, logits: np.ndarray, options: DecodingOptions) -> _Spans:
-    """Return the spans that qualify; of equal scores in a question the one of the earlier window, start, end first."""
-    order = np.argsort(-logits, axis=1, kind="stable")[:, : options.num_best]
-    starts, ends = order[:, :, 0], order[:, :, 1]
-    questions = encoded.window_question[windows]
-    offsets = encoded.question_lengths[questions] + 2
-    context_ends = offsets + encoded.window_length[windows]
-    starts_count = (starts >= offsets[:, None]) & (starts < context_ends[:, None])
-    row, column = np.nonzero(starts_count)
-    own = windows[row]
-    starts_count[row, column] = is_max_context(
-        encoded.window_start[own] + starts[row, column] - offsets[row],
-        own - encoded.first_window[questions[row]],
-        np.diff(encoded.first_window)[questions[row]],
-        encoded.context_lengths[questions[row]],
-        encoded.max_length - offsets[row] - 1,
-        encoded.stride,
-    )
-    sizes = ends[:, None, :] - starts[:, :, None]
-    counts = starts_count[:, :, None] & (ends < context_ends[:, None])[:, None, :]
-    counts &= (sizes >= 0) & (sizes < options.max_answer_length)
-    row, by_start, by_end = np.nonzero(counts)
-    start, end = starts[row, by_start], ends[row, by_end]
-    start_logit, end_logit = logits[row, start, 0], logits[row, end, 1]
-    by_score = np.lexsort((-(start_logit + end_logit), questions[row]))
-    found = (questions[row], windows[row], start, end, start_logit, end_logit)
-    return _Spans(*(values[by_score] for values in found))
+    def _spans(self, windows: np.ndarray, logits: np.ndarray) -> _Spans:
+        """Return the spans that qualify; of equal scores in a question that of the earlier window, start, end first."""
+        encoded = self.encoded
+        order = np.argsort(-logits, axis=1, kind="stable")[:, : self.options.num_best]
+        starts, ends = order[:, :, 0], order[:, :, 1]
+        questions = encoded.window_question[windows]
+        offsets = encoded.question_lengths[questions] + 2
+        context_ends = offsets + encoded.window_length[windows]
+        starts_count = (starts >= offsets[:, None]) & (starts < context_ends[:, None])
+        row, column = np.nonzero(starts_count)
+        own = windows[row]
+        starts_count[row, column] = is_max_context(
+            encoded.window_start[own] + starts[row, column] - offsets[row],
+            own - encoded.first_window[questions[row]],
+            np.diff(encoded.first_window)[questions[row]],
+            encoded.context_lengths[questions[row]],
+            encoded.max_length - offsets[row] - 1,
+            encoded.stride,
+        )
+        sizes = ends[:, None, :] - starts[:, :, None]
+        counts = starts_count[:, :, None] & (ends < context_ends[:, None])[:, None, :]
+        counts &= (sizes >= 0) & (sizes < self.options.max_answer_length)
+        row, by_start, by_end = np.nonzero(counts)
+        start, end = starts[row, by_start], ends[row, by_end]
+        start_logit, end_logit = logits[row, start, 0], logits[row, end, 1]
+        by_score = np.lexsort((-(start_logit + end_logit), questions[row]))
+        found = (questions[row], windows[row], start, end, start_logit, end_logit)
+        return _Spans(*(values[by_score] for values in found))
 
-
-def _answer(
-    encoded: EncodedQuestions,
-    question: int,
-    spans: _Spans,
-    chosen: slice,
-    null: np.ndarray | None,
-    options: DecodingOptions,
-    finder: TextFinder,
-    only_best: bool,
-) -> DecodedAnswer:
-    """Return the answer to a question from its spans and the logits (2,) of its null answer, None in v1.1."""
-    null_score = np.inf if null is None else float(null.sum())
-    null_entry = None if null is None else (float(null[0]), float(null[1]), None, None)
-    kept: dict[str, _Entry] = {}
-    for place in range(chosen.start, chosen.stop):
-        start_logit, end_logit = float(spans.start_logit[place]), float(spans.end_logit[place])
-        if null_entry is not None and len(kept) < options.num_best and null_score > start_logit + end_logit:
+    def _answer(self, question: int, spans: _Spans, places: range, null: np.ndarray | None) -> DecodedAnswer:
+        """Return the answer to a question from its spans and the logits (2,) of its null answer, None in v1.1."""
+        num_best = self.options.num_best
+        null_score = np.inf if null is None else float(null.sum())
+        null_entry = None if null is None else (float(null[0]), float(null[1]), None, None)
+        kept: dict[str, _Entry] = {}
+        for place in places:
+            start_logit, end_logit = float(spans.start_logit[place]), float(spans.end_logit[place])
+            if null_entry is not None and len(kept) < num_best and null_score > start_logit + end_logit:
+                kept.setdefault("", null_entry)
+            if len(kept) >= num_best or (self.only_best and any(kept)):
+                break
+            text, start, end = self._text(question, spans, place)
+            kept.setdefault(text, (start_logit, end_logit, start, end))
+        if null_entry is not None:
             kept.setdefault("", null_entry)
-        if len(kept) >= options.num_best or (only_best and any(kept)):
-            break
-        text, start, end = _text(encoded, question, spans, place, finder)
-        kept.setdefault(text, (start_logit, end_logit, start, end))
-    if null_entry is not None:
-        kept.setdefault("", null_entry)
-    if not any(kept):
-        kept = {_NO_SPAN: (0.0, 0.0, None, None), **kept}
-    candidates = _with_probabilities(kept)
-    best = next(candidate for candidate in candidates if candidate.text)
-    if null is None:
-        return DecodedAnswer(best.text, best, candidates)
-    odds = null_score - best.start_logit - best.end_logit
-    return DecodedAnswer("" if odds > options.null_threshold else best.text, best, candidates, odds)
+        if not any(kept):
+            kept = {_NO_SPAN: (0.0, 0.0, None, None), **kept}
+        candidates = _with_probabilities(kept)
+        best = next(candidate for candidate in candidates if candidate.text)
+        if null is None:
+            return DecodedAnswer(best.text, best, candidates)
+        odds = null_score - best.start_logit - best.end_logit
+        return DecodedAnswer("" if odds > self.options.null_threshold else best.text, best, candidates, odds)
 
-
-def _text(
-    encoded: EncodedQuestions, question: int, spans: _Spans, place: int, finder: TextFinder
-) -> tuple[str, int, int]:
-    """Return the text of a span, and where it starts and ends in its context."""
-    context = encoded.context(question)
-    shift = int(encoded.window_start[spans.window[place]]) - encoded.first_place(question)
-    start, end = int(spans.start[place]) + shift, int(spans.end[place]) + shift
-    tokens = encoded.tokenizer.vocabulary.tokens
-    first_word = int(context.piece_words[start])
-    words = context.words_between(first_word, int(context.piece_words[end]))
-    text, first, last = finder.find([tokens[index] for index in context.pieces[start : end + 1].tolist()], words)
-    place_in = context.words.place_in_context
-    return text, place_in(first_word, first), place_in(first_word, last) + 1
+    def _text(self, question: int, spans: _Spans, place: int) -> tuple[str, int, int]:
+        """Return the text of a span, and where it starts and ends in its context."""
+        encoded = self.encoded
+        context = encoded.contexts[encoded.context_of[question]]
+        shift = int(encoded.window_start[spans.window[place]]) - len(encoded.question_ids[question]) - 2
+        start, end = int(spans.start[place]) + shift, int(spans.end[place]) + shift
+        tokens, words = encoded.tokenizer.vocabulary.tokens, context.words
+        first_word, last_word = int(context.piece_words[start]), int(context.piece_words[end])
+        texts = [context.text[words.starts[i] : words.ends[i]] for i in range(first_word, last_word + 1)]
+        text, first, last = self.finder.find(
+            [tokens[index] for index in context.pieces[start : end + 1].tolist()], texts
+        )
+        return text, words.place_in_context(first_word, first), words.place_in_context(first_word, last) + 1
 
 
 def _with_probabilities(kept: dict[str, _Entry]) -> tuple[Candidate, ...]:
@@ -224,3 +215,42 @@ def _with_probabilities(kept: dict[str, _Entry]) -> tuple[Candidate, ...]:
         Candidate(text, probability, *entry)
         for (text, entry), probability in zip(kept.items(), probabilities, strict=True)
     )
+
+
+class TextFinder:
+    """Finds the characters of a context that pieces were made from, for a tokenizer that lower-cases or does not.
+
+    The basic tokens of words are kept, because candidates for one question share most of theirs.
+    """
+
+    def __init__(self, lowercase: bool) -> None:
+        self._basic_tokens = lru_cache(_KEPT_WORDS)(partial(normalization.words, lowercase=lowercase))
+
+    def find(self, pieces: Sequence[str], words: Sequence[str]) -> tuple[str, int, int]:
+        """Return the part of `words`, joined by spaces, that tokens were made from, with its first and last place.
+
+        The pieces are looked up in the words' basic tokens and mapped by counting characters that are no spaces. Where
+        that fails (a token that is unknown, or words whose length changes by stripping accents or control characters)
+        it is all of the words.
+        """
+        predicted = " ".join(" ".join(pieces).replace(" ##", "").replace("##", "").split())
+        tokens = [token for word in words for token in self._basic_tokens(word)]
+        joined, whole = " ".join(tokens), " ".join(words)
+        start = joined.find(predicted)
+        if start < 0 or not predicted or sum(map(len, tokens)) != sum(map(len, words)):
+            return whole, 0, len(whole) - 1
+        end = start + len(predicted) - 1
+        first = _place(start - joined.count(" ", 0, start), words)
+        last = _place(end - joined.count(" ", 0, end), words)
+        return whole[first : last + 1], first, last
+
+
+def _place(number: int, words: Sequence[str]) -> int:
+    """Return where a character, counted without spaces, stands in the words joined by spaces."""
+    place = number
+    for word in words:
+        if number < len(word):
+            break
+        number -= len(word)
+        place += 1
+    return place

@@ -12,10 +12,9 @@ import numpy as np
 
 from maskloom.config import ConfigError
 from maskloom.data.batch import ClassificationBatch
-from maskloom.tasks.span.alignment import answer_pieces, answer_words
 from maskloom.tasks.span.questions import Question
 from maskloom.tasks.span.windows import window_starts
-from maskloom.tasks.span.words import ContextWords, split_words
+from maskloom.tasks.span.words import ContextWords, answer_pieces, answer_words, split_words
 from maskloom.text.tokenizer import Tokenizer
 
 # [CLS] question [SEP] context [SEP]
@@ -32,11 +31,6 @@ class EncodedContext:
     words: ContextWords
     pieces: np.ndarray
     piece_words: np.ndarray
-
-    def words_between(self, first: int, last: int) -> list[str]:
-        """Return words `first` to `last`."""
-        starts, ends = self.words.starts, self.words.ends
-        return [self.text[starts[i] : ends[i]] for i in range(first, last + 1)]
 
 
 @dataclass(frozen=True)
@@ -95,20 +89,18 @@ class EncodedQuestions:
         """Number of pieces of each question's context, (questions,)."""
         return np.fromiter((len(context.pieces) for context in self.contexts), np.int64)[self.context_of]
 
-    def first_place(self, question: int) -> int:
-        """Return the place of the context's first piece in the windows of a question."""
-        return len(self.question_ids[question]) + 2
-
-    def context(self, question: int) -> EncodedContext:
-        """Return the context of a question."""
-        return self.contexts[self.context_of[question]]
-
-    def parts(self, max_windows: int) -> Iterator[EncodedQuestions]:
-        """Yield the questions in order, as many at a time as have at most `max_windows` windows, at least one."""
+    def runs(self, max_windows: int) -> Iterator[tuple[int, int]]:
+        """Yield runs of questions, as many at a time as have at most `max_windows` windows, at least one."""
         first = 0
         while first < self.num_examples:
             limit = int(self.first_window[first]) + max_windows
             last = max(int(np.searchsorted(self.first_window, limit, side="right")) - 1, first + 1)
+            yield first, last
+            first = last
+
+    def parts(self, max_windows: int) -> Iterator[EncodedQuestions]:
+        """Yield the questions in order, in the runs of `runs`."""
+        for first, last in self.runs(max_windows):
             windows = slice(int(self.first_window[first]), int(self.first_window[last]))
             yield replace(
                 self,
@@ -121,7 +113,6 @@ class EncodedQuestions:
                 first_window=self.first_window[first : last + 1] - self.first_window[first],
                 labels=None if self.labels is None else self.labels[windows],
             )
-            first = last
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch:
         """Return the windows of those numbers, packed in that order; their ids are put together here."""
@@ -136,7 +127,7 @@ class EncodedQuestions:
             context_at = first + len(question) + 2
             token_ids[first] = vocabulary.cls_id
             token_ids[first + 1 : context_at - 1] = question
-            pieces = self.context(number).pieces
+            pieces = self.contexts[self.context_of[number]].pieces
             token_ids[context_at : end - 1] = pieces[start : start + int(self.window_length[window])]
             segment_ids[context_at:end] = 1
         return ClassificationBatch(

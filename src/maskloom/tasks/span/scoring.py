@@ -8,8 +8,9 @@ from typing import Any
 from maskloom.config import DataError
 from maskloom.metrics.answers import AnswerReport, score_answers
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.span.reading import iterate_questions
 from maskloom.tasks.span.squad_json import read_json
-from maskloom.tasks.span.task import SPAN
 from maskloom.tasks.tables import read_rows
 
 
@@ -28,7 +29,9 @@ def score_files(
     numbers by id. Raises DataError for a wrong file.
     """
     path = Path(predictions)
-    questions = SPAN.read(data, options).examples
+    how = (data, options or ReadingOptions(), {})
+    read = ReadExamples.of(data, lambda report: iterate_questions(*how, needs_label=True, report=report))
+    questions = read.examples
     if path.suffix.lower() == ".jsonl":
         texts, odds = _rows(path)
     else:

@@ -60,7 +60,6 @@ def span_task(
         targets=_targets,  # pyright: ignore[reportArgumentType]
         decode=partial(_decode, options),  # pyright: ignore[reportArgumentType]
         metric=metric,
-        published_config={},
         settings=chosen,
         tune=partial(_tune, options, metric().primary) if has_unanswerable else None,  # pyright: ignore[reportArgumentType]
         forms={".json": _official_lines},

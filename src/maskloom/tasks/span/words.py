@@ -43,7 +43,24 @@ def split_words(context: str) -> tuple[ContextWords, list[str]]:
     return ContextWords(starts, starts + lengths), words
 
 
-def holds_answer(context: str, words: ContextWords, first: int, last: int, answer: str) -> bool:
-    """Tell whether words `first` to `last`, joined by spaces, hold the answer with its blanks squeezed."""
+def answer_words(context: str, words: ContextWords, text: str, start: int) -> tuple[int, int] | None:
+    """Return the first and last word of an answer, or None where those words do not hold its text.
+
+    That happens where blanks of the answer are no blanks for the splitting of words, a no-break space for one.
+    """
+    first, last = words.word_at(start), words.word_at(start + len(text) - 1)
     joined = " ".join(context[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
-    return " ".join(answer.split()) in joined
+    return (first, last) if " ".join(text.split()) in joined else None
+
+
+def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:
+    """Return the first and last piece of an answer: within `first` to `last`, the span whose ids are the answer's.
+
+    `pieces` are the ids of the context. The first such span wins; without one the whole range stands, as for "Japan" in
+    "Japanese".
+    """
+    length = len(answer)
+    for start in range(first, last + 2 - length) if length else ():
+        if pieces[start] == answer[0] and pieces[start : start + length].tolist() == answer:
+            return start, start + length - 1
+    return first, last

@@ -36,11 +36,6 @@ def decide_words(labels: Sequence[str], encoded: EncodedSentences, outputs: Sequ
     return tag_ids(encoded.word_rows(outputs), len(labels))
 
 
-def true_tags(encoded: EncodedSentences) -> np.ndarray | None:
-    """Return the ids of the true tags of all words, (words,), or None without labels."""
-    return encoded.labels
-
-
 def decode_tags(
     labels: tuple[str, ...],
     temperature: float,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,86 +20,64 @@ HEAD = "bilstm_tagger"
 _UNITS_AT_ONCE = 512
 
 
-class FeatureUnits(Protocol):
-    """Encoded text in units, with the tokens of each whose vectors are kept."""
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each unit, (units,)."""
-        ...
-
-    def places(self, indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
-        """Return units packed in that order, the tokens that count, ascending, and their number in each unit."""
-        ...
-
-
 @dataclass(frozen=True)
-class ChainWords:
-    """The windows of sentences as units, with the words that a tagger reads in each: those of the batch's chains."""
+class FeatureUnits:
+    """Encoded text in units, with the tokens of each whose vectors are kept.
 
-    encoded: EncodedSentences
+    `lengths` (units,) are numbers of tokens; `places` returns units packed in the order of their indices, the tokens
+    that count, ascending, and their number in each unit.
+    """
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each window."""
-        return self.encoded.lengths
+    lengths: np.ndarray
+    places: Callable[[np.ndarray], tuple[PackedBatch, np.ndarray, np.ndarray]]
 
-    def places(self, indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
-        """Return windows packed in that order with the first pieces of words of their chains."""
-        batch = self.encoded.batch(indices)
+
+def chain_words(encoded: EncodedSentences) -> FeatureUnits:
+    """Return windows of sentences as units, with the first pieces of the words that a tagger reads in each.
+
+    Those are the words of the batch's chains.
+    """
+
+    def places(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+        batch = encoded.batch(indices)
         assert batch.chains is not None
         counted = batch.chains >= 0
         return batch, np.flatnonzero(counted), _count_by_sequence(counted, batch.lengths)
 
+    return FeatureUnits(encoded.lengths, places)
 
-@dataclass(frozen=True)
-class SentenceWords:
-    """Sentences as units, with the first pieces of all of their words, each from the window that scores it.
+
+def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
+    """Return sentences as units, with the first pieces of all of their words, each from the window that scores it.
 
     The sentences are encoded one by one, not within their documents.
     """
+    # the first window of each sentence and, at the end, the number of windows
+    starts = np.searchsorted(encoded.windows[:, 2], encoded.sentence_starts)
 
-    encoded: EncodedSentences
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sentence, those of all its windows."""
-        starts = self._first_windows()
-        return np.add.reduceat(self.encoded.lengths, starts[:-1]) if len(starts) > 1 else np.empty(0, np.int64)
-
-    def places(self, indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
-        """Return the windows of sentences packed in that order with the first pieces of the words scored in each."""
-        starts = self._first_windows()
+    def places(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         spans = zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True)
         windows = np.concatenate([np.arange(*span) for span in spans])
-        batch = self.encoded.batch(windows)
+        batch = encoded.batch(windows)
         ends = np.cumsum(batch.lengths)
         found = []
         for window, start in zip(windows.tolist(), (ends - batch.lengths).tolist(), strict=True):
-            first, _, first_word, end_word = self.encoded.windows[window].tolist()
-            found.append(self.encoded.word_starts[first_word:end_word] - first + 1 + start)
-        return batch, np.concatenate(found), np.diff(self.encoded.sentence_starts)[indices]
+            first, _, first_word, end_word = encoded.windows[window].tolist()
+            found.append(encoded.word_starts[first_word:end_word] - first + 1 + start)
+        return batch, np.concatenate(found), np.diff(encoded.sentence_starts)[indices]
 
-    def _first_windows(self) -> np.ndarray:
-        """Return the first window of each sentence and, at the end, the number of windows."""
-        return np.searchsorted(self.encoded.windows[:, 2], self.encoded.sentence_starts)
+    lengths = np.add.reduceat(encoded.lengths, starts[:-1]) if len(starts) > 1 else np.empty(0, np.int64)
+    return FeatureUnits(lengths, places)
 
 
-@dataclass(frozen=True)
-class AllTokens:
-    """Texts or pairs as units, with all of their tokens, special ones included."""
+def all_tokens(encoded: EncodedExamples) -> FeatureUnits:
+    """Return texts or pairs as units, with all of their tokens, special ones included."""
 
-    encoded: EncodedExamples
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each text."""
-        return self.encoded.lengths
-
-    def places(self, indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
-        """Return texts packed in that order with all of their tokens."""
-        batch = self.encoded.batch(indices)
+    def places(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+        batch = encoded.batch(indices)
         return batch, np.arange(batch.num_tokens), batch.lengths
+
+    return FeatureUnits(encoded.lengths, places)
 
 
 def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
@@ -115,15 +93,12 @@ def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
 
 @dataclass(frozen=True)
 class FeatureSentences(EncodedSentences):
-    """Encoded sentences whose batches bring the vectors of their words along, one unit of `features` a window."""
+    """Encoded sentences whose batches bring the vectors of their words along.
+
+    `features` are those that were written for the `chain_words` of the sentences: a unit is a window.
+    """
 
     features: FeatureFile
-
-    @classmethod
-    def of(cls, encoded: EncodedSentences, features: FeatureFile) -> FeatureSentences:
-        """Join sentences and the features that were written for their `ChainWords`."""
-        values = {field.name: getattr(encoded, field.name) for field in fields(EncodedSentences)}
-        return cls(**values, features=features)
 
     def batch(self, indices: np.ndarray) -> TokenBatch:
         """Return the windows of those indices, packed, with the vectors of the words of their chains."""

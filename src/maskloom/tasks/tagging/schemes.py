@@ -20,7 +20,9 @@ TRAINED_SCHEME: Scheme = "iob2"
 
 # In the order in which they are tried: where two fit equally well, the first says the same as the other.
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "bioes", "bilou", "io")
-_PREFIXES: dict[Scheme, str] = {"iob2": "BI", "iob1": "BI", "bioes": "BIES", "bilou": "BILU", "io": "I"}
+# The prefixes of the first, inner and last word of an entity, and of its only word.
+_PLACES: dict[Scheme, str] = {"iob2": "BIIB", "iob1": "BIIB", "bioes": "BIES", "bilou": "BILU", "io": "IIII"}
+_PREFIXES: dict[Scheme, str] = {scheme: "".join(dict.fromkeys(places)) for scheme, places in _PLACES.items()}
 
 
 @dataclass
@@ -80,7 +82,7 @@ def tags_of(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[
     for entity in entities:
         if not previous.end <= entity.start < entity.end <= num_words:
             raise ValueError(f"{entity} overlaps the one before it, or is not within {num_words} words")
-        first, inside, last, single = _prefixes(scheme)
+        first, inside, last, single = _PLACES[scheme]
         if scheme == "iob1":
             touches = entity.type == previous.type and entity.start == previous.end and previous.end > 0
             first = single = "B" if touches else "I"
@@ -101,17 +103,6 @@ def forbidden_pairs(tags: Sequence[str], scheme: Scheme) -> tuple[tuple[int, int
     ends = [(-1, "O"), *enumerate(tags)]
     pairs = ((first, second, before, tag) for first, before in ends for second, tag in ends)
     return tuple((first, second) for first, second, before, tag in pairs if _breach(before, tag, scheme))
-
-
-def _prefixes(scheme: Scheme) -> tuple[str, str, str, str]:
-    """Return the prefixes of the first, inner and last word of an entity, and of its only word."""
-    if scheme == "io":
-        return "I", "I", "I", "I"
-    if scheme == "bioes":
-        return "B", "I", "E", "S"
-    if scheme == "bilou":
-        return "B", "I", "L", "U"
-    return "B", "I", "I", "B"
 
 
 @lru_cache(maxsize=65536)

@@ -9,19 +9,19 @@ from typing import Any
 from maskloom.config import ConfigError, DataError
 from maskloom.metrics.calibration import checked_temperature
 from maskloom.metrics.entities import EntityMetric, TagTable, is_tag
+from maskloom.metrics.metric import checked_primary
 from maskloom.metrics.single_label import SingleLabelMetric
 from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import checked_text
-from maskloom.tasks.labels import checked_weights, read_label_names
+from maskloom.tasks.labels import checked_weights, labels_config, read_label_names
 from maskloom.tasks.tagging.decoding import (
     column_lines,
     decide_tags,
     decide_words,
     decode_tags,
     tag_logits,
-    true_tags,
 )
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
@@ -30,8 +30,8 @@ from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, forbidden_pair
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter, splitter_of
 from maskloom.tasks.tagging.windows import Context
-from maskloom.tasks.task import Outputs, Task, TaskKind
-from maskloom.tasks.tuning import tune_classes
+from maskloom.tasks.task import Task, TaskKind
+from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
 
 SCORES = ("f1", "strict_f1", "accuracy")
@@ -57,13 +57,12 @@ def tagging_task(
     known = {"scheme": given.get("scheme", "auto"), "context": context, "crf": crf}
     is_plain = _is_plain(labels, given)
     scores = PLAIN_SCORES if is_plain else SCORES
-    primary = primary or scores[0]
-    if primary not in scores:
-        raise ValueError(f"metric {primary!r} is not one of {list(scores)} ({'plain tags' if is_plain else 'tagging'})")
+    primary = checked_primary(primary or scores[0], scores, "plain tags" if is_plain else "tagging")
     scheme = PLAIN if is_plain else TagTable.of(labels).scheme()
     known["trained_scheme"] = scheme
     forbidden = () if scheme == PLAIN else forbidden_pairs(labels, scheme)
     temperature = checked_temperature(given.get("temperature", 1.0))
+    logits = partial(tag_logits, len(labels))
     task = Task(
         kind="tagging",
         labels=labels,
@@ -72,20 +71,16 @@ def tagging_task(
         objective=CrfTagging(forbidden) if crf else Tagging(checked_weights(given.get("class_weights"), labels)),
         encode=partial(_encode, labels, context),
         decide=partial(decide_words if is_plain else decide_tags, labels),  # pyright: ignore[reportArgumentType]
-        targets=true_tags,  # pyright: ignore[reportArgumentType]
         decode=partial(decode_tags, labels, temperature, names_entities=not is_plain),  # pyright: ignore[reportArgumentType]
         metric=(
             partial(SingleLabelMetric, len(labels), primary=primary)
             if is_plain
             else partial(EntityMetric, labels, primary=primary)
         ),
-        published_config={
-            "id2label": {str(number): name for number, name in enumerate(labels)},
-            "label2id": {name: number for number, name in enumerate(labels)},
-        },
+        published_config=labels_config(labels),
         settings={**given, **known},
-        tune=partial(_tune, len(labels)),
-        scored_logits=partial(tag_logits, len(labels)),  # pyright: ignore[reportArgumentType]
+        tune=fitted(tune_classes, logits),
+        scored_logits=logits,  # pyright: ignore[reportArgumentType]
         forms={".conll": _lines, ".txt": _lines},
         example_of=partial(_example_of, splitter or UNKNOWN_TRAINING),
     )
@@ -109,11 +104,6 @@ def _encode(
 ) -> EncodedSentences:
     path = data.report.path
     return encode_sentences(data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=path)
-
-
-def _tune(num_labels: int, encoded: Any, outputs: Outputs, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """Fit the temperature of the probabilities of tags, word by word."""
-    return tune_classes(tag_logits(num_labels, encoded, outputs), encoded.labels, leave_out=leave_out)
 
 
 def _lines(sentence: TaggedSentence, prediction: dict[str, Any]) -> list[str]:

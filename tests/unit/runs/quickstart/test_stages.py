@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from maskloom.config import ConfigError
-from maskloom.runs.quickstart.stages import Stages
+from maskloom.runs.quickstart.journey import Stages
 
 
 def test_a_finished_stage_is_not_done_again(tmp_path: Path) -> None:

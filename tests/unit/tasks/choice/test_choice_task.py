@@ -9,7 +9,7 @@ from maskloom.config import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.tasks.choice.examples import ChoiceExample
-from maskloom.tasks.choice.task import CHOICE, best_choices, choice_task
+from maskloom.tasks.choice.task import CHOICE, choice_task
 from maskloom.tasks.evaluation import evaluate_task, model_outputs
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_a_softmax_over_choices(model):
 def test_evaluation_counts_right_choices(model):
     examples = random_examples(20)
     encoded, outputs = outputs_of(model, examples)
-    decided = best_choices(outputs.rows)
+    decided = choice_task().decide(encoded, outputs.rows)
     truth = np.array([one.label for one in examples])
     evaluation = evaluate_task(model, make_task("choice"), encoded)
     assert evaluation.scores["accuracy"] == pytest.approx((decided == truth).mean())
@@ -112,7 +112,7 @@ def test_decoding_names_the_choice_and_all_probabilities():
 
 
 def test_all_choices_alike_take_the_first():
-    assert best_choices([np.zeros((4, 1), np.float32)]).tolist() == [0]
+    assert choice_task().decide(None, [np.zeros((4, 1), np.float32)]).tolist() == [0]
 
 
 def test_unknown_scores_are_refused():

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from maskloom.tasks.span.decoding import DecodingOptions, decode_answers
+from maskloom.tasks.span.decoding import DecodingOptions, TextFinder, decode_answers
 from maskloom.tasks.span.encoding import encode_questions
-from maskloom.tasks.span.final_text import TextFinder
 from maskloom.tasks.span.questions import Question
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary

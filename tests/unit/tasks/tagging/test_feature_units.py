@@ -6,7 +6,7 @@ from maskloom.data.feature_files import FeatureFile, FeaturePlan, FeatureWriter
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.tagging.encoding import encode_sentences
-from maskloom.tasks.tagging.features import AllTokens, ChainWords, FeatureSentences, SentenceWords, row_counts
+from maskloom.tasks.tagging.features import FeatureSentences, all_tokens, chain_words, row_counts, sentence_words
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.task import tagging_task
 from maskloom.tasks.tagging.windows import Context
@@ -40,7 +40,7 @@ def first_pieces(length, start=0):
 
 def test_whole_sentences_give_their_first_pieces():
     data = encoded(3, 1, 4)
-    for units in (ChainWords(data), SentenceWords(data)):
+    for units in (chain_words(data), sentence_words(data)):
         batch, places, counts = units.places(np.array([2, 0]))
         assert batch.token_ids[places].tolist() == first_pieces(4, start=4) + first_pieces(3)
         assert counts.tolist() == [4, 3]
@@ -50,7 +50,7 @@ def test_whole_sentences_give_their_first_pieces():
 def test_every_word_of_a_split_sentence_is_taken_once_and_in_order():
     data = encoded(2, 20, 3, max_length=9)
     assert len(data) > 5
-    units = SentenceWords(data)
+    units = sentence_words(data)
     assert len(units.lengths) == 3
     assert int(units.lengths.sum()) == int(data.lengths.sum())
     batch, places, counts = units.places(np.array([1, 2, 0]))
@@ -62,7 +62,7 @@ def test_every_word_of_a_split_sentence_is_taken_once_and_in_order():
 @pytest.mark.parametrize("context", ["sentence", "document"])
 def test_the_words_of_chains_are_those_of_the_batch(context):
     data = encoded(2, 20, 3, max_length=12, context=context)
-    units = ChainWords(data)
+    units = chain_words(data)
     indices = np.arange(len(data))[::-1]
     batch, places, counts = units.places(indices)
     chains = data.batch(indices).chains
@@ -77,7 +77,7 @@ def test_the_words_of_chains_are_those_of_the_batch(context):
 
 def test_texts_give_all_tokens():
     texts = [Example("w1 w2", "w3", None, 1), Example("", None, None, 2)]
-    units = AllTokens(encode_examples(texts, TOKENIZER, max_length=20))
+    units = all_tokens(encode_examples(texts, TOKENIZER, max_length=20))
     _, places, counts = units.places(np.array([1, 0]))
     assert counts.tolist() == [2, 6]
     assert places.tolist() == list(range(8))
@@ -87,29 +87,29 @@ def test_the_sum_follows_the_text_and_the_windows():
     sums = {
         row_counts(units)[1]
         for units in (
-            ChainWords(encoded(3, 4)),
-            ChainWords(encoded(4, 3)),
-            ChainWords(encoded(3, 20, max_length=9)),
-            ChainWords(encoded(3, 20, max_length=10)),
-            SentenceWords(encoded(3, 20, max_length=10)),
+            chain_words(encoded(3, 4)),
+            chain_words(encoded(4, 3)),
+            chain_words(encoded(3, 20, max_length=9)),
+            chain_words(encoded(3, 20, max_length=10)),
+            sentence_words(encoded(3, 20, max_length=10)),
         )
     }
     assert len(sums) == 5
-    counts, one = row_counts(ChainWords(encoded(3, 4)))
+    counts, one = row_counts(chain_words(encoded(3, 4)))
     assert counts.tolist() == [3, 4]
-    assert one == row_counts(ChainWords(encoded(3, 4)))[1]
+    assert one == row_counts(chain_words(encoded(3, 4)))[1]
 
 
 def test_batches_bring_the_vectors_of_their_words(tmp_path):
     data = encoded(2, 20, 3, max_length=12)
-    units = ChainWords(data)
+    units = chain_words(data)
     counts, _ = row_counts(units)
     writer = FeatureWriter(tmp_path / "features", FeaturePlan("m", "s", ("4",), 1, counts))
     for index in range(len(data)):
         batch, places, _ = units.places(np.array([index]))
         writer.write(np.array([index]), batch.token_ids[places].astype(np.float32)[:, None, None])
     writer.finish()
-    joined = FeatureSentences.of(data, FeatureFile.open(tmp_path / "features"))
+    joined = FeatureSentences(**vars(data), features=FeatureFile.open(tmp_path / "features"))
     indices = np.array([3, 0, 1])
     batch = joined.batch(indices)
     assert isinstance(batch, FeatureBatch)

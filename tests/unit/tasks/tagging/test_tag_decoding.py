@@ -7,7 +7,6 @@ from maskloom.tasks.tagging.decoding import (
     decode_tags,
     tag_ids,
     tag_logits,
-    true_tags,
 )
 from maskloom.tasks.tagging.encoding import encode_sentences
 from maskloom.tasks.tagging.sentences import TaggedSentence
@@ -41,7 +40,7 @@ def test_decisions_are_read_at_first_pieces():
     encoded = encode_sentences([sentence("ab c"), sentence("d")], TOKENIZER, max_length=9)
     outputs = outputs_of(encoded, "B-X", "I-X", "O")
     assert [part.tolist() for part in decide_tags(LABELS, encoded, outputs)] == [[1, 2], [0]]
-    assert true_tags(encoded) is None
+    assert encoded.labels is None
 
 
 def test_entities_have_text_places_and_probability():
