@@ -168,6 +168,9 @@ def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
             raise
         os.close(descriptor)
         if (former is not None and former.why_gone() is None) or time.monotonic() > deadline:
+            if is_free:  # locks do not count here: of several that wrote their names at once, the last one is meant
+                time.sleep(_SETTLING)
+                former = _Holder.read(path) or former
             raise _in_use(out, former)
         time.sleep(0.01)
 
