@@ -116,7 +116,9 @@ def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping
     if _is_plain(tags, settings):
         names = read_label_names(options.labels) if options.labels else tuple(sorted(tags))
         if len(names) == 1:
-            raise ConfigError(f"{options.labels}: the only tag is {names[0]!r:.80}; tagging needs at least two")
+            raise ConfigError(
+                f"{options.labels or train.report.path}: the only tag is {names[0]!r:.80}; tagging needs at least two"
+            )
         return names
     if options.labels is None:
         return tag_names({tag[2:] for tag in tags if tag != "O"}, TRAINED_SCHEME)

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,16 @@ def test_plain_tags_are_those_of_training(read):
     with pytest.raises(DataError, match="every word of 1 sentences has the tag NN; there is nothing to learn"):
         TAGGING.check(read("a NN\nb NN\n"), train)
     TAGGING.check(train, read("a NN\n"))
+
+
+def test_a_single_plain_tag_is_refused_with_the_file_it_stands_in(read, tmp_path):
+    train = read("dog NN\ncat NN\n\n")
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(train.report.path))}: the only tag is 'NN'"):
+        TAGGING.label_names(train, ReadingOptions(), {})
+    labels = tmp_path / "labels.txt"
+    labels.write_text("NN\n")
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(labels))}: the only tag is 'NN'"):
+        TAGGING.label_names(train, ReadingOptions(labels=str(labels)), {})
 
 
 def test_plain_tags_may_be_listed_in_a_file(read, tmp_path):
