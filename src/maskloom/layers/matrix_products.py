@@ -1,14 +1,14 @@
 """Matrix products through the faster of the processor's two libraries, with the gradients of a dense layer.
 
 torch takes MKL for fp32 products on x86, and MKL leaves the 512-bit half of processors by other makers unused; oneDNN,
-which torch carries too, does not. The results differ by rounding only. The choice depends on the machine and the
-shapes, never on timing, so that a run repeats to the bit.
+which torch carries too, does not. On Intel's own processors MKL is the faster one. The results differ by rounding only.
+The choice depends on the maker, the instruction set and the shapes, never on timing, so that a run repeats to the bit.
 
 oneDNN keeps a kernel, more than half a MiB of it, for every shape that it meets, and packed batches never have the same
 number of tokens. Rows are therefore handed to it in numbers of which there are eight between one power of two and the
 next; what that leaves over is filled up with zero rows, or given to MKL.
 
-MASKLOOM_PRODUCTS=mkl in the environment leaves all products to MKL, as `products_by("mkl")` does within.
+MASKLOOM_PRODUCTS=mkl or =onednn in the environment overrides the maker, and `products_by` does so within.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -31,9 +32,24 @@ _SMALLEST_PRODUCT = 1 << 24
 _ROOM_OF_KERNEL = 33 << 20
 
 
-_library = os.environ.get("MASKLOOM_PRODUCTS", "onednn")
-if _library not in ("onednn", "mkl"):
-    raise ConfigError(f"MASKLOOM_PRODUCTS={_library!r} is neither 'onednn' nor 'mkl'")
+# Makers of processors with AVX-512 on which oneDNN was measured to be faster than MKL (benchmarks/pretraining_step.md).
+_ONEDNN_WINS = frozenset({"AuthenticAMD"})
+
+
+def _maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return who made the processor, in its own word (GenuineIntel, AuthenticAMD), or "" where nothing tells."""
+    try:
+        with cpuinfo.open(encoding="ascii", errors="replace") as file:
+            lines = file.read(1 << 12).splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+_given = os.environ.get("MASKLOOM_PRODUCTS")
+if _given not in (None, "onednn", "mkl"):
+    raise ConfigError(f"MASKLOOM_PRODUCTS={_given!r} is neither 'onednn' nor 'mkl'")
+_library = _given or ("onednn" if _maker() in _ONEDNN_WINS else "mkl")
 
 
 @contextmanager
@@ -58,9 +74,10 @@ def _has_wide_kernels() -> bool:
 
 def library_of_products() -> str:
     """Return in words which library makes the fp32 products of the processor."""
-    if _library == "mkl":
-        return "MKL, as MASKLOOM_PRODUCTS says"
-    return "oneDNN for large ones, else MKL" if _has_wide_kernels() else "torch's own choice: no AVX-512"
+    if not _has_wide_kernels():
+        return "torch's own choice: no AVX-512"
+    reason = f"MASKLOOM_PRODUCTS={_given}" if _given else f"measured to be faster on {_maker() or 'this processor'}"
+    return f"{'MKL' if _library == 'mkl' else 'oneDNN for large ones, else MKL'}: {reason}"
 
 
 def prefers_onednn(x: Tensor, num_outputs: int) -> bool:

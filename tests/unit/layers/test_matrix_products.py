@@ -65,6 +65,7 @@ def test_transposed_product(shape):
 def test_few_row_counts_reach_onednn(monkeypatch):
     if not matrix_products._has_wide_kernels():
         pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
+    monkeypatch.setattr(matrix_products, "_library", "onednn")
     seen = set()
     multiply = torch.ops.mkldnn._linear_pointwise
 
@@ -85,6 +86,7 @@ def test_few_row_counts_reach_onednn(monkeypatch):
 def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
     if not matrix_products._has_wide_kernels():
         pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
+    monkeypatch.setattr(matrix_products, "_library", "onednn")
     monkeypatch.setattr(matrix_products, "_ROOM_OF_KERNEL", 1 << 60)
     matrix_products._find_room.cache_clear()
     x, weight, _ = tensors(700, 160, 200)
@@ -107,6 +109,25 @@ def test_nothing_goes_to_onednn_where_products_are_left_to_mkl():
         assert not prefers_onednn(torch.empty(4096, 128), 512)
         torch.testing.assert_close(dense(x, weight, bias), expected, rtol=1e-4, atol=1e-3)
     assert prefers_onednn(torch.empty(4096, 128), 512) == by_default
+
+
+@pytest.mark.parametrize(
+    ("text", "maker"),
+    [("processor\t: 0\nvendor_id\t: GenuineIntel\n", "GenuineIntel"), ("CPU implementer : 0x41\n", ""), (None, "")],
+)
+def test_the_maker_is_read_from_the_system(tmp_path, text, maker):
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    assert matrix_products._maker(path) == maker
+
+
+def test_by_default_the_maker_decides():
+    program = "from maskloom.layers import matrix_products as m; print(m._library, m._maker())"
+    environment = {name: value for name, value in os.environ.items() if name != "MASKLOOM_PRODUCTS"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    library, _, maker = done.stdout.strip().partition(" ")
+    assert library == ("onednn" if maker == "AuthenticAMD" else "mkl")
 
 
 @pytest.mark.parametrize(("library", "code"), [("mkl", 0), ("MKL", 1)])
