@@ -21,6 +21,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert Path("recipes/squad-v1.toml") in held
     assert Path("runs/quickstart/report.html") in held
     assert "Classifier: Programming Language :: Python :: 3.14" in metadata
+    assert "Project-URL: BERT paper, https://arxiv.org/abs/1810.04805" in metadata
 
 
 def test_commands_run_in_an_empty_folder(environment_of_wheel, tmp_path):

@@ -91,10 +91,6 @@ class Corpus:
             raise IndexError(f"sentences {first} to {last} of a corpus with {self.num_sentences}")
         return self.shards.slice(int(self.sentence_offsets[first]), int(self.sentence_offsets[last]))
 
-    def document(self, index: int) -> np.ndarray:
-        """Return the ids (tokens,) of all sentences of one document, joined."""
-        return self.sentences(int(self.document_offsets[index]), int(self.document_offsets[index + 1]))
-
     def _map(self, name: str, dtype: str, size: int) -> np.ndarray:
         array = np.memmap(self.folder / name, dtype=dtype, mode="r").view(np.ndarray)
         if len(array) != size:

@@ -201,11 +201,6 @@ class EntityMetric:
                 scores[f"{name}_{kind}"] = value
         return scores
 
-    def num_entities(self) -> dict[str, dict[str, int]]:
-        """Return, by type, how many entities are `right`, `predicted` and `true`: the figures behind the scores."""
-        rows = zip(self.table.types, self._counts.T.tolist(), strict=True)
-        return {kind: dict(zip(("right", "predicted", "true"), row, strict=True)) for kind, row in rows}
-
     def reference(self) -> float | None:
         """Return the primary score of one tag for every word: no entity found, or the share of the commonest tag."""
         if self.primary == "accuracy":

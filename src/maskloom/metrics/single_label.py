@@ -47,11 +47,6 @@ class SingleLabelMetric:
         )
         return scores
 
-    def majority_share(self) -> float:
-        """Return the accuracy of always answering the commonest target: what a run that learnt nothing reaches."""
-        counts = self._gathered().sum(axis=1)
-        return float(counts.max() / counts.sum())
-
     def reference(self) -> float:
         """Return the primary score of always answering the commonest target."""
         return self.score_of_majority()[self.primary]

@@ -64,7 +64,8 @@ def test_everything_is_where_it_was_put(whole: Path) -> None:
     assert corpus.sentence_offsets.tolist() == [0, 2, 3, 6, 9, 10, 12]
     flat = [sentence for document in DOCUMENTS for sentence in document]
     assert [corpus.sentence(index).tolist() for index in range(6)] == flat
-    assert [corpus.document(index).tolist() for index in range(3)] == [joined(document) for document in DOCUMENTS]
+    parts = zip(corpus.document_offsets, corpus.document_offsets[1:], strict=False)
+    assert [corpus.sentences(*part).tolist() for part in parts] == [joined(document) for document in DOCUMENTS]
     assert corpus.sentences(1, 5).tolist() == joined(flat[1:5])
     assert corpus.sentences(4, 4).tolist() == []
     assert corpus.vocabulary.tokens == TOKENIZER.vocabulary.tokens

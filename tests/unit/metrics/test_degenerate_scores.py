@@ -20,7 +20,7 @@ def test_constant_predictions_have_matthews_zero():
     assert scores["matthews"] == 0.0
     assert scores["accuracy"] == 0.75
     assert metric.predicts_one_class()
-    assert metric.majority_share() == 0.75
+    assert metric.score_of_majority()["accuracy"] == 0.75
     assert metric.score_of_majority() == scores
 
 
