@@ -20,6 +20,7 @@ from maskloom.devices import chosen_device
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import MaskCandidate, Prediction
 from maskloom.layers.int8 import quantize_dense_layers
+from maskloom.layers.matrix_products import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch
 from maskloom.tasks.catalog import Kind
@@ -159,6 +160,8 @@ class Predictor(TaskModel):
         model.to(place)
         if int8:
             quantize_dense_layers(model.encoder)
+        else:
+            pack_for_inference(model.encoder)
         return cls(
             model,
             tokenizer,

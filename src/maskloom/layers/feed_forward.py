@@ -22,4 +22,4 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed tokens."""
-        return self.down(self.activation(self.up(hidden)))
+        return self.down(self.up.activated(hidden, self.activation))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.config import ConfigError
+from maskloom.layers.activations import Activation
 from maskloom.layers.attention import SelfAttention
 from maskloom.layers.matrix_products import Dense
 
@@ -59,6 +60,10 @@ class Int8Dense(nn.Module):
         for first in range(0, len(input), block):
             self._transform(input[first : first + block], result[first : first + block])
         return result
+
+    def activated(self, input: Tensor, activation: Activation) -> Tensor:
+        """Return the activation of the transformed rows, as `Dense` does."""
+        return activation(self(input))
 
     def _transform(self, rows: Tensor, into: Tensor) -> None:
         step = rows.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny).mul_(1 / _LARGEST)

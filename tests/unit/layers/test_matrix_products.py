@@ -1,3 +1,4 @@
+import copy
 import os
 import subprocess
 import sys
@@ -7,9 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from maskloom.layers import matrix_products
+from maskloom.layers.activations import ACTIVATIONS
 from maskloom.layers.matrix_products import (
     Dense,
     dense,
+    pack_for_inference,
     prefers_onednn,
     product,
     products_by,
@@ -94,6 +97,57 @@ def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
         with pytest.raises(RuntimeError) as caught:
             multiply()
         assert is_out_of_memory(caught.value)
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    if not matrix_products._has_wide_kernels():
+        pytest.skip("no AVX-512 here, so no weight is packed")
+    monkeypatch.setattr(matrix_products, "_library", "onednn")
+    layer = Dense(96, 160)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    pack_for_inference(layer)
+    return layer
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 20, 333, 2000])
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu"])
+def test_a_packed_weight_gives_the_values_of_linear(packed, rows, name):
+    x = torch.randn(rows, 96)
+    expected = F.linear(x, packed.weight, packed.bias).detach()
+    with torch.no_grad():
+        assert packed._is_packed_for(x) == (rows > 0)
+        torch.testing.assert_close(packed(x), expected, rtol=1e-4, atol=1e-4)
+        activated = packed.activated(x, ACTIVATIONS[name])
+    torch.testing.assert_close(activated, ACTIVATIONS[name](expected), rtol=1e-4, atol=1e-4)
+
+
+def test_a_packed_weight_is_left_aside_once_the_weight_changes_or_learns(packed):
+    x = torch.randn(5, 96)
+    assert not packed._is_packed_for(x)  # with gradients
+    with torch.no_grad():
+        assert packed._is_packed_for(x)
+        for changed in (lambda: packed.weight.mul_(2.0), lambda: setattr(packed, "weight", torch.nn.Parameter(x))):
+            packed.pack()
+            assert packed._is_packed_for(x)
+            changed()
+            assert not packed._is_packed_for(x)
+
+
+def test_a_layer_with_a_packed_weight_can_be_copied(packed):
+    copied = copy.deepcopy(packed)
+    x = torch.randn(5, 96)
+    with torch.no_grad():
+        assert not copied._is_packed_for(x)
+        torch.testing.assert_close(copied(x), packed(x), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_packed_where_products_are_left_to_mkl():
+    layer = Dense(8, 8)
+    with products_by("mkl"):
+        pack_for_inference(layer)
+    assert layer._packed is None
 
 
 def test_nothing_goes_to_onednn_where_torch_is_told_to_do_without(monkeypatch):
