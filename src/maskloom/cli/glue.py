@@ -108,7 +108,9 @@ def check(
     problems = check_submission(submission, allow_partial=allow_partial)
     if as_json:
         print_json({"path": str(submission), "problems": problems})
+    elif problems:
+        say(*(f"error: {submission}: {problem}" for problem in problems), err=True)
     else:
-        say(*(problems or [f"{submission}: sound"]))
+        say(f"{submission}: sound")
     if problems:
         raise typer.Exit(3)

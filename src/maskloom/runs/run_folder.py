@@ -93,6 +93,8 @@ def prepare_run_folder(
 
 def described(out: Path) -> dict[str, Any]:
     """Return what a run's folder says of its command, versions, hardware and inputs; raises ConfigError for no run."""
+    if not out.exists():
+        raise ConfigError(f"{out}: no such folder")
     try:
         content = read_json_object(out / DESCRIPTION)
     except DataError:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from maskloom.cli import INSPECT, PREPARE, TRAIN, USE, app
 
@@ -26,6 +27,16 @@ def test_every_command_and_option_says_what_it_does(name: str) -> None:
     helps = {parameter.name: getattr(parameter, "help", "") for parameter in command.params}
     assert [option for option, text in helps.items() if not text] == []
     assert [text for text in helps.values() if not text.rstrip().endswith((".", ")"))] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_printed_as_it_is_written(name: str, monkeypatch) -> None:
+    """Markup would take [words] in brackets for styles and drop them."""
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = "".join(CliRunner().invoke(app, [*name.split()[1:], "--help"]).output.replace("│", "").split())
+    helps = [getattr(parameter, "help", "") for parameter in COMMANDS[name].params]
+    for text in [COMMANDS[name].help, *helps]:
+        assert "".join(text.replace("\\[", "[").split()) in shown
 
 
 def test_every_command_stands_in_a_panel() -> None:
