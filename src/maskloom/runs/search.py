@@ -277,11 +277,14 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
 def _place_model(setup: _Search, name: str) -> None:
     """Put the best trial's model at `out/model`; where only the best is kept, a trial without one has given it."""
     source = setup.out / "trials" / name / "model"
+    given = source.with_name(".model.tmp-old")
+    shutil.rmtree(given, ignore_errors=True)
     if source.exists():
         with replacing_folder(setup.out / "model") as folder:
             copy_files(source, folder)
         if setup.keep_models == "best":
-            shutil.rmtree(source, ignore_errors=True)
+            source.rename(given)  # or a kill would leave half a model here, which the next start would copy
+            shutil.rmtree(given, ignore_errors=True)
 
 
 def _report(result: dict[str, Any]) -> str:

@@ -177,7 +177,6 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
 
 
 def _coverage_of_files(paths: Iterable[str | Path], vocabulary: Vocabulary, *, lowercase: bool) -> dict[str, Any]:
-
     texts = (document.text for document in read_documents(paths))
     counted = count_words(texts, lowercase=lowercase, max_distinct_words=_MAX_DISTINCT_WORDS)
     return {

@@ -193,6 +193,25 @@ def test_other_failures_are_tried_again_and_may_win(run, inputs, keep):
     assert sorted(path.name for path in inputs["out"].glob("model*")) == ["model"]
 
 
+def test_a_search_killed_after_the_best_model_was_put_in_place_keeps_it_whole(run, inputs, monkeypatch):
+    """A half removed model of the best trial was once copied over the whole one."""
+    remove = search_run.shutil.rmtree
+
+    def killed(folder, **options):
+        if folder.is_dir() and folder.parent.name == "trial-002":
+            (folder / "config.json").unlink()
+            raise KeyboardInterrupt
+        remove(folder, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search_run.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(Finetuning())
+    assert run(Finetuning(), resume=True)["best"]["name"] == "trial-002"
+    assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 3e-5}
+    assert not list(inputs["out"].rglob("*.tmp-*"))
+
+
 def test_a_resumed_search_is_the_same_search(run, inputs):
     run(Finetuning())
     with pytest.raises(ConfigError, match="started with space"):
