@@ -244,7 +244,8 @@ ROWS = (
         "H3",
         "1,000 random texts a trial, four tokenizers: one by one, in batches, by 1, 2 and 4 threads that share one, by "
         "processes with 1, 2 and 4 threads of the library; decoded and encoded again",
-        "0 differences from Google's rule or the library's single call; decoded as the library does; the same ids again, special tokens that decoding leaves out aside",
+        "0 differences from Google's rule or the library's call for a text; decoded as the library does; the same ids "
+        "again, special tokens that decoding leaves out aside",
         _NUM_TRIALS,
         exact_ids,
     ),
