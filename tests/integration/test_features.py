@@ -121,7 +121,7 @@ def test_features_are_hidden_states_of_first_pieces(model_folder, data, tmp_path
 def test_the_command_names_the_vectors_of_a_row(model_folder, data, tmp_path):
     arguments = ["features", "--model", str(model_folder), "--input", str(data["dev"]), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*arguments, "--layers", "-1,-2"])
-    assert (done.exit_code, "2 a row: 4, 3" in " ".join(done.output.split())) == (0, True), done.output
+    assert (done.exit_code, "2 per row: layer 4, layer 3" in " ".join(done.output.split())) == (0, True), done.output
     done = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "json"), "--layers", "-1,-2", "--json"])
     assert json.loads(done.stdout)["vectors"] == ["4", "3"]
 

@@ -31,16 +31,16 @@ AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept miss
 @glue_app.command("run")
 @trains("epochs", "batch_size", "learning_rate", "max_length", "seed", "restarts")
 def run(
-    data: Data,
     model: Model,
+    data: Data,
     out: Out,
     *,
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="Tasks joined by commas, such as cola,mrpc; by default all in --data.")
     ] = None,
-    grid: Grid = None,
     flags: Any,
     recipe: Recipe = None,
+    grid: Grid = None,
     resume: Resume = False,
     overrides: Overrides = None,
     as_json: AsJson = False,

@@ -93,25 +93,34 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of these names, and in its parameter `reading` how a person wants a file read."""
 
     def reading(labels: Path | None = None, **given: Any) -> Any:
+        from maskloom.errors import ConfigError, UsageError
+        from maskloom.tasks.catalog import catalog_row
         from maskloom.tasks.columns import ReadingOptions
 
+        try:
+            if given.get("format") is not None:
+                catalog_row(given["format"])
+        except ConfigError as error:
+            raise UsageError(f"--format: {error}") from None
         return ReadingOptions(labels=str(labels) if labels else None, **given)
 
     return with_options("reading", {name: _READING[name] for name in names}, reading, on_bad_rows="error")
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
-    from maskloom.config import ConfigError
+    from maskloom.errors import UsageError
     from maskloom.foreign_files import check_model_name
 
     chosen = [*(model or [])]
+    if model and ensemble is not None:
+        raise UsageError(f"--ensemble {ensemble}: it names all models of an ensemble; leave out --model")
     if ensemble is not None:
         check_model_name(ensemble)
         from maskloom.inference import restart_models  # heavy
 
         chosen += restart_models(ensemble)
     if not chosen:
-        raise ConfigError("no model: give --model (several times for an ensemble) or --ensemble")
+        raise UsageError("no model: give --model (several times for an ensemble) or --ensemble")
     return chosen
 
 
@@ -149,10 +158,10 @@ def continues(out: Path, resume: bool) -> bool:
 @contextmanager
 def verification(verify: bool, resume: bool) -> Iterator[None]:
     """Refuse --verify without --resume, and end with exit code 1 when training again gives other bits."""
-    from maskloom.config import ConfigError
+    from maskloom.errors import UsageError
 
     if verify and not resume:
-        raise ConfigError("--verify trains a stretch of an earlier run again; it goes with --resume")
+        raise UsageError("--verify trains a stretch of an earlier run again; it goes with --resume")
     from maskloom.runs.verification import ReplayDiffersError
 
     try:

@@ -39,6 +39,21 @@ def test_help_is_printed_as_it_is_written(name: str, monkeypatch) -> None:
         assert "".join(text.replace("\\[", "[").split()) in shown
 
 
+ORDER = (
+    "--model", "--ensemble", "--train", "--dev", "--data", "--input", "--out", "--output", "--task", "--epochs",
+    "--batch-size", "--seed", "--restarts", "--recipe", "--grid", "--metric", "--text-column", "--format",
+    "--average", "--max-length", "--resume", "--verify", "--set", "--workers", "--json", "--help",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_stand_in_one_order(name: str) -> None:
+    shown = [parameter.opts[0] for parameter in COMMANDS[name].params]
+    before = ("finetune", "search", "pretrain", "run", "instances")  # there it is how long training sequences are
+    known = [option for option in shown if option in ORDER and not (option == "--max-length" and name.endswith(before))]
+    assert known == sorted(known, key=ORDER.index)
+
+
 def test_every_command_stands_in_a_panel() -> None:
     root = COMMANDS["maskloom"]
     panels = {name: command.rich_help_panel for name, command in root.commands.items()}

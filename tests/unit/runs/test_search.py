@@ -6,8 +6,10 @@ import shlex
 import pytest
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, recipe_toml, validate_recipe
+from maskloom.errors import UsageError
 from maskloom.files import write_json, write_text
 from maskloom.runs import search as search_run
+from maskloom.runs.progress import Progress
 from maskloom.runs.search import search
 from maskloom.runs.search_space import (
     GRIDS,
@@ -235,6 +237,26 @@ def test_the_command_of_a_trial_says_all_that_it_did(run, inputs):
     assert (again.restarts, again.data.max_length, again.task) == (2, 64, "pair")
     stored = load_recipe(FinetuneRecipe, inputs["out"] / "trials" / "trial-002" / "recipe.toml")
     assert again == stored
+
+
+def test_a_wrong_metric_ends_the_search_and_leaves_nothing(run, inputs):
+    def finetuning(recipe, **options):
+        raise UsageError("metric 'f2' is not one of accuracy")
+
+    with pytest.raises(UsageError, match="'f2'"):
+        run(finetuning, metric="f2")
+    assert not list(inputs["out"].glob("*"))
+
+
+def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
+    said = []
+    progress = Progress()
+    progress.say = said.append
+    run(Finetuning(), space=None, progress=progress)
+    assert said[0].startswith("no --grid: one trial, as the recipe says; --grid ")
+    said.clear()
+    run(Finetuning(), space={}, out=inputs["out"].with_name("other"), progress=progress)
+    assert not [line for line in said if "--grid" in line]
 
 
 def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
