@@ -118,6 +118,8 @@ def vocab_extend(
         on_bad_text=on_bad_text,
         progress=stage_display(),
     )
+    if use_unused and not report["num_in_unused_places"]:
+        report["why_none_in_unused_places"] = "the vocabulary has no [unused] pieces"
     if not as_json:
         report["pieces"] = " ".join(report["pieces"][:20]) + (" ..." if len(report["pieces"]) > 20 else "")
     show(report, as_json)

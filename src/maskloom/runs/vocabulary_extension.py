@@ -83,8 +83,6 @@ def extend_vocabulary(
     }
     if len(pieces) < num_pieces:
         report["why_fewer"] = f"no other run of pieces within a word occurs {min_frequency} times or more"
-    if use_unused and not report["num_in_unused_places"]:
-        report["why_none_in_unused_places"] = "the vocabulary has no [unused] pieces"
     with replacing_folder(out) as staging:
         rows = [{"id": place, **asdict(piece)} for place, piece in zip(places, pieces, strict=True)]
         write_json(staging / REPORT, {**report, "pieces": rows})
