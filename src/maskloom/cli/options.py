@@ -62,7 +62,7 @@ _READING = {
 def with_options(
     name: str, options: dict[str, Any], made: Callable[..., Any] = dict, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that puts options in place of a command's parameter `name`, which gets what is `made` of them.
+    """Return a decorator that replaces a command's parameter `name` with options and passes it `made(**options)`.
 
     Options without a default are None where they are not given.
     """
@@ -90,7 +90,7 @@ def with_options(
 
 
 def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of these names, and in its parameter `reading` how a person wants a file read."""
+    """Add the options of these names to a command, which gets them as ReadingOptions in its parameter `reading`."""
 
     def reading(labels: Path | None = None, **given: Any) -> Any:
         from maskloom.errors import ConfigError, UsageError
@@ -125,7 +125,7 @@ def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path
 
 
 takes_models = with_options("models", {"model": Models, "ensemble": EnsembleOf}, _chosen_models)
-"""Gives a command --model and --ensemble, and in its parameter `models` the model folders; there is at least one."""
+"""Adds --model and --ensemble to a command, which gets the model folders, at least one, in its parameter `models`."""
 
 
 def chosen_recipe(

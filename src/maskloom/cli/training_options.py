@@ -74,7 +74,7 @@ _FLAGS = {
 
 
 def trains(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of these names, and in its parameter `flags` what was given of them."""
+    """Add the flags of these names to a command, which gets their values by name in its parameter `flags`."""
     return with_options("flags", {name: _FLAGS[name] for name in names})
 
 

@@ -105,7 +105,7 @@ def described(out: Path) -> dict[str, Any]:
 
 
 def kind_of_run(description: Mapping[str, Any]) -> RunKind:
-    """Return what kind of run a folder's description is of: its inputs tell."""
+    """Return the kind of run that a description is of, which its inputs tell."""
     inputs = description["inputs"]
     if "space" in inputs:
         return "glue" if "tasks" in inputs else "search"

@@ -85,7 +85,7 @@ def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
 
 
 def up_to_first(rows: Iterator[Row]) -> list[Row]:
-    """Take rows up to the first that has no problem; the last of them has one where no row is without."""
+    """Return the rows up to the first without a problem; all rows, if every one has a problem."""
     taken = []
     for row in rows:
         taken.append(row)
