@@ -93,15 +93,8 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the options of these names to a command, which gets them as ReadingOptions in its parameter `reading`."""
 
     def reading(labels: Path | None = None, **given: Any) -> Any:
-        from maskloom.errors import ConfigError, UsageError
-        from maskloom.tasks.catalog import catalog_row
         from maskloom.tasks.columns import ReadingOptions
 
-        try:
-            if given.get("format") is not None:
-                catalog_row(given["format"])
-        except ConfigError as error:
-            raise UsageError(f"--format: {error}") from None
         return ReadingOptions(labels=str(labels) if labels else None, **given)
 
     return with_options("reading", {name: _READING[name] for name in names}, reading, on_bad_rows="error")

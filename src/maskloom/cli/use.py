@@ -215,13 +215,13 @@ def features(
     out: Out,
     reading: Any,
     layers: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--layers",
             help="embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, all, or numbers of "
-            "layers joined by commas: -1 is the last, 0 the embeddings.",
+            "layers joined by commas: -1 is the last, 0 the embeddings. By default the last four, or all of fewer.",
         ),
-    ] = "-1,-2,-3,-4",
+    ] = None,
     units: Annotated[
         Literal["words", "tokens"] | None,
         typer.Option("--units", help="One vector per word (its first piece), or per token of a line."),

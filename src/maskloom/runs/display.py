@@ -57,7 +57,7 @@ def _is_none(value: Any) -> bool:
 def _in_words(key: str, result: dict[str, Any]) -> str:
     """Return a key as words; "num" is left out, or written out beside a key of what is counted."""
     thing = key.removeprefix("num_")
-    counts = "number of " if thing != key and thing in result else ""
+    counts = "number of " if thing != key and not _is_none(result.get(thing)) else ""
     return counts + thing.replace("_", " ")
 
 

@@ -24,7 +24,7 @@ def test_what_is_not_there_has_no_line_and_counts_are_told_from_things() -> None
         "is                   False",
     ]
     assert lines_of(result) == screen_of(result) == expected
-    assert lines_of({"num_differing": 0, "differing": []}) == ["number of differing  0"]
+    assert lines_of({"num_differing": 0, "differing": []}) == ["differing  0"]
 
 
 def test_keys_of_a_user_stay_and_a_command_can_be_copied() -> None:
