@@ -40,7 +40,7 @@ which a model decides that nothing was fitted to, those fitted to macro F1 chang
 points, those fitted to micro F1 by {by_micro:+.1f}. "Neutral for all" answers each comment with the commonest label.
 
 The paper of the data set reports macro F1 46 for BERT base (cased), 4 epochs, a threshold of its own. This model has a
-fifth of its parameters; epochs here: {epochs:g}.
+fifth of its parameters; epochs here: {epochs}.
 
 {machine}.
 """
