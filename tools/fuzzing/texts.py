@@ -38,8 +38,8 @@ def random_text(draw: random.Random) -> str:
 def problem_of(ours: Any, theirs: Any, texts: list[str]) -> str | None:
     """Return the first thing that is wrong with how texts are cut; None where all is as it should be.
 
-    Ids are Google's, a batch gives what its texts give one by one, offsets lie in the text and ascend word by word,
-    what offsets cut out makes the token again where it stands for whole characters, and decoding raises nothing.
+    Ids are Google's, a batch gives what its texts give one by one, words and offsets are those of the rule in plain
+    Python, offsets lie in the text and ascend word by word, and decoding raises nothing.
     """
     together = ours.encode_batch([(text, None) for text in texts])
     ids = ours.token_ids_batch(texts)
@@ -48,6 +48,9 @@ def problem_of(ours: Any, theirs: Any, texts: list[str]) -> str | None:
             return f"{text!r}: {found} is not what Google's rule gives"
         if encoding != ours.encode(text) or encoding.ids[1:-1] != found[: ours.max_length - 2]:
             return f"{text!r}: alone it gives other ids than in a batch"
+        rule, num_kept = ours._pieces_by_rules(text), len(encoding.ids) - 2
+        if (encoding.words[1:-1], encoding.offsets[1:-1]) != (rule.words[:num_kept], rule.offsets[:num_kept]):
+            return f"{text!r}: its words or offsets are not those of the rule in plain Python"
         offsets = encoding.offsets[1:-1]
         if any(not 0 <= start < end <= len(text) for start, end in offsets):
             return f"{text!r}: offsets {offsets} do not lie in it"

@@ -44,7 +44,8 @@ for panel, commands in (
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 3, 74, 130  # 74: EX_IOERR of sysexits.h
+# 74: EX_IOERR of sysexits.h
+EXIT_FAILED, EXIT_USAGE, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 2, 3, 74, 130
 
 # What these have done is on disk whenever they are asked to stop.
 _RESUMABLE = frozenset({"quickstart", "pretrain", "finetune", "rerun", "search", "glue"})
@@ -78,6 +79,7 @@ def main() -> None:
     SIGINT with 130.
     """
     from maskloom.config import ConfigError, DataError
+    from maskloom.errors import UsageError
 
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files
@@ -86,7 +88,7 @@ def main() -> None:
         app()
     except (ConfigError, DataError) as error:
         _print_error(error)
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT)
     except Interrupted as stop:
         code = stop.exit_code
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # another one ends the way out at once

@@ -93,7 +93,7 @@ def vocab_extend(
     out: Out,
     min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Lowest frequency to add.")] = 5,
     use_unused: Annotated[
-        bool, typer.Option("--use-unused", help="Use the ids of [unused] pieces before the vocabulary grows.")
+        bool, typer.Option("--use-unused", help=r"Use the ids of \[unused] pieces before the vocabulary grows.")
     ] = False,
     workers: Workers = 1,
     on_bad_text: BadText = "error",
@@ -118,6 +118,8 @@ def vocab_extend(
         on_bad_text=on_bad_text,
         progress=stage_display(),
     )
+    if use_unused and not report["num_in_unused_places"]:
+        report["why_none_in_unused_places"] = "the vocabulary has no [unused] pieces"
     if not as_json:
         report["pieces"] = " ".join(report["pieces"][:20]) + (" ..." if len(report["pieces"]) > 20 else "")
     show(report, as_json)
@@ -125,7 +127,7 @@ def vocab_extend(
 
 @vocab_app.command("inspect")
 def vocab_inspect(
-    folder: Annotated[Path, typer.Argument(help="A vocabulary folder or vocab.txt.")],
+    folder: Annotated[Path, typer.Argument(help="A vocabulary, model, corpus or run folder, or a vocab.txt.")],
     texts: Annotated[list[Path] | None, typer.Argument(help="Text to measure coverage on.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -31,16 +31,16 @@ AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept miss
 @glue_app.command("run")
 @trains("epochs", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
 def run(
-    data: Data,
     model: Model,
+    data: Data,
     out: Out,
     *,
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="Tasks joined by commas, such as cola,mrpc; by default all in --data.")
     ] = None,
-    grid: Grid = None,
     flags: Any,
     recipe: Recipe = None,
+    grid: Grid = None,
     resume: Resume = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -108,7 +108,9 @@ def check(
     problems = check_submission(submission, allow_partial=allow_partial)
     if as_json:
         print_json({"path": str(submission), "problems": problems})
+    elif problems:
+        say(*(f"error: {submission}: {problem}" for problem in problems), err=True)
     else:
-        say(*(problems or [f"{submission}: sound"]))
+        say(f"{submission}: sound")
     if problems:
         raise typer.Exit(3)

@@ -84,7 +84,7 @@ _READING = {
 def with_options(
     name: str, options: dict[str, Any], made: Callable[..., Any] = dict, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that puts options in place of a command's parameter `name`, which gets what is `made` of them.
+    """Return a decorator that replaces a command's parameter `name` with options and passes it `made(**options)`.
 
     Options without a default are None where they are not given.
     """
@@ -112,7 +112,7 @@ def with_options(
 
 
 def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of these names, and in its parameter `reading` how a person wants a file read."""
+    """Add the options of these names to a command, which gets them as ReadingOptions in its parameter `reading`."""
 
     def reading(labels: Path | None = None, **given: Any) -> Any:
         from maskloom.tasks.columns import ReadingOptions
@@ -123,22 +123,24 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
-    from maskloom.config import ConfigError
+    from maskloom.errors import UsageError
     from maskloom.foreign_files import check_model_name
 
     chosen = [*(model or [])]
+    if model and ensemble is not None:
+        raise UsageError(f"--ensemble {ensemble}: it names all models of an ensemble; leave out --model")
     if ensemble is not None:
         check_model_name(ensemble)
         from maskloom.inference import restart_models  # heavy
 
         chosen += restart_models(ensemble)
     if not chosen:
-        raise ConfigError("no model: give --model (several times for an ensemble) or --ensemble")
+        raise UsageError("no model: give --model (several times for an ensemble) or --ensemble")
     return chosen
 
 
 takes_models = with_options("models", {"model": Models, "ensemble": EnsembleOf}, _chosen_models)
-"""Gives a command --model and --ensemble, and in its parameter `models` the model folders; there is at least one."""
+"""Adds --model and --ensemble to a command, which gets the model folders, at least one, in its parameter `models`."""
 
 
 def chosen_recipe(
@@ -171,10 +173,10 @@ def continues(out: Path, resume: bool) -> bool:
 @contextmanager
 def verification(verify: bool, resume: bool) -> Iterator[None]:
     """Refuse --verify without --resume, and end with exit code 1 when training again gives other bits."""
-    from maskloom.config import ConfigError
+    from maskloom.errors import UsageError
 
     if verify and not resume:
-        raise ConfigError("--verify trains a stretch of an earlier run again; it goes with --resume")
+        raise UsageError("--verify trains a stretch of an earlier run again; it goes with --resume")
     from maskloom.runs.verification import ReplayDiffersError
 
     try:

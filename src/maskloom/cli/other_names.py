@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from typer.core import TyperGroup
+
+from maskloom.errors import not_one_of
 
 # Newer releases of typer hold click themselves.
 _EXCEPTIONS: Any = import_module("typer._click.exceptions" if find_spec("typer._click") else "click.exceptions")
@@ -28,7 +31,7 @@ _FLAGS = {
 class PointingGroup(TyperGroup):
     """A group whose commands name, for a flag that is not there, the flag or recipe key that is meant.
 
-    For a wrong value of a flag they say why, without the terms of a library.
+    For a wrong value of a flag they say why, without the terms of a library, and name the nearest one.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -40,6 +43,8 @@ class PointingGroup(TyperGroup):
             raise _EXCEPTIONS.NoSuchOption(error.option_name, possibilities=meant, ctx=error.ctx) from None
         except _EXCEPTIONS.BadParameter as error:  # newer releases of typer read values by pydantic
             error.message = error.message.removeprefix("Value error, ")
+            if found := re.fullmatch(r"'(.*)' is not one of '(.*)'\.", error.message, re.DOTALL):
+                error.message = not_one_of(found[1], found[2].split("', '"))
             raise
 
 

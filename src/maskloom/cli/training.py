@@ -24,7 +24,7 @@ from maskloom.cli.options import (
     show,
     verification,
 )
-from maskloom.cli.training_options import Grid, Metric, Overrides, space_beside, trains
+from maskloom.cli.training_options import Grid, Metric, Overrides, Task, space_beside, trains
 
 
 @trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
@@ -74,16 +74,13 @@ def finetune(
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to choose the best weights by.")],
     out: Out,
     *,
-    task: Annotated[
-        Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None,
-        typer.Option("--task", help="Kind of task; single by default, or as in the recipe or --format."),
-    ] = None,
+    task: Task = None,
     flags: Any,
-    recipe: Recipe = None,
     restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds.")] = None,
     keep_restarts: Annotated[
         bool, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
     ] = False,
+    recipe: Recipe = None,
     metric: Metric = None,
     reading: Any,
     resume: Resume = False,
@@ -116,10 +113,10 @@ def search(
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to compare trials by.")],
     out: Out,
     *,
-    grid: Grid = None,
-    task: Annotated[str | None, typer.Option("--task", help="Kind of task, as in `maskloom finetune`.")] = None,
-    recipe: Recipe = None,
+    task: Task = None,
     flags: Any,
+    recipe: Recipe = None,
+    grid: Grid = None,
     method: Annotated[
         Literal["grid", "optuna"] | None,
         typer.Option("--method", help="Try every combination (default), or let optuna propose settings."),
@@ -162,7 +159,8 @@ def search(
     if as_json:
         print_json(result)
         return
-    print_table(*search_rows(result), title=f"{result['num_trials']} trials, by {result['metric']} on dev")
+    trials_text = "1 trial" if result["num_trials"] == 1 else f"{result['num_trials']} trials"
+    print_table(*search_rows(result), title=f"{trials_text}, by {result['metric']} on dev")
     say("", f"best again:  {result['trials'][0]['command']}", f"model:       {result['model']}")
     say(f"written to {out} (search.json lists all commands; results.md, results.json)")
 

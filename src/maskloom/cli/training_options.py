@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from maskloom.cli.options import Device, with_options
-
-SIZES = ("tiny", "mini", "small", "medium", "base", "large")
-
-
-def complete_size(incomplete: str) -> list[str]:
-    """Return the sizes that begin with what was typed."""
-    return [size for size in SIZES if size.startswith(incomplete)]
 
 
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
@@ -31,8 +24,12 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 
 
 Size = Annotated[
-    str | None,
-    typer.Option("--size", help="tiny, mini, small, medium, base or large.", autocompletion=complete_size),
+    Literal["tiny", "mini", "small", "medium", "base", "large"] | None,
+    typer.Option("--size", help="Published size of the model; the recipe's by default."),
+]
+Task = Annotated[
+    Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None,
+    typer.Option("--task", help="Kind of task; single by default, or as in the recipe or --format."),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -78,7 +75,7 @@ _FLAGS = {
 
 
 def trains(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of these names, and in its parameter `flags` what was given of them."""
+    """Add the flags of these names to a command, which gets their values by name in its parameter `flags`."""
     return with_options("flags", {name: _FLAGS[name] for name in names})
 
 

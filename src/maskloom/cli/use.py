@@ -28,10 +28,10 @@ Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl,
 @takes_models
 @reads("text_column", "pair_column", "label_column", "format", "on_bad_rows")
 def evaluate(
+    models: Any,
     data: Annotated[
         Path, typer.Option("--data", help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")
     ],
-    models: Any,
     reading: Any,
     average: Averaged = "probabilities",
     max_length: MaxLength = None,
@@ -52,9 +52,9 @@ def evaluate(
 @takes_models
 @reads("text_column", "pair_column", "format", "on_bad_rows")
 def predict(
+    models: Any,
     input_file: Input,
     output: Annotated[Path, typer.Option("--output", help="File to write: .jsonl, .csv; .conll for tags.")],
-    models: Any,
     reading: Any,
     average: Averaged = "probabilities",
     max_length: MaxLength = None,
@@ -159,9 +159,9 @@ def embed(
 
 @takes_models
 def answer(
+    models: Any,
     context: Annotated[Path, typer.Option("--context", help="A text file of any length; - for standard input.")],
     question: Annotated[list[str], typer.Option("--question", help="A question. Repeatable.")],
-    models: Any,
     average: Averaged = "probabilities",
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of candidates per question.")] = 1,
     null_threshold: Annotated[
@@ -221,13 +221,13 @@ def features(
     out: Out,
     reading: Any,
     layers: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--layers",
             help="embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, all, or numbers of "
-            "layers joined by commas: -1 is the last, 0 the embeddings.",
+            "layers joined by commas: -1 is the last, 0 the embeddings. By default the last four, or all of fewer.",
         ),
-    ] = "-1,-2,-3,-4",
+    ] = None,
     units: Annotated[
         Literal["words", "tokens"] | None,
         typer.Option("--units", help="One vector per word (its first piece), or per token of a line."),
@@ -261,7 +261,8 @@ def features(
         jsonl=jsonl,
         progress=progress_display(),
     )
-    vectors = {} if as_json else {"vectors": f"{len(result['vectors'])} a row: {', '.join(result['vectors'])}"}
+    names = [f"layer {name}" if name.isdecimal() else name.replace("_", " ") for name in result["vectors"]]
+    vectors = {} if as_json else {"vectors": f"{len(names)} per row: {', '.join(names)}"}
     show({**result, **vectors}, as_json)
 
 

@@ -256,7 +256,7 @@ def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterato
 def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str, Any]) -> Iterator[_ShardTask]:
     """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
 
-    Where a shard ends depends on the text alone. Who takes a task has the only hold on its documents.
+    Where a shard ends depends on the text alone. The caller holds the only reference to a task.
     """
     max_characters = settings["shard_tokens"] * _CHARACTERS_PER_TOKEN
     recipe, total = json.dumps(settings, sort_keys=True), 0

@@ -54,6 +54,10 @@ class _Examined:
     def manifest(self) -> dict[str, Any]:
         return self.corpus.manifest
 
+    @property
+    def by_lines(self) -> bool:
+        return self.manifest["settings"].get("sentences") == "lines"
+
 
 def lint_corpus(corpus: Corpus) -> list[Finding]:
     """Return what is wrong with a corpus, errors first; an empty list means that nothing was found.
@@ -73,7 +77,7 @@ def _documents(examined: _Examined) -> Iterator[Finding]:
             "one_document",
             "the corpus has 1 document: next-sentence prediction takes its wrong pairs from other documents, and "
             "nothing can be held out; put blank lines between documents, give more files, or train with "
-            "data.next_sentence=false",
+            "--set data.next_sentence=false",
         )
     elif corpus.num_documents < _FEW_DOCUMENTS:
         yield Finding(
@@ -110,7 +114,8 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
             "single_sentence_documents",
             f"{single:.1%} of the documents are one sentence: these give wrong next sentences only, so next-sentence "
             "prediction learns nothing from them; if a blank line follows every line, remove those inside documents"
-            f"{paragraphs}, or train with data.next_sentence=false",
+            f"{'; if lines hold several sentences, build with --sentences split' if examined.by_lines else ''}"
+            f"{paragraphs}, or train with --set data.next_sentence=false",
         )
     elif paragraphs and single >= _SOME_SINGLE and short >= _SHORT_SHARE and median < _SHORT_DOCUMENT:
         yield Finding(
@@ -118,7 +123,7 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
             "paragraphs_as_documents",
             f"{short:.1%} of the documents are one or two sentences ({single:.1%} one), with a median of {median:,.0f} "
             f"tokens: next-sentence prediction learns little from these and sequences of {_SHORT_DOCUMENT} tokens are "
-            f"seldom full{paragraphs}, or train with data.next_sentence=false",
+            f"seldom full{paragraphs}, or train with --set data.next_sentence=false",
         )
 
 
@@ -174,7 +179,7 @@ def _script(examined: _Examined) -> Iterator[Finding]:
             "error" if share >= _LETTERS_ERROR else "warning",
             "other_script",
             f"{share:.1%} of the tokens are single letters or [UNK]: the text is in another script or language than "
-            "the vocabulary; train the vocabulary on this text",
+            "the vocabulary; train the vocabulary on this text, or with a larger --size",
         )
 
 
@@ -205,8 +210,7 @@ def _long_sentences(examined: _Examined) -> Iterator[Finding]:
         longest = max(longest, int(lengths.max()))
     share = num_tokens / corpus.num_tokens
     if share >= _LONG_SHARE:
-        by_lines = examined.manifest["settings"].get("sentences") == "lines"
-        advice = "build with --sentences split, and " if by_lines else ""
+        advice = "build with --sentences split, and " if examined.by_lines else ""
         yield Finding(
             "warning",
             "long_sentences",

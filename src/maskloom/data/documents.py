@@ -321,7 +321,7 @@ def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[
 
 
 def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
-    """Yield the documents of a .txt file, or None for what is none."""
+    """Yield the documents of a .txt file; None for one that is empty or rejected."""
     start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
     stream.lines.read(start)
     by_line = rule == "blank-line"
@@ -340,7 +340,7 @@ def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) 
 
 
 def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document | None]:
-    """Yield the documents of a .jsonl file: the text field of each line, or None for what is none."""
+    """Yield the documents of a .jsonl file: the text field of each line; None for one that is empty or rejected."""
     lines = iter(partial(stream.lines.readline, MAX_DOCUMENT_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         place = f"line {number}"
@@ -384,7 +384,7 @@ def _text_of_json(line: bytes | str, place: str) -> str:
 
 
 def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
-    """Yield the documents of a .parquet file: the text field of each row, or None for what is none."""
+    """Yield the documents of a .parquet file: the text field of each row; None for one that is empty or rejected."""
     # pyarrow is an extra, so it is looked for only when there is something to read with it
     from maskloom.data.parquet import parquet_texts
 

@@ -41,7 +41,7 @@ TextOrPair = str | tuple[str, str]
 
 
 class TaskModel(ABC):
-    """What answers the inputs of a task: one model, or several together."""
+    """Predicts for the inputs of a task: one model, or an ensemble."""
 
     settings: dict[str, Any]
     num_truncated: int = 0

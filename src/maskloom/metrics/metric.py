@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from maskloom.errors import UsageError, not_one_of
+
 
 class Metric(Protocol):
     """A score gathered over batches; `primary` names the entry of `compute()` by which models are compared."""
@@ -34,9 +36,9 @@ class Metric(Protocol):
 
 
 def checked_primary(primary: str, known: Sequence[str], what: str) -> str:
-    """Return the name of a score; raises ValueError for one that is not among those of `what`."""
+    """Return the name of a score; raises UsageError for one that is not among those of `what`."""
     if primary not in known:
-        raise ValueError(f"metric {primary!r} is not one of {list(known)} ({what})")
+        raise UsageError(f"{what}: metric {not_one_of(primary, known)}")
     return primary
 
 

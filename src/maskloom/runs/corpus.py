@@ -98,7 +98,8 @@ def tokenizer_folder(folder: Path) -> Path:
         if (candidate / "vocab.txt").exists() or (candidate / "tokenizer.json").exists():
             return candidate
     if not folder.is_dir():
-        raise DataError(f"{folder}: not a folder; --vocab takes a vocabulary, a model, a corpus or a run")
+        problem = "not a folder" if folder.exists() else "no such folder"
+        raise DataError(f"{folder}: {problem}; a vocabulary, model, corpus or run folder is expected")
     if (folder / "recipe.toml").exists():
         raise DataError(f"{folder}: this run has no model/ yet; finish it with --resume, or name its first vocabulary")
     held = sorted(entry.name for entry in folder.iterdir())[:8]

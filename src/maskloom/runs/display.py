@@ -24,12 +24,13 @@ def printable_json(text: str) -> str:
 def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = False) -> list[str]:
     """Return one aligned line for each key; nested results are indented, long lists are shown by their length.
 
-    Keys that are tokens or labels stay as they are, and with `keeps_keys` all do.
+    What is absent or empty has no line. Keys that are tokens or labels stay as they are, and with `keeps_keys` all do.
     """
-    width = max((len(key) for key in result), default=0)
+    names = {key: key if keeps_keys else _in_words(key, result) for key, value in result.items() if not _is_none(value)}
+    width = max(map(len, names.values()), default=0)
     lines = []
-    for key, value in result.items():
-        name = key if keeps_keys else key.replace("_", " ")
+    for key, name in names.items():
+        value = result[key]
         if isinstance(value, dict):
             lines += [f"{indent}{name}:", *lines_of(value, indent + "  ", keeps_keys=_of_user(key))]
         else:
@@ -39,13 +40,25 @@ def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = Fal
 
 def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:
     """Return a result on one screen: a line for each key, nested ones beside each other; what is cut is in the JSON."""
-    names = max((len(key) for key in result), default=0)
-    whole = [f"{key.replace('_', ' '):<{names}}  {_in_line(value, key)}" for key, value in result.items()]
+    names = {key: _in_words(key, result) for key, value in result.items() if not _is_none(value)}
+    width_of_names = max(map(len, names.values()), default=0)
+    whole = [f"{name:<{width_of_names}}  {_in_line(result[key], key)}" for key, name in names.items()]
     ends = (None if line.startswith("command ") or len(line) <= width else width - 4 for line in map(printable, whole))
     lines = [line[:end] + (" ..." if end else "") for line, end in zip(map(printable, whole), ends, strict=True)]
     if len(lines) > height or lines != list(map(printable, whole)):
         lines = [*lines[:height], "(--json shows all of it)"]
     return lines
+
+
+def _is_none(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | tuple | dict) and not value)
+
+
+def _in_words(key: str, result: dict[str, Any]) -> str:
+    """Return a key as words; "num" is left out, or written out beside a key of what is counted."""
+    thing = key.removeprefix("num_")
+    counts = "number of " if thing != key and not _is_none(result.get(thing)) else ""
+    return counts + thing.replace("_", " ")
 
 
 def _of_user(key: str) -> bool:

@@ -135,7 +135,7 @@ def features(
     input: str | Path,
     out: str | Path,
     *,
-    layers: str = "-1,-2,-3,-4",
+    layers: str | None = None,
     units: Units | None = None,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
@@ -143,7 +143,7 @@ def features(
     jsonl: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write activations of a model for the text of a file into a folder, and return what was written.
+    """Write activations, by default of the last four layers, for the text of a file; return what was written.
 
     Units "words" gives one row for every word of sentences in columns or JSONL, that of its first piece; sentences that
     are too long are read in overlapping windows, so that no word is left out. "tokens" gives every token of each line
@@ -162,7 +162,7 @@ def features(
     limit = min(encoder.config.max_position_embeddings, tokenizer.max_length)
     if max_length is not None and not 3 <= max_length <= limit:
         raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")
-    combination = LayerCombination.of(layers, encoder.config.num_hidden_layers)
+    combination = _combination(layers, encoder.config.num_hidden_layers)
     source = _encode(path, tokenizer, units, reading or ReadingOptions(), max_length or limit)
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = write_features(
@@ -235,6 +235,12 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Source:
         ids = encoded.token_ids[encoded.offsets[index] : encoded.offsets[index + 1]].tolist()
         names.append({"index": index, "line": example.line, "tokens": [tokens[number] for number in ids]})
     return _Source(all_tokens(encoded), names, encoded.num_truncated_examples)
+
+
+def _combination(layers: str | None, num_layers: int) -> LayerCombination:
+    """Return the layers that are asked for; the last four, or all of fewer, where none are."""
+    last = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
+    return LayerCombination.of(layers or last, num_layers)
 
 
 def _published_indices(combination: LayerCombination, num_layers: int) -> list[int | str]:

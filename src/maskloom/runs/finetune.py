@@ -13,6 +13,7 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import CONFIG, read_config
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
+from maskloom.errors import UsageError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object, read_json_value
@@ -268,6 +269,8 @@ def _prepare(
     primary = metric or (None if reading.format is None else catalog_row(reading.format).primary)
     try:
         task = kind.make(names, primary, settings)
+    except UsageError:
+        raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if recipe.tune_on_dev:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import ConfigError, DataError
+from maskloom.errors import UsageError
 from maskloom.files import is_stream
 from maskloom.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
@@ -34,7 +35,10 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
     """
     check_model_name(model)
     if reading.format is not None:
-        kind = catalog_row(reading.format).kind
+        try:
+            kind = catalog_row(reading.format).kind
+        except ConfigError as error:
+            raise UsageError(f"--format: {error}") from None
     until = time.monotonic() + _SECONDS
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:

@@ -185,7 +185,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def check_new_folder(out: Path) -> None:
-    """Raise ConfigError for the place of a new model folder where something is already."""
+    """Raise ConfigError unless a folder is new or empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; choose another --out")
 

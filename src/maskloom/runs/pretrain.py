@@ -200,7 +200,7 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
 
 @dataclass(frozen=True)
 class _Run:
-    """A pre-training with what its phases share.
+    """A pre-training run: what its phases share.
 
     `train` and `held_out` are documents of the corpus; the first rank has the `log_frequencies` of the tokens of train.
     """

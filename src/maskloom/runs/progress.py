@@ -10,7 +10,7 @@ from maskloom.runs.display import printable
 
 
 class Progress:
-    """Receives what a run does, and shows nothing of it; subclasses show it."""
+    """Follows what a run does, and shows nothing; subclasses show it."""
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         """Start a stage of `total` units (0: not known), of which `done` were done before."""

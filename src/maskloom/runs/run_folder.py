@@ -94,6 +94,8 @@ def prepare_run_folder(
 
 def described(out: Path) -> dict[str, Any]:
     """Return what a run's folder says of its command, versions, hardware and inputs; raises ConfigError for no run."""
+    if not out.exists():
+        raise ConfigError(f"{out}: no such folder")
     try:
         content = read_json_object(out / DESCRIPTION)
     except DataError:
@@ -104,7 +106,7 @@ def described(out: Path) -> dict[str, Any]:
 
 
 def kind_of_run(description: Mapping[str, Any]) -> RunKind:
-    """Return what kind of run a folder's description is of: its inputs tell."""
+    """Return the kind of run that a description is of, which its inputs tell."""
     inputs = description["inputs"]
     if "space" in inputs:
         return "glue" if "tasks" in inputs else "search"

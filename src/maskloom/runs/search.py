@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe
+from maskloom.errors import UsageError
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object
@@ -90,12 +91,13 @@ def search(
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
         reading = ReadingOptions(**stored["reading"]) if reading == ReadingOptions() else reading
         metric = metric or stored["metric"]
+    progress = progress or Progress()
+    if space is None and method in (None, "grid"):
+        progress.say("no --grid: one trial, as the recipe says; --grid training.learning_rate=2e-5,5e-5 tries several")
     space, method = {} if space is None else space, method or "grid"
     recipe = with_task(recipe, reading)
     listed = _listed_settings(recipe, space, method, num_trials)
-    setup = _Search(
-        recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress or Progress()
-    )
+    setup = _Search(recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress)
     described = {
         "method": method,
         "num_trials": num_trials,
@@ -112,9 +114,9 @@ def search(
     write_json(out / PLAN, plan)
     try:
         records = _run_trials(setup, plan, space)
-    except DataError:
+    except (DataError, UsageError):
         if not continues and not list(out.glob("trials/*")):
-            _leave_no_trace(out)  # the data are wrong; with right ones it would be another search
+            _leave_no_trace(out)  # data or metric are wrong; with right ones it would be another search
         raise
     return _finish(setup, plan, records)
 
@@ -228,8 +230,8 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
         )
         for checkpoints in folder.glob("restarts/*/checkpoints"):  # trials are not extended
             shutil.rmtree(checkpoints, ignore_errors=True)
-    except (Interrupted, DataError, OSError):
-        raise  # data and disk are the same for every trial
+    except (Interrupted, DataError, UsageError, OSError):
+        raise  # data, metric and disk are the same for every trial
     except Exception as error:
         setup.progress.end()
         setup.progress.say(f"trial {trial['number']} failed: {error}")
@@ -277,11 +279,14 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
 def _place_model(setup: _Search, name: str) -> None:
     """Put the best trial's model at `out/model`; where only the best is kept, a trial without one has given it."""
     source = setup.out / "trials" / name / "model"
+    given = source.with_name(".model.tmp-old")
+    shutil.rmtree(given, ignore_errors=True)
     if source.exists():
         with replacing_folder(setup.out / "model") as folder:
             copy_files(source, folder)
         if setup.keep_models == "best":
-            shutil.rmtree(source, ignore_errors=True)
+            source.rename(given)  # or a kill would leave half a model here, which the next start would copy
+            shutil.rmtree(given, ignore_errors=True)
 
 
 def _report(result: dict[str, Any]) -> str:

@@ -100,6 +100,8 @@ def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
     values = [f"training.{name} = {getattr(training, name)}" for name in keys if getattr(training, name) is not None]
     if "max_length" not in recipe.data.model_fields_set and not getattr(recipe, "phases", None):
         values.append(f"data.max_length = {recipe.data.max_length}")
+    if isinstance(recipe, FinetuneRecipe) and "task" not in recipe.model_fields_set:
+        values.insert(0, f"task = {recipe.task}")
     return [f"by default: {', '.join(values)}"] if values else []
 
 

@@ -113,10 +113,8 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
     if steps is not None or recipe.phases or recipe.training.minutes is not None:
         decides = "training.minutes" if recipe.training.minutes is not None else "--steps"
         raise ConfigError(f"--epochs: {'every phase has its own steps' if recipe.phases else f'{decides} decides'}")
-    from maskloom.data.corpus import (
-        Corpus,  # here, so that other starts do without them
-        split_documents,
-    )
+    # here, so that other starts do without them
+    from maskloom.data.corpus import Corpus, split_documents
     from maskloom.data.pretraining_loader import PretrainingLoader
 
     opened, batch_size = Corpus.open(corpus, verify=False), recipe.training.batch_size

@@ -17,6 +17,7 @@ from maskloom.fault_points import fault_point
 from maskloom.files import sync, write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object
+from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.ray_tasks import chosen_engine
 from maskloom.text.pair_merging import Score
 from maskloom.text.tokenizer import Tokenizer
@@ -145,12 +146,13 @@ def _staging(out: Path) -> Iterator[Path]:
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
     """Return what a vocabulary holds and, given text files, how well it covers them.
 
-    `folder` is a tokenizer folder or a single vocab.txt. Rates are shares of words; an unknown word is one piece.
+    `folder` is a vocabulary, model, corpus or run, or a single vocab.txt. Rates are shares of words; an unknown word is
+    one piece.
     Raises DataError for a damaged vocabulary or bad text.
     """
     folder = Path(folder)
-    if folder.is_dir():
-        tokenizer = Tokenizer.load(folder)
+    if folder.is_dir() or not folder.exists():
+        tokenizer = Tokenizer.load(tokenizer_folder(folder))
     else:
         vocabulary = Vocabulary.load(folder)
         tokenizer = Tokenizer(vocabulary, lowercase=not holds_capitals(vocabulary))
@@ -175,7 +177,6 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
 
 
 def _coverage_of_files(paths: Iterable[str | Path], vocabulary: Vocabulary, *, lowercase: bool) -> dict[str, Any]:
-
     texts = (document.text for document in read_documents(paths))
     counted = count_words(texts, lowercase=lowercase, max_distinct_words=_MAX_DISTINCT_WORDS)
     return {

@@ -138,14 +138,14 @@ def choose_names(
 
 
 def check_given(given: Iterable[str | None], names: Sequence[str], place: str) -> None:
-    """Raise DataError for a column that a person names and that is not there."""
+    """Raise DataError when a column that was named does not exist."""
     for wanted in given:
         if wanted is not None and wanted not in names:
             raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {listed(names)}")
 
 
 def check_single(chosen: Iterable[str | None], names: Sequence[str], place: str) -> None:
-    """Raise DataError where the name of a chosen column stands in the header more than once."""
+    """Raise DataError when the header has the name of a chosen column more than once."""
     for name in chosen:
         if name is not None and names.count(name) > 1:
             raise DataError(f"{place}: the header has {names.count(name)} columns named {name!r:.80}")

@@ -73,16 +73,19 @@ class Row(NamedTuple):
 
 
 def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
-    """Yield delimited rows with their fields by the names of the columns; one of another width has that problem."""
+    """Yield delimited rows with their fields by the names of the columns, the first of a name that comes twice.
+
+    A row of another width has that problem.
+    """
     for row in rows:
         problem = row.problem
         if len(row.fields) != len(names):
             problem = problem or f"wrong number of fields: {len(row.fields)}, expected {len(names)}"
-        yield Row(dict(zip(names, row.fields, strict=False)), row.line, problem)
+        yield Row(dict(zip(reversed(names), reversed([*row.fields]), strict=False)), row.line, problem)
 
 
 def up_to_first(rows: Iterator[Row]) -> list[Row]:
-    """Take rows up to the first that has no problem; the last of them has one where no row is without."""
+    """Return the rows up to the first without a problem; all rows, if every one has a problem."""
     taken = []
     for row in rows:
         taken.append(row)

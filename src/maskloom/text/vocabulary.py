@@ -25,8 +25,9 @@ MAX_VOCABULARY_BYTES = 256 << 20
 
 
 def _id_of(token: str) -> cached_property[int]:
-    """Make an attribute of a vocabulary: the id of a special token."""
-    return cached_property(lambda vocabulary: vocabulary.ids[token])
+    found = cached_property(lambda vocabulary: vocabulary.ids[token])
+    found.__doc__ = f"The id of {token}."
+    return found
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,7 @@ def train_vocabulary(
     if size < num_needed:
         raise ConfigError(
             f"size = {size}: {len(SPECIAL_TOKENS)} special tokens and {len(alphabet)} symbols for "
-            f"{len(characters)} characters need {num_needed}; raise the size or lower alphabet_limit "
-            f"({alphabet_limit})"
+            f"{len(characters)} characters need {num_needed}; give --size {num_needed} or more"
         )
     is_known = characters.issuperset
     words = sorted(word for word in counted.counts if len(word) <= MAX_WORD_LENGTH and is_known(word))

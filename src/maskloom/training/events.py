@@ -258,7 +258,7 @@ def _scalars(event: dict[str, Any]) -> dict[str, float]:
 
 
 def _record(**values: Any) -> bytes:
-    """Return one event as it stands in a file of TensorBoard."""
+    """Return one event as a record of a TensorBoard file."""
     from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
     from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore
 

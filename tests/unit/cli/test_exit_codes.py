@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from maskloom import cli
+from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.training.interruption import Interrupted
 from maskloom.training.loop import MemoryExhaustedError, NumericalError
 
@@ -36,6 +37,12 @@ def test_trouble_with_the_disk_is_74_and_one_line(monkeypatch, capsys, number: i
 def test_other_failures_that_a_message_explains_are_1(monkeypatch, capsys, error: Exception) -> None:
     assert _ended(monkeypatch, error) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_wrong_usage_is_2_and_what_a_file_holds_is_3(monkeypatch, capsys) -> None:
+    for error, code in ((UsageError("wrong"), 2), (ConfigError("wrong"), 3), (DataError("wrong"), 3)):
+        assert _ended(monkeypatch, error) == code
+        assert capsys.readouterr().err == "error: wrong\n"
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGHUP", 75), ("SIGINT", 130)])

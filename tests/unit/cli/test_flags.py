@@ -1,13 +1,17 @@
 """Flags that hands know: what they set, what they refuse, where unknown ones point, and what is completed."""
 
+import re
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from maskloom.cli import app
-from maskloom.cli.training_options import SIZES, complete_key, complete_size, space_beside
+from maskloom.cli.options import verification
+from maskloom.cli.training_options import Size, complete_key, space_beside
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
+from maskloom.errors import UsageError
 from maskloom.recipe_files import recipe_keys
 from maskloom.runs.glue.table import notes_of
 from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, run_to_resume
@@ -42,18 +46,39 @@ def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "choices"),
     [
-        ["finetune", "--task", "multilable"],
-        ["corpus", "build", "--sentences", "word"],
-        ["embed", "--pooling", "x"],
+        (["finetune", "--task", "multilable"], "single, pair, regression, multilabel, .*; did you mean multilabel[?]"),
+        (["search", "--task", "singel"], "single, pair, .*; did you mean single[?]"),
+        (["pretrain", "--size", "tinny"], "tiny, mini, small, medium, base, large; did you mean tiny[?]"),
+        (["corpus", "build", "--sentences", "word"], "split, lines"),
+        (["embed", "--pooling", "x"], "mean, cls, max, mean_sqrt_len, weightedmean"),
     ],
 )
-def test_a_wrong_value_is_named_with_those_that_there_are(arguments):
+def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
     result = CliRunner().invoke(app, arguments)
     said = " ".join(result.output.replace("│", " ").split())
     assert result.exit_code == 2
-    assert f"Invalid value for '{arguments[-2]}': '{arguments[-1]}' is not one of '" in said
+    assert re.search(f"Invalid value for '{arguments[-2]}': '{arguments[-1]}' is not one of {choices} ", said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "--data", "d.csv"], "no model: give --model"),
+        (["predict", "--model", "m", "--ensemble", "e", "--input", "i.csv", "--output", "o.csv"], "leave out --model"),
+        (["finetune", "--model", ".", "--train", "t", "--dev", "d", "--out", "o", "--format", "mrcp"], "--format: "),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_wrong_usage(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_verify_goes_with_resume():
+    with pytest.raises(UsageError, match="it goes with --resume"), verification(True, False):
+        pass
 
 
 def test_flags_set_their_keys():
@@ -84,8 +109,8 @@ def test_a_flag_that_would_change_nothing_is_refused():
 
 
 def test_sizes_and_keys_are_completed():
-    assert set(SIZES) == set(ModelSection.model_fields["size"].annotation.__args__)
-    assert complete_size("m") == ["mini", "medium"]
+    sizes = get_args(get_args(get_args(Size)[0])[0])
+    assert sizes == get_args(ModelSection.model_fields["size"].annotation)
     pretrain, finetune = SimpleNamespace(info_name="pretrain"), SimpleNamespace(info_name="finetune")
     assert complete_key(pretrain, "data.mask") == ["data.masking_rate=", "data.mask_share="]
     assert complete_key(finetune, "tagging.context=") == ["tagging.context=sentence", "tagging.context=document"]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from maskloom.cli import INSPECT, PREPARE, TRAIN, USE, app
 
@@ -26,6 +27,31 @@ def test_every_command_and_option_says_what_it_does(name: str) -> None:
     helps = {parameter.name: getattr(parameter, "help", "") for parameter in command.params}
     assert [option for option, text in helps.items() if not text] == []
     assert [text for text in helps.values() if not text.rstrip().endswith((".", ")"))] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_printed_as_it_is_written(name: str, monkeypatch) -> None:
+    """Markup would take [words] in brackets for styles and drop them."""
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = "".join(CliRunner().invoke(app, [*name.split()[1:], "--help"]).output.replace("│", "").split())
+    helps = [getattr(parameter, "help", "") for parameter in COMMANDS[name].params]
+    for text in [COMMANDS[name].help, *helps]:
+        assert "".join(text.replace("\\[", "[").split()) in shown
+
+
+ORDER = (
+    "--model", "--ensemble", "--train", "--dev", "--data", "--input", "--out", "--output", "--task", "--epochs",
+    "--batch-size", "--seed", "--restarts", "--recipe", "--grid", "--metric", "--text-column", "--format",
+    "--average", "--max-length", "--resume", "--verify", "--set", "--workers", "--json", "--help",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_stand_in_one_order(name: str) -> None:
+    shown = [parameter.opts[0] for parameter in COMMANDS[name].params]
+    before = ("finetune", "search", "pretrain", "run", "instances")  # there it is how long training sequences are
+    known = [option for option in shown if option in ORDER and not (option == "--max-length" and name.endswith(before))]
+    assert known == sorted(known, key=ORDER.index)
 
 
 def test_every_command_stands_in_a_panel() -> None:

@@ -437,7 +437,7 @@ def test_the_vocabulary_comes_from_any_folder_that_has_one(text: Path, tmp_path:
     (tmp_path / "begun" / "recipe.toml").write_text("")
     for name, message in {
         "begun": "this run has no model/ yet",
-        "absent": "absent: not a folder; --vocab takes a vocabulary, a model, a corpus or a run",
+        "absent": "absent: no such folder; a vocabulary, model, corpus or run folder is expected",
         "out": r"neither vocab\.txt nor tokenizer\.json in it .* it holds: only_json, run, vocab",
     }.items():
         with pytest.raises(DataError, match=message):

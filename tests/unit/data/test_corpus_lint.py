@@ -82,7 +82,10 @@ def test_documents_of_one_sentence(linted: Lint) -> None:
     mostly = linted(documents(95, num_sentences=1) + documents(5, seed=1))
     assert set(mostly) == {"single_sentence_documents"}
     assert mostly["single_sentence_documents"].level == "error"
-    assert mostly["single_sentence_documents"].message.startswith("95.0% of the documents are one sentence")
+    message = mostly["single_sentence_documents"].message
+    assert message.startswith("95.0% of the documents are one sentence")
+    assert "if lines hold several sentences, build with --sentences split;" in message
+    assert message.endswith("or train with --set data.next_sentence=false")
 
 
 def test_paragraphs_of_books_that_became_documents(linted: Lint) -> None:

@@ -6,13 +6,25 @@ from maskloom.runs.display import lines_of, printable, printable_json, screen_of
 def test_lines_are_aligned_and_nested() -> None:
     result = {"loss": 1.23456, "num_tokens": 1234567, "nested": {"a": True}, "list": [1, 2], "long": list(range(20))}
     assert lines_of(result) == [
-        "loss        1.235",
-        "num tokens  1,234,567",
+        "loss    1.235",
+        "tokens  1,234,567",
         "nested:",
         "  a  True",
-        "list        1, 2",
-        "long        20 entries",
+        "list    1, 2",
+        "long    20 entries",
     ]
+
+
+def test_what_is_not_there_has_no_line_and_counts_are_told_from_things() -> None:
+    result = {"why_smaller": None, "num_differing": 2, "differing": ["a", "b"], "files": [], "rate": 0.0, "is": False}
+    expected = [
+        "number of differing  2",
+        "differing            a, b",
+        "rate                 0",
+        "is                   False",
+    ]
+    assert lines_of(result) == screen_of(result) == expected
+    assert lines_of({"num_differing": 0, "differing": []}) == ["differing  0"]
 
 
 def test_keys_of_a_user_stay_and_a_command_can_be_copied() -> None:

@@ -6,8 +6,10 @@ import shlex
 import pytest
 
 from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, recipe_toml, validate_recipe
+from maskloom.errors import UsageError
 from maskloom.files import write_json, write_text
 from maskloom.runs import search as search_run
+from maskloom.runs.progress import Progress
 from maskloom.runs.search import search
 from maskloom.runs.search_space import (
     GRIDS,
@@ -193,6 +195,25 @@ def test_other_failures_are_tried_again_and_may_win(run, inputs, keep):
     assert sorted(path.name for path in inputs["out"].glob("model*")) == ["model"]
 
 
+def test_a_search_killed_after_the_best_model_was_put_in_place_keeps_it_whole(run, inputs, monkeypatch):
+    """A half removed model of the best trial was once copied over the whole one."""
+    remove = search_run.shutil.rmtree
+
+    def killed(folder, **options):
+        if folder.is_dir() and folder.parent.name == "trial-002":
+            (folder / "config.json").unlink()
+            raise KeyboardInterrupt
+        remove(folder, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search_run.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(Finetuning())
+    assert run(Finetuning(), resume=True)["best"]["name"] == "trial-002"
+    assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 3e-5}
+    assert not list(inputs["out"].rglob("*.tmp-*"))
+
+
 def test_a_resumed_search_is_the_same_search(run, inputs):
     run(Finetuning())
     with pytest.raises(ConfigError, match="started with space"):
@@ -216,6 +237,26 @@ def test_the_command_of_a_trial_says_all_that_it_did(run, inputs):
     assert (again.restarts, again.data.max_length, again.task) == (2, 64, "pair")
     stored = load_recipe(FinetuneRecipe, inputs["out"] / "trials" / "trial-002" / "recipe.toml")
     assert again == stored
+
+
+def test_a_wrong_metric_ends_the_search_and_leaves_nothing(run, inputs):
+    def finetuning(recipe, **options):
+        raise UsageError("metric 'f2' is not one of accuracy")
+
+    with pytest.raises(UsageError, match="'f2'"):
+        run(finetuning, metric="f2")
+    assert not list(inputs["out"].glob("*"))
+
+
+def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
+    said = []
+    progress = Progress()
+    progress.say = said.append
+    run(Finetuning(), space=None, progress=progress)
+    assert said[0].startswith("no --grid: one trial, as the recipe says; --grid ")
+    said.clear()
+    run(Finetuning(), space={}, out=inputs["out"].with_name("other"), progress=progress)
+    assert not [line for line in said if "--grid" in line]
 
 
 def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):

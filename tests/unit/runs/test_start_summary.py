@@ -55,7 +55,10 @@ def test_the_clock_leaves_steps_and_epochs_aside():
     lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
     assert lines[0] == "training.epochs = 4.0: ignored, training.minutes decides"
     assert lines[1].startswith("task: single; 30 minutes, in steps of 16 windows: epochs of 6,400 windows")
-    assert default_lines(recipe) == ["by default: training.learning_rate = 5e-05, data.max_length = 128"]
+    expected = "training.learning_rate = 5e-05, data.max_length = 128"
+    assert default_lines(recipe) == [f"by default: task = single, {expected}"]
+    named = load_recipe(FinetuneRecipe, None, [*changes, "task=single"])
+    assert default_lines(named) == [f"by default: {expected}"]
 
 
 class _Windows:
@@ -72,8 +75,14 @@ def test_defaults_that_were_taken_are_named_and_given_ones_are_not():
     ]
     phases = load_recipe(PretrainRecipe, None, ["phases=[{max_length=8, steps=3}]", "training.batch_size=32"])
     assert default_lines(phases) == ["by default: training.learning_rate = 0.0001"]
-    keys = ("training.steps=4", "training.batch_size=4", "training.learning_rate=1e-5", "data.max_length=9")
-    assert default_lines(load_recipe(FinetuneRecipe, None, [*keys])) == []
+    keys = (
+        "training.steps=4",
+        "training.batch_size=4",
+        "training.learning_rate=1e-5",
+        "data.max_length=9",
+        "task=pair",
+    )
+    assert default_lines(load_recipe(FinetuneRecipe, None, [*keys, "task=pair"])) == []
 
 
 def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):

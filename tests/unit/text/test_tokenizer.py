@@ -138,19 +138,33 @@ def test_library_and_rules_agree_on_ids_words_and_offsets(
     assert tokenizer._pieces([text], False)[0] == tokenizer._pieces_by_rules(text)
 
 
-@given(texts=st.lists(ANY_TEXT, max_size=4), lowercase=st.booleans())
+def by_rules(tokenizer: Tokenizer, *texts: str | None) -> Encoding:
+    """Return [CLS] A [SEP] B [SEP] of the pieces that the published rule gives for each text by itself."""
+    rows: list[tuple] = [(tokenizer.vocabulary.cls_id, 0, None, (0, 0))]
+    for segment, text in enumerate(texts):
+        found = tokenizer._pieces_by_rules(text or "")
+        if found.ids or segment == 0:
+            pieces = zip(found.ids, found.words, found.offsets, strict=True)
+            rows += [(index, segment, word, offset) for index, word, offset in pieces]
+            rows.append((tokenizer.vocabulary.sep_id, segment, None, (0, 0)))
+    return Encoding(*map(list, zip(*rows, strict=True)), 0)
+
+
+@given(texts=st.lists(ANY_TEXT | FAST_TEXT, max_size=4), lowercase=st.booleans())
 @settings(deadline=None, max_examples=200)
-def test_batches_and_chunks_equal_single_texts(
+def test_batches_chunks_and_single_texts_follow_the_published_rule(
     letters_vocabulary: Vocabulary, texts: list[str], lowercase: bool
 ) -> None:
-    tokenizer = Tokenizer(letters_vocabulary, lowercase=lowercase)
+    tokenizer = Tokenizer(letters_vocabulary, lowercase=lowercase, max_length=10_000)
     pairs = [(text, other) for text, other in zip(texts, [*texts[1:], None], strict=False)]
-    assert tokenizer.encode_batch(pairs) == [tokenizer.encode(*pair) for pair in pairs]
-    assert tokenizer.token_ids_batch(texts) == [tokenizer.token_ids(text) for text in texts]
-    for text in texts:
-        expected = tokenizer._pieces_by_rules(text).ids
-        assert tokenizer.token_ids(text) == expected
-        assert [i for ids in tokenizer.token_ids_batch(split_chunks(text)) for i in ids] == expected
+    expected = [by_rules(tokenizer, *pair) for pair in pairs]
+    assert tokenizer.encode_batch(pairs) == expected
+    assert [tokenizer.encode(*pair) for pair in pairs] == expected
+    ids = [tokenizer._pieces_by_rules(text).ids for text in texts]
+    assert tokenizer.token_ids_batch(texts) == ids
+    for text, expected_ids in zip(texts, ids, strict=True):
+        assert tokenizer.token_ids(text) == expected_ids
+        assert [i for part in tokenizer.token_ids_batch(split_chunks(text)) for i in part] == expected_ids
 
 
 @given(text=ANY_TEXT)

@@ -56,7 +56,7 @@ def _name_problems(names: list[str], *, allow_partial: bool) -> list[str]:
             problems.append(f"{name}: stands {names.count(name)} times in the zip")
     absent = sorted(known - set(names))
     if absent and not allow_partial:
-        problems.append(f"absent: {', '.join(absent)}")
+        problems.append(f"absent: {', '.join(absent)} (--allow-partial accepts a zip without them)")
     if not known & set(names):
         problems.append("none of the files of a submission is there")
     return problems

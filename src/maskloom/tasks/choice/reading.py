@@ -23,7 +23,7 @@ from maskloom.tasks.choice.published import (
 )
 from maskloom.tasks.columns import ReadingOptions, numbered
 from maskloom.tasks.examples import ReadingReport, kept_examples
-from maskloom.tasks.tables import BadRowError, Row, by_name, layout_of, read_rows, row_text, up_to_first
+from maskloom.tasks.tables import BLANK, BadRowError, Row, by_name, layout_of, read_rows, row_text, up_to_first
 
 _MOST_LETTERS = 26
 _MOST_DIGITS = 9
@@ -76,7 +76,8 @@ def _find_columns(
     seen = up_to_first(rows)
     first = seen[-1]
     if first.problem:
-        raise DataError(f"{path}: no row can be read: {seen[0].problem}")
+        problem = next((row.problem for row in seen if row.problem != BLANK), "all lines are blank")
+        raise DataError(f"{path}: no row can be read: {problem}")
     place = f"{path}: line {first.line}"
     if isinstance(first.fields, dict):
         rows = chain(seen, rows)

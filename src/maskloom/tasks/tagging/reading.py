@@ -319,7 +319,7 @@ def _json_record(
 
 
 def _find(fields: dict[str, Any], named: str | None, known: tuple[str, ...], what: str) -> tuple[str, Any]:
-    """Return the key that a person named, or else the first of the known ones, with its value."""
+    """Return the key that was named, or else the first of the known ones, with its value."""
     wanted = (named,) if named else known
     for key in wanted:
         if key in fields:

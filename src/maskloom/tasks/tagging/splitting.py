@@ -275,7 +275,7 @@ class _Evidence:
 
 
 def splitter_of(settings: Mapping[str, Any]) -> WordSplitter | None:
-    """Return what the training data taught of cutting text into words; None for a model that does not say."""
+    """Return how the training data was cut into words; None for a model that does not say."""
     return None if settings.get("words") is None else WordSplitter.from_settings(settings["words"])
 
 

@@ -143,6 +143,11 @@ def test_wrong_rows_are_refused_by_line_or_counted(tmp_path, row, message):
     assert set(data.report.first_dropped_lines.values()) == {2}
 
 
+def test_the_first_of_two_columns_of_ids_counts(tmp_path):
+    path = write(tmp_path, "a.csv", "id,context,choice0,choice1,label,id", "1,c,a,b,0,x", "2,c,a,b,1,x")
+    assert [example.identifier for example in read_choices(path).examples] == ["1", "2"]
+
+
 def test_a_row_that_was_dropped_does_not_take_its_id(tmp_path):
     row = {"id": "two", "question": "q", "choices": ["a", "b"], "label": 1}
     path = jsonl(tmp_path, {**row, "id": "one"}, {**row, "label": 9}, row)
@@ -176,7 +181,7 @@ def test_a_format_says_the_kind_of_task(tmp_path):
 def test_text_files_and_empty_files_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"a \.txt file has no columns"):
         read_choices(write(tmp_path, "a.txt", "x"))
-    with pytest.raises(DataError, match="no row can be read: blank line"):
+    with pytest.raises(DataError, match="no row can be read: all lines are blank"):
         read_choices(write(tmp_path, "a.jsonl", "", " "))
 
 
