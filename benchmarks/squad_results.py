@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 import random
+import shlex
 import shutil
 import sys
 import time
@@ -65,7 +66,7 @@ def main() -> None:
         machine = (
             f"{processor()}, {options.threads} thread; Python {platform.python_version()}, torch {torch.__version__}"
         )
-        command = " ".join(["python benchmarks/squad_results.py", *sys.argv[1:]])
+        command = shlex.join(["python", "benchmarks/squad_results.py", *sys.argv[1:]])
         write_page(options.results, found, baselines(options), machine, command)
 
 

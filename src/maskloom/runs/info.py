@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import DataError
-from maskloom.foreign_files import read_json, read_json_object
+from maskloom.foreign_files import read_json_object
 from maskloom.recipe_files import read_toml
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, kind_of_run
 
@@ -58,7 +58,9 @@ def _describe_run(folder: Path) -> dict[str, Any]:
     result = next((folder / name for name in RESULTS.values() if (folder / name).exists()), None)
     info["finished"] = result is not None
     if result is not None:
-        info["metrics"] = read_json(result)
+        metrics = info["metrics"] = read_json_object(result)
+        if isinstance(best := metrics.get("best"), dict) and isinstance(best.get("scores"), dict):
+            info["scores"] = {**best["scores"], "constant answer": best.get("reference")}
     if (folder / "model" / "config.json").exists():
         info["model"] = _describe_model(folder / "model")
     return info

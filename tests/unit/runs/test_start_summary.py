@@ -82,7 +82,7 @@ def test_defaults_that_were_taken_are_named_and_given_ones_are_not():
         "data.max_length=9",
         "task=pair",
     )
-    assert default_lines(load_recipe(FinetuneRecipe, None, [*keys, "task=pair"])) == []
+    assert default_lines(load_recipe(FinetuneRecipe, None, [*keys])) == []
 
 
 def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
