@@ -35,7 +35,10 @@ def convert(
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a run, still running or ended, or of a finished search.")],
     out: Out,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="A step; by default the newest checkpoint.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=0, help="A step; by default the finished model, or the newest checkpoint."),
+    ] = None,
     stage: Annotated[
         str | None, typer.Option("--stage", help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
     ] = None,
