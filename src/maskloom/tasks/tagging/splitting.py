@@ -41,8 +41,8 @@ class WordSplitter:
     it is one of the `kept` words or has one of the `kept_shapes`: "A." stands for one capital with a full stop. Those
     that keep a full stop at the end of a line have lists of their own. `marks` are words of marks alone, such as "...".
     Marks in `whole` are never cut off, as they are no words. `clitics` are cut off though they hold letters ('s, n't,
-    l'). `inner` says what is cut within words too: "a/a" is a slash between two letters, "0" stands for a digit. `joined`
-    says in the same way which marks stand within words more often than by themselves between two words.
+    l'). `inner` says what is cut within words too: "a/a" is a slash between two letters, "0" stands for a digit.
+    `joined` says in the same way which marks stand within words more often than by themselves between two words.
     """
 
     kept: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class WordSplitter:
         return self._cut(chunk.translate(_PLAIN), 0, len(chunk), at_end=at_end)
 
     def count_parted(self, words: Sequence[str]) -> tuple[int, int]:
-        """Return how many words of a sentence are parted that training mostly has whole, and how many such are whole."""
+        """Return how many words that training mostly has whole are parted in a sentence, and how many are whole."""
         plain = [word.translate(_PLAIN) for word in words]
         parted = 0
         for left, mark, right in zip(plain, plain[1:], plain[2:], strict=False):
