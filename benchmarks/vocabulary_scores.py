@@ -228,7 +228,8 @@ def conclusion(rows: list[dict[str, Any]]) -> list[str]:
     )
     lines.append(
         "These models are at the start of their training, where the frequencies of pieces are most of what they know. "
-        "Why `frequency` stays the default: [README.md](README.md#what-building-vocabularies-and-corpora-spends)."
+        "Why `frequency` stays the default: "
+        "[README.md](README.md#where-building-vocabularies-and-corpora-spends-its-time)."
     )
     return lines
 

@@ -108,7 +108,7 @@ def task_table() -> str:
 
 def changes(recipe: dict[str, Any]) -> list[str]:
     """Return what a run's settings change of the recipe that the table names, as `key=value`."""
-    path = ROOT / "recipes" / f"{RECIPE}.toml"
+    path = ROOT / "src/maskloom/recipes" / f"{RECIPE}.toml"
     base = tomllib.loads(path.read_text(encoding="utf-8"))
     found = []
     for section in ("data", "training"):

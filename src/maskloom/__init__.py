@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from maskloom.cores import follow_quota
+from maskloom.cores import follow_quota, wait_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from maskloom.inference import Predictor
 
 follow_quota()
+wait_briefly()
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "finetune", "load", "pretrain"]

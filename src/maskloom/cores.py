@@ -6,6 +6,11 @@ import math
 import os
 from pathlib import Path
 
+# Turns that a thread of libgomp waits for the others in a loop before it sleeps. Its own default is 300,000: beside other
+# programs the loops then keep the cores from those that are waited for. benchmarks/busy.md has what this costs alone.
+_SPINS = 3000
+_SAY_HOW_TO_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
 
 def usable_cores() -> int:
     """Return the cores that affinity and the quota of a container leave to this process; at least 1."""
@@ -21,6 +26,12 @@ def follow_quota() -> None:
     cores = usable_cores()
     if cores < _cores():
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
+
+
+def wait_briefly() -> None:
+    """Let threads that wait for each other sleep soon, unless GOMP_SPINCOUNT or OMP_WAIT_POLICY says otherwise."""
+    if not any(name in os.environ for name in _SAY_HOW_TO_WAIT):
+        os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
 
 
 def _cores() -> int:

@@ -262,7 +262,9 @@ def _hint(kind: type[BaseModel], path: list[str]) -> str:
     """Return what key was meant: the same or a like name in another section, a near one here, or what there is."""
     for name in (path[-1], *OTHER_NAMES.get(path[-1].lower().replace("-", "_"), ())):
         if found := keys_named(kind, name):
-            return f"did you mean {' or '.join(map(repr, found))}?"
+            asks_epochs = name == "steps" and "epochs" in OTHER_NAMES.get(path[-1].lower(), ())
+            flag = " or the flag --epochs" if asks_epochs else ""
+            return f"did you mean {' or '.join(map(repr, found))}{flag}?"
     here = _keys_at(kind, path[:-1])
     near = difflib.get_close_matches(path[-1], here, n=1, cutoff=0.5)
     if near:

@@ -117,7 +117,7 @@ def test_the_task_is_known_without_our_own_file(run, tmp_path):
 
 def test_from_the_command_line_with_the_recipe_of_swag(run, model_folder, tmp_path, monkeypatch, capsys):
     _, _, data = run
-    path = Path(__file__).parents[2] / "recipes" / "swag.toml"
+    path = Path(__file__).parents[2] / "src/maskloom/recipes" / "swag.toml"
     recipe = load_recipe(FinetuneRecipe, path)
     training = recipe.training
     assert (recipe.task, training.learning_rate, training.batch_size, training.epochs) == ("choice", 2e-5, 16, 3.0)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import app
-from maskloom.config import ConfigError
+from maskloom.config import ConfigError, FinetuneRecipe, load_recipe
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -47,7 +47,7 @@ def finished(folder):
     arguments = ["search", "--model", folder / "model", "--train", folder / "train.jsonl", "--out", folder / "out",
                  "--dev", folder / "dev.jsonl", "--text-column", "body", "--label-column", "mark", "--metric", "f1",
                  "--grid", "data.max_length=16,64", "--grid", "training.learning_rate=1e-3,5e-3", "--restarts", "2",
-                 "--set", "training.epochs=2", "--set", "training.num_threads=1"]  # fmt: skip
+                 "--steps", "3", "--set", "training.num_threads=1"]  # fmt: skip
     done = CliRunner().invoke(app, list(map(str, arguments)))
     assert done.exit_code == 0, done.output
     return done.output, json.loads((folder / "out" / "results.json").read_text())
@@ -56,6 +56,7 @@ def finished(folder):
 def test_the_table_names_the_trials_that_cannot_work(finished, folder):
     output, result = finished
     assert (result["num_trials"], result["num_failed"]) == (4, 2)
+    assert load_recipe(FinetuneRecipe, folder / "out" / "recipe.toml").training.steps == 3
     assert "| – | trial-003 | 64 | 0.001 | failed: ConfigError: data.max_length 64 exceeds the 32 tokens" in output
     assert "f1, best on dev" in output
     assert (folder / "out" / "results.md").read_text().count("maskloom finetune") == 4

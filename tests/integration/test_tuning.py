@@ -218,5 +218,5 @@ def test_all_comments_with_emotions(data_folder):
 
 
 def test_the_recipe_is_sound():
-    recipe = load_recipe(FinetuneRecipe, Path(__file__).parents[2] / "recipes" / "goemotions.toml")
+    recipe = load_recipe(FinetuneRecipe, Path(__file__).parents[2] / "src/maskloom/recipes" / "goemotions.toml")
     assert (recipe.task, recipe.tune_on_dev, recipe.training.batch_size) == ("multilabel", True, 16)

@@ -72,12 +72,12 @@ def test_rows_of_tasks_name_what_they_change_of_the_recipe():
     from maskloom.config import FinetuneRecipe, load_recipe
     from tools.readme_table import RECIPE, changes
 
-    recipe = tomllib.loads((ROOT / "recipes" / f"{RECIPE}.toml").read_text(encoding="utf-8"))
+    recipe = tomllib.loads((ROOT / "src/maskloom/recipes" / f"{RECIPE}.toml").read_text(encoding="utf-8"))
     assert changes(recipe) == []
     recipe["training"]["epochs"], recipe["data"]["max_length"] = 1.0, 64
     assert changes(recipe) == ["data.max_length=64", "training.epochs=1.0"]
     recipe["training"]["group_by_length"] = True
-    taken = load_recipe(FinetuneRecipe, ROOT / "recipes" / f"{RECIPE}.toml", changes(recipe))
+    taken = load_recipe(FinetuneRecipe, ROOT / "src/maskloom/recipes" / f"{RECIPE}.toml", changes(recipe))
     assert (taken.training.epochs, taken.training.group_by_length, taken.data.max_length) == (1.0, True, 64)
     del recipe["training"]["schedule"]
     with pytest.raises(ValueError, match=r"without training\.schedule"):

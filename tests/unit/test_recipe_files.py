@@ -29,7 +29,7 @@ def test_keys_carry_their_defaults_and_choices():
         (FinetuneRecipe, "learning_rate=1e-4", "'learning_rate'; did you mean 'training.learning_rate'?"),
         (FinetuneRecipe, "training.lr=1e-4", "did you mean 'training.learning_rate'?"),
         (FinetuneRecipe, "num_train_epochs=2", "did you mean 'training.epochs'?"),
-        (PretrainRecipe, "epochs=2", "did you mean 'training.steps'?"),
+        (PretrainRecipe, "epochs=2", "did you mean 'training.steps' or the flag --epochs?"),
         (PretrainRecipe, "data.mlm_probability=0.3", "did you mean 'data.masking_rate'?"),
         (PretrainRecipe, "training.max_length=64", "did you mean 'data.max_length'?"),
         (PretrainRecipe, "training.stpes=64", "did you mean 'training.steps'?"),

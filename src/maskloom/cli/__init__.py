@@ -85,7 +85,7 @@ def main() -> None:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _check_arguments()
-        app()
+        app(prog_name="maskloom")
     except (ConfigError, DataError) as error:
         _print_error(error)
         sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT)

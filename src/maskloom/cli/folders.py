@@ -37,7 +37,10 @@ def export(
         Path, typer.Argument(help="The folder of a run, still running or ended, of a finished search, or of a model.")
     ],
     out: Out,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="A step; by default the newest checkpoint.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=0, help="A step; by default the finished model, or the newest checkpoint."),
+    ] = None,
     stage: Annotated[
         str | None, typer.Option("--stage", help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
     ] = None,

@@ -29,7 +29,7 @@ AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept miss
 
 
 @glue_app.command("run")
-@trains("epochs", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
+@trains("epochs", "steps", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
 def run(
     model: Model,
     data: Data,

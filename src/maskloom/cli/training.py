@@ -105,7 +105,7 @@ def finetune(
     show(result, as_json, lines=finetuning_lines)
 
 
-@trains("epochs", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
+@trains("epochs", "steps", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
 def search(
     model: Model,

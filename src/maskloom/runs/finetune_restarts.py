@@ -84,7 +84,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
         checkpoints=folder / "checkpoints",
         log=log,
         evaluate=watch.evaluate,
-        on_step=step_display(progress, settings.steps, lambda report: {"loss": report.loss}),
+        on_step=step_display(progress, settings, lambda report: {"loss": report.loss}, len(plan.train)),
         on_metrics=lambda step, metrics: progress.say(watch.describe(step, metrics)),
         say=progress.say,
         memory=watch.memory,

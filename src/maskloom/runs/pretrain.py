@@ -250,6 +250,7 @@ class _Run:
         rows = {"batch_size": settings.batch_size, "seed": self.recipe.seed, "rows": _rows(plan, ranks)}
         loader = PretrainingLoader(self.corpus, self.train, plan.data, **rows)
         state = TrainState.fresh(self.model, settings)
+        account = loader.account() if ranks.is_first else None
         with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
             session = TrainingSession(
                 state=state,
@@ -260,7 +261,7 @@ class _Run:
                 checkpoints=self.out / "checkpoints" / plan.name,
                 log=log,
                 evaluate=lambda: self.held_out_metrics(plan, ranks.whole(self.model)),
-                on_step=step_display(progress, settings.steps, _figures),
+                on_step=step_display(progress, settings, _figures, account and account.num_instances),
                 on_metrics=lambda step, metrics: progress.say(f"step {step}: {describe_metrics(metrics)}"),
                 say=progress.say,
                 name=plan.name,
@@ -272,8 +273,7 @@ class _Run:
                 verify_resuming(session)
             start = session.resume()
             log.forget_after(plan.name, start)
-            if start == 0 and ranks.is_first:
-                account = loader.account()
+            if start == 0 and account is not None:
                 log.write("data", stage=plan.name, **asdict(account))
                 for sentence in phase_lines(plan, account):
                     progress.say(sentence)

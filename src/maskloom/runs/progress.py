@@ -35,7 +35,8 @@ class LineProgress(Progress):
     def begin(self, what: str, total: int, done: int = 0) -> None:
         """Print the name of the stage."""
         self._what, self._total, self._last = what, total, time.monotonic()
-        self.say(what if not done else f"{what}: continuing at {done} of {total}")
+        of = f" of {total}" if total else ""
+        self.say(what if not done else f"{what}: continuing at {done}{of}")
 
     def advance(self, done: int, **figures: float) -> None:
         """Print one line when the last is old enough."""

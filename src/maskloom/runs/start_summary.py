@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from maskloom.config import MOST_STEPS, FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
 from maskloom.data.pretraining_loader import PretrainingAccount
 from maskloom.devices import describe_device
 from maskloom.models.assembled import EncoderWithHeads
@@ -66,6 +66,7 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     """Return what a fine-tuning run trains on and for how long; an epoch is a pass over what batches hold."""
     num_units = len(data)
     unit = "examples" if num_units == data.num_examples else "windows"
+    tokens = settings.batch_size * data.lengths.sum() / max(1, num_units)
     epochs = settings.steps * settings.batch_size / max(1, num_units)
     steps, whole = _counted(f"{settings.steps:,}", "step"), _counted(f"{epochs:.3g}", "epoch")
     lines = []
@@ -79,8 +80,8 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
     return [
         *lines,
-        f"task: {recipe.task}; {steps} of {settings.batch_size} {unit}: {whole} of {num_units:,} "
-        f"{unit} up to {recipe.data.max_length} tokens{seeds}",
+        f"task: {recipe.task}; {steps} of {settings.batch_size} {unit}, about {tokens:,.0f} tokens: {whole} of "
+        f"{num_units:,} {unit} up to {recipe.data.max_length} tokens{seeds}",
         _optimisation(settings),
         *default_lines(recipe),
     ]
@@ -124,24 +125,29 @@ def _count(number: float) -> str:
 
 
 def step_display(
-    progress: Progress, steps: int, figures: Callable[[StepReport], dict[str, float]]
+    progress: Progress,
+    settings: TrainingSection,
+    figures: Callable[[StepReport], dict[str, float]],
+    num_units: int | None = None,
 ) -> Callable[[StepReport], None]:
-    """Return what shows each step of `steps` with figures of its report, and says how long they take."""
-    expected = TimeTold(progress.say, steps)
+    """Return what shows each step with figures of its report, and says how long all take.
+
+    Where the clock decides, it says how many steps there will be, and how many epochs of `num_units` sequences.
+    """
+    expected = TimeTold(progress.say, settings, num_units)
 
     def show(report: StepReport) -> None:
         progress.advance(report.step, **figures(report))
-        if steps < MOST_STEPS:
-            expected.after_step(report.step)
+        expected.after_step(report.step)
 
     return show
 
 
 class TimeTold:
-    """Says once, after the first seconds of training, how long the steps that are left will take."""
+    """Says once, after the first seconds of training, how long the steps that are left will take, or how many fit."""
 
-    def __init__(self, say: Callable[[str], None], steps: int) -> None:
-        self._say, self._steps = say, steps
+    def __init__(self, say: Callable[[str], None], settings: TrainingSection, num_units: int | None = None) -> None:
+        self._say, self._settings, self._num_units = say, settings, num_units
         self._first: tuple[int, float] | None = None
         self._told = False
 
@@ -154,11 +160,19 @@ class TimeTold:
             self._first = step, now
             return
         done, seconds = step - self._first[0], now - self._first[1]
-        left = self._steps - step
+        left = self._settings.steps - step
         if done >= _STEPS and seconds >= _SECONDS and left > 0:
             self._told = True
-            time_left = _in_words(left * seconds / done)
-            self._say(f"step {step:,}: {done / seconds:.3g} steps per second, about {time_left} for the {left:,} left")
+            what = self._in_minutes(done / seconds) or f"{_in_words(left * seconds / done)} for the {left:,} left"
+            self._say(f"step {step:,}: {done / seconds:.3g} steps per second, about {what}")
+
+    def _in_minutes(self, rate: float) -> str | None:
+        minutes, size = self._settings.minutes, self._settings.batch_size
+        if minutes is None:
+            return None
+        steps = rate * minutes * 60
+        epochs = f", {_counted(f'{steps * size / self._num_units:.3g}', 'epoch')}" if self._num_units else ""
+        return f"{_counted(f'{steps:,.0f}', 'step')} in {minutes:g} minutes{epochs}"
 
 
 def _in_words(seconds: float) -> str:

@@ -113,6 +113,8 @@ def layout_of(path: Path) -> str:
         raise DataError(f"{path}: is a folder; a file is expected{hint}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     suffix = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes or [""])[-1]
+    if suffix not in _LAYOUTS and not path.exists():
+        raise DataError(f"{path}: no such file or folder")
     if suffix not in _LAYOUTS:
         raise DataError(f"{path}: the suffix {suffix!r:.80} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
     return _LAYOUTS[suffix]

@@ -20,3 +20,6 @@ def test_plain_lines_come_at_most_once_a_minute(monkeypatch: pytest.MonkeyPatch,
     clock[0] += 30.0
     shown.advance(5)
     assert capsys.readouterr().err == "short\n"
+    shown.begin("resumed", 9, 4)
+    shown.begin("by the clock", 0, 4)
+    assert capsys.readouterr().err == "resumed: continuing at 4 of 9\nby the clock: continuing at 4\n"

@@ -2,7 +2,9 @@
 
 from typing import cast
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+import numpy as np
+
+from maskloom.config import MOST_STEPS, FinetuneRecipe, PretrainRecipe, TrainingSection, load_recipe
 from maskloom.data.pretraining_loader import PretrainingAccount
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -42,11 +44,11 @@ def test_finetuning_tells_the_epochs_over_what_batches_hold():
     recipe = load_recipe(FinetuneRecipe, None, ["restarts=3", "task=span", "data.max_length=64"])
     settings = recipe.training.with_steps(3200)
     assert finetuning_lines(recipe, settings, cast(EncodedData, _Windows()))[0] == (
-        "task: span; 300 steps of 32 windows: 1.5 epochs of 6,400 windows up to 64 tokens, 3 seeds"
+        "task: span; 300 steps of 32 windows, about 320 tokens: 1.5 epochs of 6,400 windows up to 64 tokens, 3 seeds"
     )
     once = load_recipe(FinetuneRecipe, None, ["task=span", "training.epochs=1.0"])
     one = finetuning_lines(once, once.training.with_steps(6400), cast(EncodedData, _Windows()))[0]
-    assert "; 200 steps of 32 windows: 1 epoch of 6,400 windows" in one
+    assert "; 200 steps of 32 windows, about 320 tokens: 1 epoch of 6,400 windows" in one
 
 
 def test_the_clock_leaves_steps_and_epochs_aside():
@@ -54,7 +56,7 @@ def test_the_clock_leaves_steps_and_epochs_aside():
     recipe = load_recipe(FinetuneRecipe, None, changes)
     lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
     assert lines[0] == "training.epochs = 4.0: ignored, training.minutes decides"
-    assert lines[1].startswith("task: single; 30 minutes, in steps of 16 windows: epochs of 6,400 windows")
+    assert lines[1].startswith("task: single; 30 minutes, in steps of 16 windows, about 160 tokens: epochs of 6,400 ")
     expected = "training.learning_rate = 5e-05, data.max_length = 128"
     assert default_lines(recipe) == [f"by default: task = single, {expected}"]
     named = load_recipe(FinetuneRecipe, None, [*changes, "task=single"])
@@ -63,6 +65,7 @@ def test_the_clock_leaves_steps_and_epochs_aside():
 
 class _Windows:
     num_examples = 3200
+    lengths = np.full(6400, 10)
 
     def __len__(self) -> int:
         return 6400
@@ -89,7 +92,17 @@ def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
     clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
     monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
     said: list[str] = []
-    told = TimeTold(said.append, 1000)
+    told = TimeTold(said.append, TrainingSection(steps=1000))
     for step in (101, 102, 103, 104, 105, 106, 107):
         told.after_step(step)
     assert said == ["step 104: 0.5 steps per second, about 30 minutes for the 896 left"]
+
+
+def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_seconds(monkeypatch):
+    clock = iter([10.0, 11.0, 14.0, 16.0])
+    monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
+    said: list[str] = []
+    told = TimeTold(said.append, TrainingSection(steps=MOST_STEPS, minutes=4.0, batch_size=10), num_units=800)
+    for step in (1, 2, 3, 4):
+        told.after_step(step)
+    assert said == ["step 4: 0.5 steps per second, about 120 steps in 4 minutes, 1.5 epochs"]

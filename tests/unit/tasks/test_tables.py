@@ -160,7 +160,9 @@ def test_missing_files_and_folders(tmp_path):
 def test_layout_by_suffix(tmp_path):
     assert layout_of(tmp_path / "A.CSV") == "csv"
     assert layout_of(tmp_path / "a.jsonl.gz") == "jsonl"
-    with pytest.raises(DataError, match=r"'.xlsx' is not one of"):
-        layout_of(tmp_path / "a.xlsx")
-    with pytest.raises(DataError, match="suffix"):
-        layout_of(tmp_path / "train")
+    for name, message in (("a.xlsx", r"'.xlsx' is not one of"), ("train", "suffix")):
+        with pytest.raises(DataError, match="no such file or folder"):
+            layout_of(tmp_path / name)
+        (tmp_path / name).touch()
+        with pytest.raises(DataError, match=message):
+            layout_of(tmp_path / name)

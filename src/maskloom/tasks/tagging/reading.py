@@ -24,7 +24,7 @@ _TAG_KEYS = ("tags", "ner_tags", "labels")
 _TEXT_KEYS = ("text", "sentence")
 _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
 # Words that the splitter of the training data would cut again are rare in data that was cut as that was.
-_MOST_PARTED = 0.03
+_MOST_JOINED = 0.03
 _NO_WORDS = "a sentence without words"
 _UNKNOWN = "unknown form of tag"
 _ENTITY_RULE = "neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
@@ -64,18 +64,26 @@ def iterate_sentences(
     cut = _splitter(path, options, splitter, report, needs_label=needs_label)
     found = _find_sentences(path, options, needs_label=needs_label, splitter=cut)
     make = partial(_converted, scheme, target) if needs_label else _sound
-    num_words = num_parted = 0
+    num_words = num_joined = num_parted = num_whole = 0
     for sentence in kept_examples(found, make, report, skips=options.on_bad_rows == "skip"):
         if not sentence.words:
             report.blank(sentence.line)
         if splitter is not None and sentence.source_text is None:
             num_words += len(sentence.words)
-            num_parted += sum(len(splitter.cut(word)) > 1 for word in sentence.words)
+            num_joined += sum(len(splitter.cut(word)) > 1 for word in sentence.words)
+        if splitter is not None:
+            parted, whole = splitter.count_parted(sentence.words)
+            num_parted, num_whole = num_parted + parted, num_whole + whole
         yield sentence
-    if num_parted > _MOST_PARTED * num_words:
+    if num_joined > _MOST_JOINED * num_words:
         report.notes.append(
-            f"{num_parted:,} of {num_words:,} words hold marks that training data has as words of their own, such as "
+            f"{num_joined:,} of {num_words:,} words hold marks that training data has as words of their own, such as "
             "the full stop of a sentence; the model has not seen such words"
+        )
+    if num_parted > max(1, num_whole):
+        report.notes.append(
+            f"{num_parted:,} marks stand by themselves that training data has within words, such as the full stops of "
+            "U.N.; the model has not seen words cut there"
         )
 
 

@@ -42,6 +42,7 @@ class WordSplitter:
     that keep a full stop at the end of a line have lists of their own. `marks` are words of marks alone, such as "...".
     Marks in `whole` are never cut off, as they are no words. `clitics` are cut off though they hold letters ('s, n't,
     l'). `inner` says what is cut within words too: "a/a" is a slash between two letters, "0" stands for a digit.
+    `joined` says in the same way which marks stand within words more often than by themselves between two words.
     """
 
     kept: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class WordSplitter:
     whole: tuple[str, ...] = ()
     clitics: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
 
     @classmethod
     def from_settings(cls, values: Any) -> WordSplitter:
@@ -102,6 +104,23 @@ class WordSplitter:
         if len(chunk) > _LONGEST_WORD:
             return [(start, end) for _, start, end in words_with_offsets(chunk, lowercase=False)]
         return self._cut(chunk.translate(_PLAIN), 0, len(chunk), at_end=at_end)
+
+    def count_parted(self, words: Sequence[str]) -> tuple[int, int]:
+        """Return how many words that training mostly has whole are parted in a sentence, and how many are whole."""
+        plain = [word.translate(_PLAIN) for word in words]
+        parted = 0
+        for left, mark, right in zip(plain, plain[1:], plain[2:], strict=False):
+            if len(mark) == 1 and _is_mark(mark) and _has_letters(left):
+                parted += self._keeps_mark(left + mark) or _around(left + mark + right, len(left)) in self.joined
+        whole = sum(
+            self._keeps_mark(word) or any(_around(word, place) in self.joined for place in range(1, len(word) - 1))
+            for word in plain
+            if not word.isalnum() and _has_letters(word)
+        )
+        return parted, whole
+
+    def _keeps_mark(self, word: str) -> bool:
+        return _is_mark(word[-1]) and self._is_kept(word, at_end=False)
 
     def _is_cut(self, words: Sequence[str]) -> bool:
         return any(word in self._closing for word in words)
@@ -190,11 +209,13 @@ def _lower(text: str) -> str:
 class _Evidence:
     """What training words say: how often each is there, and how often its letters stood beside a mark that was cut.
 
-    `surplus` is the difference, of words anywhere (False) and of those that end a sentence (True).
+    `surplus` is the difference, of words anywhere (False) and of those that end a sentence (True). `between` counts
+    marks that stand by themselves between two words.
     """
 
     def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
         self.words: Counter[str] = Counter()
+        self.between: Counter[str] = Counter()
         self.surplus: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
         for sentence in sentences:
             plain = [word.translate(_PLAIN) for word in sentence]
@@ -203,6 +224,9 @@ class _Evidence:
             self.surplus[False].update(plain)
             self.surplus[False].subtract(cut)
             self.surplus[True].update(plain[-1:])
+            for left, mark, right in zip(plain, plain[1:], plain[2:], strict=False):
+                if len(mark) == 1 and _is_mark(mark) and _has_letters(left) and _has_letters(right):
+                    self.between[_around(left + mark + right, len(left))] += 1
             if len(plain) > 1 and cut and cut[-1] == plain[-2] + plain[-1]:
                 self.surplus[True].subtract(cut[-1:])
         self.marks = {word: count for word, count in self.words.items() if not _has_letters(word)}
@@ -212,7 +236,7 @@ class _Evidence:
 
     def splitter(self) -> WordSplitter:
         """Put the rules together; words that they would cut all the same are kept by name."""
-        clitics = self._clitics()
+        clitics, inside = self._clitics(), self._inside()
         attached = {char for word in self.mixed for char in (word[0], word[-1]) if _is_mark(char)}
         alone = {char for mark in self.marks for char in mark}
         shapes = {at_end: self._shapes(clitics, at_end=at_end) for at_end in (False, True)}
@@ -222,7 +246,8 @@ class _Evidence:
             marks=tuple(sorted(self.marks)),
             whole=tuple(sorted(attached - alone)),
             clitics=clitics,
-            inner=self._inner(),
+            inner=self._inner(inside),
+            joined=tuple(sorted(kind for kind, count in inside.items() if count > self.between[kind])),
         )
         kept = [word for word in sorted(self.mixed) if self.surplus[False][word] > 0 and len(rules.cut(word)) > 1]
         at_end = [
@@ -258,12 +283,15 @@ class _Evidence:
                     kept[clitic] += count
         return tuple(sorted((clitic for clitic in own if own[clitic] > kept[clitic]), key=lambda one: (-len(one), one)))
 
-    def _inner(self) -> tuple[str, ...]:
+    def _inside(self) -> Counter[str]:
         inside: Counter[str] = Counter()
         for word, count in self.mixed.items():
             for place in range(1, len(word) - 1):
                 if _is_mark(word[place]):
                     inside[_around(word, place)] += count
+        return inside
+
+    def _inner(self, inside: Counter[str]) -> tuple[str, ...]:
         return tuple(
             left + mark + right
             for mark, count in sorted(self.marks.items())

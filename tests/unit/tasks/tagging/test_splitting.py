@@ -142,6 +142,10 @@ def test_what_differs_from_training_is_said(tmp_path):
     columns = "\n".join(f"{word} O" for word in words)
     _, (note,) = read(tmp_path / "a.conll", columns, splitter)
     assert note.startswith("4 of 5 words hold marks that training data has as words of their own")
+    parted = "Mr . Low - Beer of the U . S . met her"
+    for name, lines in (("c.conll", "\n".join(f"{word} O" for word in parted.split())), ("c.txt", f"{parted} .\n")):
+        _, notes = read(tmp_path / name, lines, splitter)
+        assert notes[-1].startswith("4 marks stand by themselves that training data has within words")
     _, (note,) = read(tmp_path / "b.txt", "Anna's board met.\n", None)
     assert note.startswith("the model does not say how the words of its training data were cut")
 
