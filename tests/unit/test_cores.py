@@ -58,3 +58,18 @@ def test_torch_takes_the_number(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, str(cores._SPINS)), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+)
+def test_threads_that_wait_sleep_soon_unless_the_user_says_otherwise(given, expected):
+    """libgomp itself shows what it took."""
+    environment = {name: value for name, value in os.environ.items() if name not in cores._SAY_HOW_TO_WAIT}
+    environment |= {"OMP_DISPLAY_ENV": "verbose", **given}
+    command = [sys.executable, "-c", "import maskloom, torch"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("this torch comes with another OpenMP library")
+    assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr
