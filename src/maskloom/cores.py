@@ -8,7 +8,7 @@ from pathlib import Path
 
 # Turns that a thread of libgomp waits for the others in a loop before it sleeps. Its own default is 300,000: beside
 # other programs, the loops keep the cores from the very threads that are waited for. Costs: benchmarks/busy.md.
-_SPINS = 3000
+_SPINS = 1000
 _SAY_HOW_TO_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
