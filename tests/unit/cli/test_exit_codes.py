@@ -14,7 +14,7 @@ from maskloom.training.loop import MemoryExhaustedError, NumericalError
 
 
 def _ended(monkeypatch: pytest.MonkeyPatch, error: BaseException, *arguments: str) -> int:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(cli, "app", fail)
@@ -102,7 +102,7 @@ def test_only_the_first_rank_speaks_and_resume_is_not_said_twice(monkeypatch, ca
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise KeyError("bug")
 
     monkeypatch.setattr(cli, "app", fail)

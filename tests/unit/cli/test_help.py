@@ -1,5 +1,7 @@
 """The help: every command and option explains itself, in its panel and in one voice."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -60,3 +62,9 @@ def test_every_command_stands_in_a_panel() -> None:
     assert {name for name, panel in panels.items() if panel not in (PREPARE, TRAIN, USE, INSPECT)} == set()
     shown = [panels[name] for name in root.list_commands(typer.Context(root))]
     assert list(dict.fromkeys(shown)) == [PREPARE, TRAIN, USE, INSPECT]
+
+
+def test_the_completion_script_names_the_command_also_as_a_module() -> None:
+    command = [sys.executable, "-m", "maskloom", "--show-completion", "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "_MASKLOOM_COMPLETE=complete_bash" in done.stdout
