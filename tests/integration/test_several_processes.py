@@ -239,7 +239,7 @@ def test_a_signal_to_one_process_saves_once_and_ends_all_alike(
 def test_a_number_of_processes_that_does_not_divide_is_refused(
     fleet: Fleet, command: list[str], tmp_path: Path
 ) -> None:
-    ended = fleet.run(2, [*command, "--set", "training.batch_size=6"], tmp_path)
+    ended = fleet.run(2, [*command, *MICRO, "--set", "training.batch_size=6"], tmp_path)
     for rank in range(2):
         _ended(ended, rank, r"3 micro-batches .* cannot be shared by 2 processes; .* that work: 1, 3", code=3)
     assert not (tmp_path / "run").exists()
@@ -261,11 +261,9 @@ def test_torchrun_starts_all_again_when_the_first_rank_is_killed(
 
 @pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.slow), FSDP], ids=["ddp", "fsdp"])
 def test_memory_that_runs_out_on_one_process_halves_micro_batches_at_the_next_start(
-    fleet: Fleet, command: list[str], tmp_path: Path, more: tuple
+    fleet: Fleet, command: list[str], alone: Path, tmp_path: Path, more: tuple
 ) -> None:
-    """Dropout draws belong to micro-batches, so there is none here."""
-    plain = [*command, *NO_DROPOUT]
-    alone = _run(fleet, 1, plain, tmp_path / "alone")
+    plain = [*command, *MICRO]
     own = {1: {"MASKLOOM_FAULTS": "enomem@training.micro_batch#47"}}
     ended = fleet.run(2, [*plain, *more], tmp_path, own=own)
     _ended(ended, 1, r"memory ran out on rank 1 of 2 .* in micro-batches of 1")

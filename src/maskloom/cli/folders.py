@@ -52,7 +52,7 @@ def export(
         typer.Option("--for-vectors", help="Write the files that sentence-transformers reads, with this pooling."),
     ] = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="With --for-vectors: vectors of length 1.")] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx (pip install 'maskloom[onnx]').")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx (pip install 'maskloom\\[onnx]').")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a model folder from a checkpoint, also of a run that is still running or ended early."""
