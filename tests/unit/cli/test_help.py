@@ -1,5 +1,6 @@
 """The help: every command and option explains itself, in its panel and in one voice."""
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -66,5 +67,6 @@ def test_every_command_stands_in_a_panel() -> None:
 
 def test_the_completion_script_names_the_command_also_as_a_module() -> None:
     command = [sys.executable, "-m", "maskloom", "--show-completion", "bash"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=named)
     assert "_MASKLOOM_COMPLETE=complete_bash" in done.stdout
