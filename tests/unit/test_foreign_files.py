@@ -48,7 +48,7 @@ def test_files_larger_than_the_limit_are_not_read(tmp_path):
     ("content", "message"),
     [
         (b"\xff", "byte 1 is not UTF-8"),
-        (b'{"a":\n1,}', "line 2, column 3: not valid JSON"),
+        (b'{"a":\n1 2}', "line 2, column 3: not valid JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b"9" * 5_000, "a number has too many digits"),
     ],

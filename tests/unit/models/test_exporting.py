@@ -1,7 +1,5 @@
 """torch.export follows an encoder, for every size of batch and length."""
 
-import io
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from maskloom.models.bert import Bert, BertConfig
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask):
+def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask, tmp_path):
     config = BertConfig(
         vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
         max_position_embeddings=32, initializer_range=0.5,
@@ -32,9 +30,8 @@ def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask):
     program = torch.export.export(
         model, (ids,), others, dynamic_shapes={"token_ids": sizes, **dict.fromkeys(others, sizes)}
     )
-    file = io.BytesIO()
+    file = tmp_path / "encoder.pt2"
     torch.export.save(program, file)
-    file.seek(0)
     exported = torch.export.load(file).module()
     for batch, length in [(1, 2), (3, 7), (5, 32), (2, 19)]:
         ids, others = inputs(batch, length)
