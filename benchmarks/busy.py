@@ -62,6 +62,7 @@ def main() -> None:
         former = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
         kept = former.get("jobs", {}) if figures["processor"] == former.get("processor") else {}
         figures["jobs"] = kept | {job: measured(job, options.rounds) for job in options.jobs}
+        figures["summary"] = summary(figures)
         place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     place.with_suffix(".md").write_text(page(json.loads(place.read_text(encoding="utf-8"))), encoding="utf-8")
 
@@ -156,6 +157,23 @@ def fair_share(load: str, cores: int) -> float:
     return min(1.0, cores / (cores + int(count)))
 
 
+def kept_shares(figures: dict[str, Any], job: str, side: str, load: str) -> list[float]:
+    """Return the rates beside a load over the fair share of the rate alone, sorted, one for each round."""
+    found, share = figures["jobs"][job][side], fair_share(load, figures["cores"])
+    return sorted(rate / (share * alone) for rate, alone in zip(found[load], found["0 loops"], strict=True))
+
+
+def summary(figures: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the README's row: what the training runs keep beside another and beside three."""
+    sizes, loads = [job for job in figures["jobs"] if job != "embed"], ("1 runs", "3 runs")
+    medians = {
+        side: " / ".join(f"{median(kept_shares(figures, size, side, load)):.2f}" for size in sizes for load in loads)
+        for side in SIDES
+    }
+    job = f"what {', '.join(sizes)} training keeps of its fair share of two cores beside one / three more runs"
+    return [{"job": job, "beside": f"transformers: {medians['transformers']}", "result": medians["maskloom"]}]
+
+
 def page(figures: dict[str, Any]) -> str:
     """Return the page."""
     lines = [
@@ -175,8 +193,7 @@ def page(figures: dict[str, Any]) -> str:
         for load in next(iter(sides.values())):
             beside_what = load.removesuffix("s") if load.startswith("1 ") else load
             for side, found in sides.items():
-                alone, share = found["0 loops"], fair_share(load, figures["cores"])
-                kept = sorted(rate / (share * one) for rate, one in zip(found[load], alone, strict=True))
+                kept = kept_shares(figures, job, side, load)
                 level = reached(median(kept), AIMS) if side == "maskloom" and load != "0 loops" else "-"
                 lines.append(
                     f"| {job} | {beside_what} | {side} | {median(found[load]):,.0f} | **{median(kept):.2f}** | "

@@ -26,6 +26,7 @@ PAGES = (
     "vocabulary_training",
     "encoding",
     "overheads",
+    "busy",
 )
 
 
