@@ -144,7 +144,7 @@ def test_a_layer_with_a_packed_weight_can_be_copied(packed):
 
 
 def test_nothing_is_packed_where_products_are_left_to_mkl():
-    layer = Dense(8, 8)
+    layer = Dense(96, 160)
     with products_by("mkl"):
         pack_for_inference(layer)
     assert layer._packed is None
@@ -215,3 +215,10 @@ def test_small_odd_and_other_types_go_the_plain_way():
 def test_dense_has_the_parameters_of_linear():
     assert [name for name, _ in Dense(3, 4).named_parameters()] == ["weight", "bias"]
     assert isinstance(Dense(3, 4), torch.nn.Linear)
+
+
+def test_a_small_weight_is_not_packed_as_each_number_of_rows_would_cost_more_memory_than_it(packed):
+    small = Dense(16, 48)
+    pack_for_inference(torch.nn.Sequential(small, packed))
+    assert small._packed is None
+    assert packed._packed is not None
