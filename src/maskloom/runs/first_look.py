@@ -44,7 +44,8 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
         try:
             _read_first(partial(_iterate, kind), path, reading, needs_label=True, until=until)
         except DataError as error:
-            if kind != "single" or reading.format or {".csv", ".tsv", ".jsonl", ".ndjson"}.intersection(path.suffixes):
+            is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
+            if kind != "single" or reading.format or is_table or not path.exists():
                 raise
             hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
             raise DataError(f"{error}; {hint}") from None

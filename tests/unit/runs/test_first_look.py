@@ -67,6 +67,11 @@ def test_data_of_another_kind_names_the_task_to_give(model: Path, tmp_path: Path
         look_at_training_data(model, [tmp_path / name], "single", ReadingOptions())
 
 
+def test_a_missing_file_says_nothing_of_tasks(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train\.cvs: no such file or folder$"):
+        look_at_training_data(model, [tmp_path / "train.cvs"], "single", ReadingOptions())
+
+
 def test_a_wrong_row_of_a_table_says_nothing_of_tasks(model: Path, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\na\n")
     with pytest.raises(DataError, match=r"expected 2$"):
