@@ -122,3 +122,18 @@ def test_the_page_of_goemotions_says_what_thresholds_do_to_micro_f1(tmp_path):
     write_page(tmp_path / "page", {**content, "steps": 1, "num_train": 1, "num_dev": 1, "machine": "a machine"})
     page = " ".join((tmp_path / "page.md").read_text(encoding="utf-8").split())
     assert "those fitted to macro F1 change micro F1 by -2.0 points, those fitted to micro F1 by +3.0." in page
+
+
+def test_every_page_of_results_states_a_command_whose_flags_exist():
+    import re
+
+    for page in sorted((ROOT / "results").glob("*.md")):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        if "`make soak`" in text:
+            continue
+        commands = re.findall(r"python (benchmarks/\w+\.py) ((?:(?!python )[^`])*--results [\w/]+)", text)
+        assert commands, f"{page.name} states no command that makes it"
+        for script, arguments in commands:
+            source = (ROOT / script).read_text(encoding="utf-8")
+            for flag in re.findall(r"--[a-z][\w-]*", arguments):
+                assert f'"{flag}"' in source, f"{page.name}: {script} has no {flag}"
