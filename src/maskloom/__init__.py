@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
-
 from maskloom.cores import follow_quota, wait_briefly
 
+TYPE_CHECKING = False  # typing's own would import typing, during which no Ctrl-C could be answered yet
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+    from typing import Any, Literal
 
     from maskloom.inference import Predictor
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
+
+TYPE_CHECKING = False  # what this module imports is imported before a command can answer Ctrl-C
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Turns that a thread of libgomp waits for the others in a loop before it sleeps. Its own default is 300,000: beside
 # other programs, the loops keep the cores from the very threads that are waited for. Costs: benchmarks/busy.md.
@@ -38,14 +41,19 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+def _quota(root: Path | str = "/sys/fs/cgroup") -> float | None:
     """Return the cores' worth of time that a control group of either version allows, or None without a limit."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
-            words = " ".join((root / name).read_text(encoding="ascii") for name in names).split()
+            words = " ".join(_first_line(f"{root}/{name}") for name in names).split()
             allowed, period = float(words[0]), float(words[1])
         except (OSError, ValueError, IndexError):
             continue  # another version, or "max": no limit
         if allowed > 0 and period > 0:
             return allowed / period
     return None
+
+
+def _first_line(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.readline()
