@@ -12,7 +12,7 @@ import torch
 
 import maskloom
 from maskloom.checkpoints.huggingface import CONFIG, read_config
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
+from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
 from maskloom.errors import UsageError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
@@ -49,6 +49,7 @@ from maskloom.tasks.labels import (
     doubtful_labels,
     label_counts,
     weights_by_name,
+    with_hint,
 )
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
@@ -279,8 +280,7 @@ def _prepare(
     try:
         dev_encoded = task.encode(dev_data, tokenizer, recipe.data.max_length)
     except UnknownLabelError as error:
-        hint = "labels missing from the training data can be listed in a file (--labels FILE)"
-        raise DataError(f"{error}{'' if reading.labels else f'; {hint}'}") from None
+        raise with_hint(error, reading) from None
     weights = _class_weights(recipe, task, encoded)
     if weights is not None:
         task = kind.make(names, primary, {**settings, "class_weights": weights})

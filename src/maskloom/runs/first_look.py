@@ -18,9 +18,9 @@ from maskloom.config import ConfigError, DataError
 from maskloom.errors import UsageError
 from maskloom.files import is_stream
 from maskloom.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
-from maskloom.tasks.catalog import catalog_row
+from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import ReadingReport, pieces_of
+from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
 
 _ROWS = 1000
 _SECONDS = 1.0
@@ -39,16 +39,31 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
             kind = catalog_row(reading.format).kind
         except ConfigError as error:
             raise UsageError(f"--format: {error}") from None
-    until = time.monotonic() + _SECONDS
+    until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
-            _read_first(partial(_iterate, kind), path, reading, needs_label=True, until=until)
+            iterate = partial(_iterate, kind)
+            whole[path] = _read_first(iterate, path, reading, needs_label=True, until=until, kept=[])
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.exists():
                 raise
             hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
             raise DataError(f"{error}; {hint}") from None
+    read = [examples for path in files if (examples := whole[path])]
+    if kind in ("single", "pair", "regression", "multilabel") and len(read) == len(files) == 2:
+        _check_labels(kind, read[0], read[1], reading)
+
+
+def _check_labels(kind: Kind, train: ReadExamples, dev: ReadExamples, reading: ReadingOptions) -> None:
+    """Raise DataError for labels that a run would refuse: all alike, or of dev only."""
+    from maskloom.tasks import labels  # heavier: a wrong name or row is refused before it
+
+    labels.check_alike(kind, train, dev)
+    try:
+        labels.encode_labels(dev, kind, labels.names_of_task(kind, train, reading))
+    except labels.UnknownLabelError as error:
+        raise labels.with_hint(error, reading) from None
 
 
 def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:
@@ -181,13 +196,25 @@ def _read_first(
     *,
     needs_label: bool,
     until: float | None = None,
-) -> None:
+    kept: list[Any] | None = None,
+) -> ReadExamples | None:
+    """Read as much as time permits; return `kept` filled with the examples, where they are all of the file."""
     until = time.monotonic() + _SECONDS if until is None else until
-    examples = iterate(path, options, needs_label=needs_label, report=ReadingReport(path))
+    report = ReadingReport(path)
+    examples = iterate(path, options, needs_label=needs_label, report=report)
+    if kept is not None:
+        examples = _noted(examples, kept)
     next(pieces_of(examples, _ROWS), None)
     for _ in examples:
         if time.monotonic() > until:
-            break
+            return None
+    return ReadExamples(kept, report) if kept else None
+
+
+def _noted(examples: Iterator[Any], kept: list[Any]) -> Iterator[Any]:
+    for example in examples:
+        kept.append(example)
+        yield example
 
 
 def _settings(model: Path) -> dict[str, Any]:

@@ -8,22 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import ConfigError, DataError
 from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
-from maskloom.tasks.catalog import Kind, catalog_row
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedExamples, encode_examples
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import text_example
 from maskloom.tasks.labels import (
-    check_variety,
+    check_alike,
     checked_weights,
     encode_labels,
-    label_names_of,
     labels_config,
-    read_label_names,
+    names_of_task,
 )
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.task import Outputs, Task, TaskKind
@@ -43,8 +40,8 @@ def classification_kind(kind: Kind) -> TaskKind:
     return TaskKind(
         name=kind,
         iterate=lambda path, options, _, **how: iterate_examples(path, kind, options, **how),
-        label_names=partial(_label_names, kind),
-        check=partial(_check, kind),
+        label_names=lambda train, options, _: names_of_task(kind, train, options),
+        check=partial(check_alike, kind),
         make=partial(classification_task, kind),
         example_of=text_example,
     )
@@ -106,29 +103,6 @@ def kind_of_problem(problem_type: str | None, num_labels: int) -> Kind:
     if problem_type == "regression" or (problem_type is None and num_labels == 1):
         return "regression"
     return "single"
-
-
-def _label_names(
-    kind: Kind, train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]
-) -> tuple[str, ...]:
-    if options.format is not None and (names := catalog_row(options.format).labels):
-        return names
-    if kind == "regression":
-        return ()
-    if options.labels is None:
-        return label_names_of(train, kind)
-    names = read_label_names(options.labels)
-    if len(names) == 1 and kind != "multilabel":
-        raise ConfigError(f"{options.labels}: the only label is {names[0]!r:.80}; a classifier needs at least two")
-    return names
-
-
-def _check(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
-    check_variety(train, kind)
-    takes_pairs = train.examples[0].pair is not None
-    if takes_pairs != (dev.examples[0].pair is not None):
-        has, lacks = (train, dev) if takes_pairs else (dev, train)
-        raise DataError(f"{lacks.report.path}: has no second text, while {has.report.path} has one; both must be alike")
 
 
 def _encode(

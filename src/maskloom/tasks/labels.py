@@ -12,7 +12,8 @@ import numpy as np
 
 from maskloom.config import ConfigError, DataError
 from maskloom.foreign_files import is_utf8, read_bytes
-from maskloom.tasks.catalog import Kind
+from maskloom.tasks.catalog import Kind, catalog_row
+from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import Example, ReadExamples, are_labelled
 
 _MOST_LABEL_BYTES = 16 << 20
@@ -75,6 +76,26 @@ def label_names_of(train: ReadExamples, kind: Kind) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def names_of_task(kind: Kind, train: ReadExamples, options: ReadingOptions) -> tuple[str, ...]:
+    """Return the label names of a format, of a class list, or else those that occur in the training data."""
+    if options.format is not None and (names := catalog_row(options.format).labels):
+        return names
+    if kind == "regression":
+        return ()
+    if options.labels is None:
+        return label_names_of(train, kind)
+    names = read_label_names(options.labels)
+    if len(names) == 1 and kind != "multilabel":
+        raise ConfigError(f"{options.labels}: the only label is {names[0]!r:.80}; a classifier needs at least two")
+    return names
+
+
+def with_hint(error: UnknownLabelError, options: ReadingOptions) -> DataError:
+    """Return an error about a label of dev that also says how to add labels, where no class list was given."""
+    hint = "" if options.labels else "; labels missing from the training data can be listed in a file (--labels FILE)"
+    return DataError(f"{error}{hint}")
+
+
 def _is_whole_number(name: str) -> bool:
     """Tell whether a name is a number that sorts by value: of few enough digits for Python to read them."""
     return len(name) < 1000 and name.removeprefix("-").isdecimal()
@@ -103,6 +124,15 @@ def check_variety(train: ReadExamples, kind: Kind) -> None:
             f"{path}: every one of {len(train.examples)} rows has the score {train.examples[0].label}; "
             "there is nothing to fit"
         )
+
+
+def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
+    """Raise DataError for training data that teaches nothing, and where only one of two files has a second text."""
+    check_variety(train, kind)
+    takes_pairs = train.examples[0].pair is not None
+    if takes_pairs != (dev.examples[0].pair is not None):
+        has, lacks = (train, dev) if takes_pairs else (dev, train)
+        raise DataError(f"{lacks.report.path}: has no second text, while {has.report.path} has one; both must be alike")
 
 
 def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.ndarray | None:

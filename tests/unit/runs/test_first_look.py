@@ -76,3 +76,32 @@ def test_a_wrong_row_of_a_table_says_nothing_of_tasks(model: Path, tmp_path: Pat
     (tmp_path / "t.csv").write_text("text,label\na\n")
     with pytest.raises(DataError, match=r"expected 2$"):
         look_at_training_data(model, [tmp_path / "t.csv"], "single", ReadingOptions())
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "message"),
+    [
+        ("a,x\nb,x\n", "a,x\n", r"train\.csv: every one of 2 rows has the label 'x'; a classifier needs at least two"),
+        ("a,x\nb,y\n", "a,x\nb,z\n", r"dev\.csv: line 3: the label 'z' is not one .* 'x', 'y'; .*\(--labels FILE\)$"),
+    ],
+)
+def test_labels_are_looked_at_where_both_files_are_read_whole(
+    model: Path, tmp_path: Path, monkeypatch, train: str, dev: str, message: str
+) -> None:
+    files = [tmp_path / "train.csv", tmp_path / "dev.csv"]
+    for path, content in zip(files, (train, dev), strict=True):
+        path.write_text(f"text,label\n{content}")
+    with pytest.raises(DataError, match=message):
+        look_at_training_data(model, files, "single", ReadingOptions())
+    rest = "".join(f"text {number},x\n" for number in range(2000))
+    files[0].write_text(f"text,label\n{train}{rest}")  # more may follow, so that nothing is said
+    monkeypatch.setattr(first_look, "_SECONDS", 0.0)
+    look_at_training_data(model, files, "single", ReadingOptions())
+
+
+def test_a_class_list_gives_labels_that_training_data_lacks(model: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "train.csv", tmp_path / "dev.csv"]
+    files[0].write_text("text,label\na,x\nb,y\n")
+    files[1].write_text("text,label\na,z\n")
+    (tmp_path / "labels.txt").write_text("x\ny\nz\n")
+    look_at_training_data(model, files, "single", ReadingOptions(labels=str(tmp_path / "labels.txt")))
