@@ -58,16 +58,30 @@ class DenseStep:
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """The first `width` numbers of every vector (truncate_dim)."""
+
+    width: int
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return the shortened vectors."""
+        return vectors[:, : self.width]
+
+
+Step = DenseStep | Truncation | None
+
+
+@dataclass(frozen=True)
 class SentenceModules:
     """How token vectors become one vector a text; without such files the plain mean over all tokens.
 
-    `steps` follow the pooling in order: a dense layer, or None where vectors are scaled to length 1. `max_length` is
-    the longest text in tokens, `prompt` stands before every text, and `lowercase` lowers texts before they are cut into
-    tokens.
+    `steps` follow the pooling in order: a dense layer, a truncation, or None where vectors are scaled to length 1.
+    `max_length` is the longest text in tokens, `prompt` stands before every text, and `lowercase` lowers texts before
+    they are cut into tokens.
     """
 
     pooling: PoolingMode = "mean"
-    steps: tuple[DenseStep | None, ...] = ()
+    steps: tuple[Step, ...] = ()
     max_length: int | None = None
     prompt: str = ""
     lowercase: bool = False
@@ -91,7 +105,11 @@ class SentenceModules:
 
     def width(self, hidden_size: int) -> int:
         """Return the width of the vectors of an encoder of that hidden size."""
-        return next((len(step.weight) for step in reversed(self.steps) if step is not None), hidden_size)
+        width = hidden_size
+        for step in self.steps:
+            if step is not None:
+                width = len(step.weight) if isinstance(step, DenseStep) else min(width, step.width)
+        return width
 
     def text(self, text: str) -> str:
         """Return a text as the encoder reads it."""
@@ -131,7 +149,7 @@ def read_modules(folder: Path) -> SentenceModules:
         return SentenceModules()
     (_, place), *others = _module_paths(path)
     pooling: PoolingMode | None = None
-    steps: list[DenseStep | None] = []
+    steps: list[Step] = []
     for kind, name in others:
         if kind == "Pooling" and pooling is None:
             pooling = _read_pooling(folder / name)
@@ -152,6 +170,7 @@ def read_modules(folder: Path) -> SentenceModules:
         raise DataError(
             f"{folder / place / _SETTINGS}: max_seq_length = {length!r:.80}; a whole number from 3 is expected"
         )
+    steps += _truncation(folder)
     return SentenceModules(pooling, tuple(steps), length, _prompt(folder), settings.get("do_lower_case") is True)
 
 
@@ -207,7 +226,7 @@ def _module_paths(path: Path) -> list[tuple[str, str]]:
     """Return the kind and the folder of every module in order; the first is the encoder."""
     modules = read_json(path)
     try:
-        found = [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in modules]
+        found = [(_kind(str(module["type"])), str(module["path"])) for module in modules]
     except (TypeError, LookupError):
         raise DataError(f"{path}: not a list of modules with a type and a path each") from None
     for _, name in found:
@@ -218,6 +237,12 @@ def _module_paths(path: Path) -> list[tuple[str, str]]:
             f"{path}: the first module is {found[0][0] if found else 'missing'!r:.80}; a Transformer is expected"
         )
     return found
+
+
+def _kind(name: str) -> str:
+    """Return the class of a module of sentence-transformers; any other name as it is, which is not known."""
+    package, _, kind = name.rpartition(".")
+    return kind if package.partition(".")[0] == "sentence_transformers" else name
 
 
 def _read_pooling(folder: Path) -> PoolingMode:
@@ -258,6 +283,15 @@ def _check_keys(folder: Path) -> None:
     for key, value in _DEFAULT_KEYS.items():
         if config.get(key, value) != value:
             raise DataError(f"{folder / 'config.json'}: {key} = {config[key]!r:.80}; {value!r} is expected")
+
+
+def _truncation(folder: Path) -> list[Step]:
+    width = _object(folder, _PROMPTS).get("truncate_dim")
+    if width is None:
+        return []
+    if type(width) is not int or width < 1:
+        raise DataError(f"{folder / _PROMPTS}: truncate_dim = {width!r:.80}; a whole number from 1 is expected")
+    return [Truncation(width)]
 
 
 def _prompt(folder: Path) -> str:

@@ -128,6 +128,31 @@ def test_a_dense_layer_changes_vector_and_width(tmp_path):
         Predictor.load(folder)
 
 
+def test_vectors_are_cut_as_the_folder_says_and_scaled_after_that(tmp_path, encoder):
+    folder = write_encoder(tmp_path)
+    write_list(folder, "Transformer", "Pooling", "Normalize")
+    write_pooling(folder, pooling_mode="mean")
+    whole = Predictor.load(folder).encode(TEXTS)
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 5})
+    predictor = Predictor.load(folder)
+    assert predictor.hidden_size == 5
+    np.testing.assert_allclose(predictor.encode(TEXTS), whole[:, :5], atol=1e-6)
+    scaled = whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True)
+    np.testing.assert_allclose(predictor.encode(TEXTS, normalize=True), scaled, atol=1e-6)
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 0})
+    with pytest.raises(DataError, match=r"config_sentence_transformers\.json: truncate_dim = 0"):
+        Predictor.load(folder)
+
+
+def test_a_class_of_another_package_is_not_taken_for_that_of_sentence_transformers(tmp_path):
+    write_list(tmp_path, "Transformer", "Pooling")
+    write_pooling(tmp_path)
+    listed = (tmp_path / "modules.json").read_text()
+    (tmp_path / "modules.json").write_text(listed.replace(TYPES + "Pooling", "custom_pooling.Pooling"))
+    with pytest.raises(DataError, match=r"modules\.json: the module 'custom_pooling\.Pooling'"):
+        read_modules(tmp_path)
+
+
 def test_the_encoder_in_a_folder_of_its_own_with_prompt_and_lower_case(tmp_path, encoder):
     folder = write_encoder(tmp_path, "0_Transformer")
     write_list(folder, "Transformer", "Pooling", prefix="0_Transformer")
