@@ -189,3 +189,21 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_one_line(command: tuple[str, .
     assert {code for code, _ in found.values()} <= {130, 3, -signal.SIGINT}
     assert found[100] == (130, "stopped\n")
     assert [said for _, said in found.values() if said.count("\n") > 1] == []
+
+
+# Ctrl-C arrives while the last line of a command is written.
+ENDS = """
+import os, signal, typer, maskloom.__main__
+echo = typer.echo
+def interrupted(*what, **how):
+    os.kill(os.getpid(), signal.SIGINT)
+    echo(*what, **how)
+typer.echo = interrupted
+maskloom.__main__.main()
+"""
+
+
+def test_ctrl_c_while_an_error_is_written_leaves_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDS, "info", "absent"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

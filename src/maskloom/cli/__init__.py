@@ -87,6 +87,7 @@ def main() -> None:
         _check_arguments()
         app(prog_name="maskloom")
     except (ConfigError, DataError) as error:
+        _end_quietly_when_interrupted()
         _print_error(error)
         sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT)
     except Interrupted as stop:
@@ -95,14 +96,22 @@ def main() -> None:
         _tell_how_to_go_on(stop)
         sys.exit(code)
     except KeyboardInterrupt:
+        _end_quietly_when_interrupted()
         typer.echo("stopped", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
         code = _expected_failure(error)
         if code is None:
             raise
+        _end_quietly_when_interrupted()
         _print_error(error)
         sys.exit(code)
+
+
+def _end_quietly_when_interrupted() -> None:
+    """Let Ctrl-C end the process without a word, now that only its last line is to be written."""
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _check_arguments() -> None:
