@@ -76,12 +76,18 @@ def write_google_instances(
             else:
                 features = _features(instance, vocabulary, max_length=max_length, max_predictions=max_predictions)
                 file.write(record(example(features)))
+    counts = _counts(instances, masking_rate=masking_rate, max_predictions=max_predictions)
+    return {"file": str(out), "num_documents": len(documents), **counts}
+
+
+def _counts(instances: Sequence[GoogleInstance], *, masking_rate: float, max_predictions: int) -> dict[str, int]:
+    """Return how much the instances hold, and how many predictions the limit cuts off what the rate asks for."""
+    lengths = [len(instance.tokens) for instance in instances]
     return {
-        "file": str(out),
-        "num_documents": len(documents),
         "num_instances": len(instances),
-        "num_tokens": sum(len(instance.tokens) for instance in instances),
+        "num_tokens": sum(lengths),
         "num_predictions": sum(len(instance.masked_positions) for instance in instances),
+        "num_predictions_cut_off": sum(max(0, round(length * masking_rate) - max_predictions) for length in lengths),
     }
 
 

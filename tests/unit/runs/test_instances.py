@@ -42,6 +42,16 @@ def test_a_corpus_gives_the_instances_of_its_text(text: Path, vocab: Path, tmp_p
     assert {**report, "file": ""} == {**again, "file": ""}
 
 
+def test_predictions_that_the_limit_cuts_off_are_counted(vocab: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(["a b c d e f a\nb c d e f a b"] * 4) + "\n")
+    settings: dict[str, Any] = {"vocab": vocab, "max_length": 20, "short_sequence_rate": 0.0, "masking_rate": 0.3}
+    asked = write_google_instances([tmp_path / "text.txt"], tmp_path / "a.jsonl", max_predictions=20, **settings)
+    cut = write_google_instances([tmp_path / "text.txt"], tmp_path / "b.jsonl", max_predictions=2, **settings)
+    assert (asked["num_predictions_cut_off"], cut["num_predictions"]) == (0, 2 * cut["num_instances"])
+    wanted = [round(0.3 * len(row["tokens"])) for row in rows(tmp_path / "b.jsonl")]
+    assert cut["num_predictions_cut_off"] == sum(wanted) - cut["num_predictions"] > 0
+
+
 def test_a_run_lends_its_vocabulary(text: Path, vocab: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model").symlink_to(vocab, target_is_directory=True)
