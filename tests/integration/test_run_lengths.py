@@ -161,8 +161,8 @@ def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
     [
         (0.0, None, [], "--epochs 0.0: a number above 0 is expected"),
         (float("nan"), None, [], "--epochs nan: a number above 0"),
-        (1.0, 9, [], "--epochs: --steps decides"),
-        (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes decides"),
+        (1.0, 9, [], "--epochs: --steps 9 decides; give one of the two"),
+        (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes = 1 decides; give one of the two"),
         (1.0, None, ["phases=[{max_length=8, steps=3}]"], "--epochs: every phase has its own steps"),
     ],
 )

@@ -111,8 +111,10 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
     if not 0 < epochs < math.inf:
         raise ConfigError(f"--epochs {epochs}: a number above 0 is expected")
     if steps is not None or recipe.phases or recipe.training.minutes is not None:
-        decides = "training.minutes" if recipe.training.minutes is not None else "--steps"
-        raise ConfigError(f"--epochs: {'every phase has its own steps' if recipe.phases else f'{decides} decides'}")
+        minutes = recipe.training.minutes
+        decides = f"--steps {steps} decides" if minutes is None else f"training.minutes = {minutes:g} decides"
+        why = "every phase has its own steps" if recipe.phases else f"{decides}; give one of the two"
+        raise ConfigError(f"--epochs: {why}")
     # here, so that other starts do without them
     from maskloom.data.corpus import Corpus, split_documents
     from maskloom.data.pretraining_loader import PretrainingLoader
