@@ -167,6 +167,9 @@ def report(result: dict[str, Any]) -> str:
         f"- Vocabularies of {SMALL:,} pieces; `frequency` merges the pair that occurs most often, `likelihood` the one "
         "that adds most to the log likelihood of the training text under a unigram model of its pieces, `pmi` the one "
         "with the highest freq(ab) / (freq(a) freq(b)).",
+        "- With counts c of N pieces in all, that log likelihood is sum(c log c) - N log N. Merging a pair in "
+        "n places takes n off the counts of a and b and off N, and gives n to ab; `likelihood` takes the exact change, "
+        "about n log(n N / (freq(a) freq(b))) where n is small beside freq(a) and freq(b).",
         "- The unigram loss is that of held-out text under the frequencies of pieces in the training text. Pieces are "
         "those of WordPiece encoding, the longest first.",
         f"- Pre-training: BERT tiny, {STEPS:,} steps of {LENGTH}-token rows, {result['characters'] / 1e6:.0f} million "
