@@ -99,7 +99,8 @@ def check_model_name(path: Any) -> None:
             "or tokenizer.json) into a folder and name that"
         )
     raise DataError(
-        f"{path}: there is no such folder; a model folder in Hugging Face layout or a run is expected{hint}"
+        f"{shown_name(str(path))}: there is no such folder; "
+        f"a model folder in Hugging Face layout or a run is expected{hint}"
     )
 
 

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maskloom.errors import DataError
-from maskloom.foreign_files import check_regular, file_inside, parse_json, read_bytes, read_json_object
+from maskloom.foreign_files import (
+    check_model_name,
+    check_regular,
+    file_inside,
+    is_utf8,
+    parse_json,
+    read_bytes,
+    read_json_object,
+)
 
 
 def test_what_is_no_file_is_named(tmp_path):
@@ -70,3 +78,9 @@ def test_an_object_is_asked_for(tmp_path):
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")
     with pytest.raises(DataError, match="a JSON object is expected, this is list"):
         read_json_object(tmp_path / "a.json")
+
+
+def test_the_message_about_an_absent_model_can_be_printed() -> None:
+    with pytest.raises(DataError, match=r"^caf\\xe9: there is no such folder") as caught:
+        check_model_name("caf\udce9")
+    assert is_utf8(str(caught.value))
