@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.layers.matrix_products import filled_number
+
 # A hash of 32 bits in two multiplications, with the factors of Chris Wellons's "lowbias32".
 _FACTOR_1, _FACTOR_2 = 0x7FEB352D, 0x846CA68B - 2**32
 _GAMMA = 0x9E3779B9 - 2**32
@@ -42,7 +44,8 @@ class RowDraws:
         starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
         positions = torch.arange(1, len(starts) + 1) - starts  # from 1: the first token has a key of its own
         tokens = _hashed(torch.repeat_interleave(sequences, lengths) + positions.to(torch.int32) * _GAMMA)
-        return {len(sequences): sequences, len(tokens): tokens}
+        filled = F.pad(tokens, (0, filled_number(len(tokens)) - len(tokens)))  # the rows that fill up are nobody's
+        return {len(sequences): sequences, len(tokens): tokens, len(filled): filled}
 
     def next_place(self, num_rows: int) -> tuple[Tensor, float] | None:
         """Return the keys of the next place, for tokens or sequences by their number, and a number in [0, 1)."""

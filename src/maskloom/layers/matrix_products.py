@@ -35,6 +35,10 @@ _ROOM_OF_KERNEL = 33 << 20
 # Numbers of a weight below which packing it wins nothing, while oneDNN would keep 0.6 MiB for each number of rows.
 _SMALLEST_PACKED = 1 << 13
 
+# Numbers of a weight below which MKL makes its gradient faster, and rows below which hardly any product is oneDNN's.
+_SMALLEST_GRADIENT = 1 << 20
+_FEWEST_ROWS = 1 << 10
+
 # oneDNN's names for the forms of GELU.
 _FORMS_OF_GELU = {ACTIVATIONS["gelu"]: "none", ACTIVATIONS["gelu_new"]: "tanh"}
 # Makers of processors with AVX-512 on which oneDNN was measured to be faster than MKL (benchmarks/pretraining_step.md).
@@ -120,7 +124,7 @@ def _filled_up(x: Tensor) -> Tensor:
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """Return left^T right, without a gradient: (rows, m) and (rows, n) to (m, n), contiguous."""
     num_rows, num_left, num_right = len(left), left.shape[1], right.shape[1]
-    if not prefers_onednn(left, num_right):
+    if num_left * num_right < _SMALLEST_GRADIENT or not prefers_onednn(left, num_right):
         return left.t() @ right
     num_whole = num_rows - num_rows % row_step(num_rows)
     first, second = left[:num_whole].t(), right[:num_whole].t()
@@ -147,6 +151,13 @@ def _find_room(*_shapes: object) -> None:
 def _onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     _find_room(x.shape, x.stride(), weight.shape, weight.stride())
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def filled_number(num_rows: int) -> int:
+    """Return how many rows, at least `num_rows`, packed tokens get, so that their products need no filling up."""
+    if num_rows < _FEWEST_ROWS or _library == "mkl" or not _has_wide_kernels() or not torch.backends.mkldnn.enabled:
+        return num_rows
+    return num_rows + -num_rows % row_step(num_rows)
 
 
 def row_step(num_rows: int) -> int:

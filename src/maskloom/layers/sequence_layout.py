@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.copies import to_device
+from maskloom.layers.matrix_products import filled_number
 
 # Sequences share one attention call when the shorter ones waste at most this share of it (or a few positions).
 _GROUP_TOLERANCE = 8
@@ -43,6 +45,9 @@ class SequenceLayout:
     groups, padded to the longest of their group. `slot_tokens` (slots,) names the token of each slot (a padding slot
     repeats its sequence's first token), `token_slots` (tokens,) the slot of each token, `padding_slots` those that
     hold no token; the first two are None when both orders are equal.
+
+    `num_rows` is the number of rows that the layers see. On processors a few rows may follow the tokens, so that
+    products meet numbers of rows that they have met before; they belong to no sequence and receive no gradient.
     """
 
     offsets: Tensor
@@ -51,6 +56,7 @@ class SequenceLayout:
     position_ids: Tensor
     num_sequences: int
     num_tokens: int
+    num_rows: int
     max_length: int
     max_position: int
     has_empty_sequences: bool
@@ -83,6 +89,10 @@ class SequenceLayout:
         elif len(position_ids) != num_tokens:
             raise ValueError(f"{len(position_ids)} position ids for {num_tokens} tokens; one for each token is needed")
         groups, slot_tokens, token_slots, padding = _group(sizes, starts, device)
+        num_rows = num_tokens
+        if token_slots is not None and device.type == "cpu":
+            num_rows = filled_number(num_tokens)
+            token_slots = F.pad(token_slots, (0, num_rows - num_tokens))
         return cls(
             offsets=to_device(offsets, device),
             lengths=to_device(sizes, device),
@@ -91,6 +101,7 @@ class SequenceLayout:
             position_ids=to_device(position_ids, device),
             num_sequences=len(sizes),
             num_tokens=num_tokens,
+            num_rows=num_rows,
             max_length=int(sizes.max(initial=0)),
             max_position=int(position_ids.max(initial=-1)),
             has_empty_sequences=bool((sizes == 0).any()),
@@ -119,6 +130,7 @@ class SequenceLayout:
             position_ids=places.expand(batch, length).reshape(-1),
             num_sequences=batch,
             num_tokens=batch * length,
+            num_rows=batch * length,
             max_length=length,
             max_position=length - 1,
             has_empty_sequences=True,
@@ -138,14 +150,20 @@ class SequenceLayout:
         """Number of positions that attention computes, padding inside groups included."""
         return sum(group.num_slots for group in self.groups)
 
+    def filled_up(self, packed: Tensor) -> Tensor:
+        """Return (tokens, features) with rows of zeros after them: (rows, features)."""
+        return F.pad(packed, (0, 0, 0, self.num_rows - self.num_tokens)) if self.num_rows > self.num_tokens else packed
+
     def to_slots(self, packed: Tensor) -> Tensor:
-        """Bring (tokens, features) into slot order (slots, features)."""
+        """Bring (rows, features) into slot order (slots, features)."""
         if self.slot_tokens is None or self.token_slots is None:
             return packed
-        return _ToSlots.apply(packed, self.slot_tokens, self.token_slots)  # pyright: ignore[reportReturnType]
+        return _ToSlots.apply(  # pyright: ignore[reportReturnType]
+            packed, self.slot_tokens, self.token_slots, self.num_tokens
+        )
 
     def from_slots(self, slots: Tensor) -> Tensor:
-        """Bring (slots, features) back into packed order (tokens, features)."""
+        """Bring (slots, features) back into packed order (rows, features)."""
         if self.slot_tokens is None or self.token_slots is None:
             return slots
         return _FromSlots.apply(  # pyright: ignore[reportReturnType]
@@ -157,14 +175,17 @@ class _ToSlots(torch.autograd.Function):
     """Gather by slot. Its gradient is a gather too, because attention sends none to padding slots."""
 
     @staticmethod
-    def forward(ctx, packed: Tensor, slot_tokens: Tensor, token_slots: Tensor) -> Tensor:
+    def forward(ctx, packed: Tensor, slot_tokens: Tensor, token_slots: Tensor, num_tokens: int) -> Tensor:
         ctx.save_for_backward(token_slots)
+        ctx.num_tokens = num_tokens
         return packed.index_select(0, slot_tokens)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         (token_slots,) = ctx.saved_tensors
-        return gradient.index_select(0, token_slots), None, None
+        result = gradient.index_select(0, token_slots)
+        result[ctx.num_tokens :].zero_()
+        return result, None, None, None
 
 
 class _FromSlots(torch.autograd.Function):

@@ -80,8 +80,10 @@ class Bert(nn.Module):
         hidden = self.embeddings(token_ids, segment_ids, layout.position_ids)
         states = [hidden]
         if layout.num_tokens > 0:
+            rows = layout.filled_up(hidden)
             for layer in self.layers:
-                hidden = layer(hidden, layout)
+                rows = layer(rows, layout)
+                hidden = rows[: layout.num_tokens]
                 if keep_hidden_states:
                     states.append(hidden)
         return EncoderOutput(

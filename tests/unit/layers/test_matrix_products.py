@@ -12,6 +12,7 @@ from maskloom.layers.activations import ACTIVATIONS
 from maskloom.layers.matrix_products import (
     Dense,
     dense,
+    filled_number,
     pack_for_inference,
     prefers_onednn,
     product,
@@ -55,7 +56,9 @@ def test_product_takes_a_transposed_view():
         torch.testing.assert_close(product(x, weight.t().contiguous().t()), x @ weight.t(), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(333, 300, 700), (333, 700, 300), (320, 256, 512), (5, 3, 4), (0, 3, 4)])
+@pytest.mark.parametrize(
+    "shape", [(333, 900, 1200), (333, 1200, 900), (320, 1024, 1024), (333, 300, 700), (5, 3, 4), (0, 3, 4)]
+)
 def test_transposed_product(shape):
     num_rows, num_left, num_right = shape
     generator = torch.Generator().manual_seed(2)
@@ -77,12 +80,18 @@ def test_few_row_counts_reach_onednn(monkeypatch):
         return multiply(x, weight, *rest)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", watched)
-    weight, x = torch.randn(512, 256), torch.randn(511, 256)
+    weight, x = torch.randn(2048, 512), torch.randn(511, 512)
     with torch.no_grad():
         for num_rows in range(256, 511, 5):
-            assert product(x[:num_rows], weight).shape == (num_rows, 512)
-            transposed_product(x[:num_rows], torch.ones(num_rows, 512))
+            assert product(x[:num_rows], weight).shape == (num_rows, 2048)
+            transposed_product(x[:num_rows], torch.ones(num_rows, 2048))
     assert 2 * 7 <= len(seen) <= 2 * 9
+    seen.clear()
+    transposed_product(x, torch.ones(511, 2047))  # MKL makes smaller gradients faster
+    assert not seen
+    assert [filled_number(n) for n in (0, 5, 1023, 1024, 1025, 2000)] == [0, 5, 1023, 1024, 1152, 2048]
+    with products_by("mkl"):
+        assert filled_number(2000) == 2000
     assert [row_step(n) for n in (0, 1, 15, 16, 255, 256, 511, 512)] == [1, 1, 1, 2, 16, 32, 32, 64]
 
 
@@ -93,7 +102,7 @@ def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
     monkeypatch.setattr(matrix_products, "_ROOM_OF_KERNEL", 1 << 60)
     matrix_products._find_room.cache_clear()
     x, weight, _ = tensors(700, 160, 200)
-    for multiply in (lambda: product(x, weight), lambda: transposed_product(x, torch.ones(700, 200))):
+    for multiply in (lambda: product(x, weight), lambda: transposed_product(torch.ones(9, 1024), torch.ones(9, 2048))):
         with pytest.raises(RuntimeError) as caught:
             multiply()
         assert is_out_of_memory(caught.value)

@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
 import torch
 
+from maskloom.layers import dropout, sequence_layout
+from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import Bert, BertConfig
@@ -182,3 +185,22 @@ def test_autocast_keeps_norms_and_softmax_in_single_precision():
     assert kinds["layers.0.attention.qkv"] == torch.bfloat16
     assert kinds["layers.0.attention_layer_norm"] == torch.float32
     torch.testing.assert_close(mixed.last_hidden_state.float(), encoder(ids).last_hidden_state, atol=0.05, rtol=0)
+
+
+def test_rows_that_fill_up_change_neither_vectors_nor_draws_nor_gradients(monkeypatch):
+    lengths = np.array([9, 3, 13, 12])
+    ids = torch.arange(int(lengths.sum())) % CONFIG.vocab_size
+    found = []
+    for num_filled in (0, 11):
+        for module in (dropout, sequence_layout):
+            monkeypatch.setattr(module, "filled_number", lambda rows, num_filled=num_filled: rows + num_filled)
+        model = build_model(CONFIG, heads=(), seed=1).encoder.double().train()
+        layout = SequenceLayout.from_lengths(lengths)
+        assert layout.num_rows == layout.num_tokens + num_filled
+        with drawing(RowDraws(3, 0, lengths)):
+            output = model.encode_packed(ids, ids % 2, layout, keep_hidden_states=True)
+        assert [len(state) for state in output.hidden_states] == [layout.num_tokens] * 4
+        (output.last_hidden_state.sin().sum() + output.pooled.sum()).backward()
+        found.append((*output.hidden_states, output.pooled, *(weight.grad for weight in model.parameters())))
+    for plain, filled in zip(*found, strict=True):
+        torch.testing.assert_close(filled, plain, rtol=1e-12, atol=1e-12)
