@@ -32,7 +32,7 @@ _TIMES_AS_LONG = 3
 _log = logging.getLogger(__name__)
 
 Start = Callable[..., Callable[[Any], Any]]
-_Job = tuple[bytes | memoryview, str]
+_Job = tuple[bytes, str]
 _Answer = tuple[Any, Exception | None]
 
 
@@ -98,7 +98,7 @@ def results_of_processes(
     raises ChildProcessError with the task's `name` when that happens twice to the same task.
     """
     jobs, answers = SimpleQueue[_Job | None](), SimpleQueue[_Answer]()
-    beginning = ForkingPickler.dumps((start, arguments))
+    beginning = _pickled((start, arguments))
     workers = [_Worker(beginning, jobs, answers) for _ in range(num_workers)]
     try:
         with _interrupts_held():
@@ -136,7 +136,7 @@ class _Worker(threading.Thread):
     """
 
     def __init__(
-        self, beginning: bytes | memoryview, jobs: SimpleQueue[_Job | None], answers: SimpleQueue[_Answer]
+        self, beginning: bytes, jobs: SimpleQueue[_Job | None], answers: SimpleQueue[_Answer]
     ) -> None:
         super().__init__(daemon=True)
         self._beginning, self._jobs, self._answers = beginning, jobs, answers
@@ -195,7 +195,7 @@ class _Worker(threading.Thread):
         self._connection.close()
         return self._process.returncode
 
-    def _answer(self, payload: bytes | memoryview, name: str, *, is_second: bool = False) -> _Answer:
+    def _answer(self, payload: bytes, name: str, *, is_second: bool = False) -> _Answer:
         """Return what a process makes of a task; raises ChildProcessError when the second one is lost at it too."""
         assert self._process is not None
         attempt = self.attempt = _Attempt(self._process.pid, name)
@@ -251,7 +251,7 @@ def _exchange(
             except StopIteration:
                 more = False
             else:
-                jobs.put((ForkingPickler.dumps(task), name(task)))
+                jobs.put((_pickled(task), name(task)))
                 num_under_way += 1
                 del task
         if not num_under_way:
@@ -269,6 +269,11 @@ def _exchange(
             raise error
         yield result
         del result
+
+
+def _pickled(value: Any) -> bytes:
+    """Return a copy: a view of a pickler's buffer, alive when garbage is collected, crashes Python 3.12.1."""
+    return bytes(ForkingPickler.dumps(value))
 
 
 def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
