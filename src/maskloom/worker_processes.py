@@ -135,9 +135,7 @@ class _Worker(threading.Thread):
     first one is killed while they start.
     """
 
-    def __init__(
-        self, beginning: bytes, jobs: SimpleQueue[_Job | None], answers: SimpleQueue[_Answer]
-    ) -> None:
+    def __init__(self, beginning: bytes, jobs: SimpleQueue[_Job | None], answers: SimpleQueue[_Answer]) -> None:
         super().__init__(daemon=True)
         self._beginning, self._jobs, self._answers = beginning, jobs, answers
         self._process: subprocess.Popen[bytes] | None = None
