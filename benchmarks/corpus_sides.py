@@ -104,7 +104,7 @@ def _drawn(folder: Path) -> dict[str, float]:
     loader = PretrainingLoader(
         Corpus.open(folder, verify=False),
         None,
-        PretrainingData(max_length=LENGTH, max_predictions=MAX_PREDICTIONS),
+        PretrainingData(max_length=LENGTH, max_predictions_per_seq=MAX_PREDICTIONS),
         batch_size=BATCH_SIZE,
         seed=SEED,
     )

@@ -32,7 +32,7 @@ ROWS = (
     ("sum_last_four", "sum of the last four", "95.9"),
     ("concat_last_four", "concatenation of the last four", "96.1"),
     ("sum_all", "sum of all layers", "95.5"),
-    ("scalar_mix", "learnt mix of all layers", "-"),
+    ("scalar_mix", "learned mix of all layers", "-"),
     ("conll2003", "fine-tuning", "96.4"),
 )
 _PAGE = """\

@@ -122,7 +122,7 @@ def train_with_transformers(
     )
     epoch = num_rows // training["batch_size"]
     steps = training.get("steps") or int(num_rows / training["batch_size"] * training["epochs"])
-    schedule = get_linear_schedule_with_warmup(optimizer, int(training["warmup_share"] * steps), steps)
+    schedule = get_linear_schedule_with_warmup(optimizer, int(training["warmup_ratio"] * steps), steps)
     features = kind.training_features(train)
     how: dict[str, Any] = {"batch_size": training["batch_size"], "shuffle": True}
     if is_grouped:
@@ -134,7 +134,7 @@ def train_with_transformers(
         for batch in loader:
             model.train()
             model(**batch).loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), training["clip_norm"])
+            torch.nn.utils.clip_grad_norm_(model.parameters(), training["max_grad_norm"])
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()

@@ -237,7 +237,7 @@ def measure_embedding(device: torch.device, rounds: int) -> dict[str, list[float
 def curve(device: torch.device, precision: str, size: str, num_steps: int) -> list[float]:
     """Return the losses of a small BERT that learns to copy: what is masked stands elsewhere in its row."""
     model = build_model(BertConfig.of_size(size, vocab_size=1000), seed=0).to(device)
-    settings = TrainingSection(steps=num_steps, learning_rate=1e-3, warmup_share=0.1)
+    settings = TrainingSection(steps=num_steps, learning_rate=1e-3, warmup_ratio=0.1)
 
     def next_batch(at: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
         draw, number = np.random.default_rng(at.get("n", 0)), at.get("n", 0)

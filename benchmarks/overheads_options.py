@@ -27,10 +27,10 @@ from maskloom.training.loop import TrainState, accumulate_gradients
 from maskloom.training.session import TrainingSession
 
 NEVER = 10**9
-OFF: dict[str, Any] = {"clip_norm": None, "log_every": NEVER, "warmup_steps": 0, "batch_size": 8}
+OFF: dict[str, Any] = {"max_grad_norm": None, "log_every": NEVER, "warmup_steps": 0, "batch_size": 8}
 # Each is switched on alone; "progress" is the display that a command shows.
 ON: dict[str, dict[str, Any]] = {
-    "clip_norm = 1.0": {"clip_norm": 1.0},
+    "max_grad_norm = 1.0": {"max_grad_norm": 1.0},
     "micro_batch_size = 4": {"micro_batch_size": 4},
     "head_learning_rate": {"head_learning_rate": 1e-3},
     "log_every = 1": {"log_every": 1},

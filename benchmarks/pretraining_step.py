@@ -56,7 +56,7 @@ TEXT_BYTES = 6_000_000
 SIZES = ("tiny", "mini", "small", "base")
 STEPS_PER_ROUND = {"tiny": 2}
 PRODUCTS = {"mkldnn::_linear_pointwise", "aten::bmm", "aten::mm", "aten::addmm", "aten::addmm_"}
-SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "clip_norm": 1.0, "num_threads": NUM_THREADS}
+SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "max_grad_norm": 1.0, "num_threads": NUM_THREADS}
 # Documents of full rows: articles joined up to so many characters.
 _JOINED = 200_000
 MEMORY_SIDES = (OURS, "transformers", "transformers, predicted positions")
@@ -67,8 +67,8 @@ class Mix:
     """Lengths of sequences: the longest, how many documents aim at shorter ones, and how the peer pads."""
 
     max_length: int
-    max_predictions: int
-    short_sequence_rate: float
+    max_predictions_per_seq: int
+    short_seq_prob: float
     joins_articles: bool
     pads_to_maximum: bool
     batch_sizes: dict[str, int]
@@ -150,7 +150,7 @@ class Peer:
         """Take one training step as its Trainer does."""
         self.model.train()
         self._loss(batch).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTINGS["clip_norm"])
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTINGS["max_grad_norm"])
         self._optimizer.step()
         self.model.zero_grad()
 
@@ -329,8 +329,8 @@ def make_loader(corpus: Corpus, mix: Mix, size: str) -> PretrainingLoader:
         None,
         PretrainingData(
             max_length=mix.max_length,
-            short_sequence_rate=mix.short_sequence_rate,
-            max_predictions=mix.max_predictions,
+            short_seq_prob=mix.short_seq_prob,
+            max_predictions_per_seq=mix.max_predictions_per_seq,
         ),
         batch_size=mix.batch_sizes[size],
         seed=SEED,

@@ -99,7 +99,9 @@ def masked_loss(model_folder: Path, held_out: Corpus) -> dict[str, float]:
             loader = PretrainingLoader(
                 held_out,
                 None,
-                PretrainingData(max_length=LENGTH, next_sentence=False, max_predictions=20, whole_word=True),
+                PretrainingData(
+                    max_length=LENGTH, next_sentence=False, max_predictions_per_seq=20, whole_word_masking=True
+                ),
                 batch_size=_BATCH,
                 seed=seed,
             )
@@ -139,9 +141,9 @@ def pretrain(row: dict[str, Any], characters: int, seed: int) -> None:
     settings = {
         "seed": seed,
         "data.max_length": LENGTH,
-        "data.whole_word": "true",
+        "data.whole_word_masking": "true",
         "data.next_sentence": "false",
-        "data.held_out_share": 0,
+        "data.held_out_fraction": 0,
         "training.steps": STEPS,
         "training.batch_size": batch_size,
         "training.learning_rate": 1e-3,

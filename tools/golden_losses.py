@@ -45,7 +45,7 @@ _TRAINING = {"steps": STEPS, "batch_size": 8, "micro_batch_size": 4, "num_thread
 _PRETRAINING: dict[str, dict[str, Any]] = {
     "mlm_nsp": {"data": {"max_length": 32}, "training": {**_TRAINING, "learning_rate": 1e-3}},
     "two_phases_as_published": {
-        "data": {"whole_word": True, "short_sequence_rate": 0.3},
+        "data": {"whole_word_masking": True, "short_seq_prob": 0.3},
         "training": {**_TRAINING, "learning_rate": 1e-3, "optimizer": "bert_adam", "schedule": "google"},
         "phases": [{"max_length": 16, "steps": 12}, {"max_length": 48, "steps": 8, "batch_size": 4}],
     },

@@ -110,7 +110,7 @@ def finetune(
     The weights that score best on `dev` are kept in `out/model`. `train` and `dev` are files as the command takes them:
     CSV, TSV or JSONL, CoNLL columns, SQuAD's JSON, or a data set as distributed (`format`). Columns are found by name,
     unless given. `recipe` is a TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as
-    `{"training.warmup_share": 0.2}`; the other settings are the command's flags and override it. `restarts` trains with
+    `{"training.warmup_ratio": 0.2}`; the other settings are the command's flags and override it. `restarts` trains with
     several seeds. `metric` names the score that selects the best weights. `minutes` sets a time budget in place of
     `epochs` or `steps`. `resume` continues the run in `out`; different `epochs` or `steps` extend or shorten it. With
     `progress` the run reports its progress on standard error. Raises ConfigError and DataError, both ValueErrors, for

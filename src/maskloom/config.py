@@ -56,28 +56,28 @@ class PretrainingData(Section):
     """Sampling and masking of pre-training instances (paper 3.3.1, 3.3.2)."""
 
     max_length: Annotated[Length, Field(ge=5), about("Maximum tokens per sequence, special ones included.")] = 128
-    short_sequence_rate: Annotated[Rate, about("Fraction of documents that are cut to a random shorter length.")] = 0.1
+    short_seq_prob: Annotated[Rate, about("Fraction of documents that are cut to a random shorter length.")] = 0.1
     next_sentence: Annotated[
         bool, about("Train next-sentence prediction on pairs of texts; false uses single segments.")
     ] = True
-    masking_rate: Annotated[
+    masked_lm_prob: Annotated[
         float, Field(gt=0.0, lt=1.0), about("Fraction of a sequence's tokens that are predicted.")
     ] = 0.15
-    max_predictions: Annotated[
-        Count | None, about("Most predictions per max_length tokens; absent, masking_rate alone decides.")
+    max_predictions_per_seq: Annotated[
+        Count | None, about("Most predictions per max_length tokens; absent, masked_lm_prob alone decides.")
     ] = None
-    mask_share: Annotated[Rate, about("Fraction of predicted tokens that become [MASK].")] = 0.8
-    keep_share: Annotated[Rate, about("Fraction of predicted tokens that stay; the rest become random tokens.")] = 0.1
-    whole_word: Annotated[bool, about("Predict either all pieces of a word or none.")] = False
+    mask_prob: Annotated[Rate, about("Fraction of predicted tokens that become [MASK].")] = 0.8
+    keep_prob: Annotated[Rate, about("Fraction of predicted tokens that stay; the rest become random tokens.")] = 0.1
+    whole_word_masking: Annotated[bool, about("Predict either all pieces of a word or none.")] = False
     static_masks: Annotated[bool, about("Use the same instances and masks in every epoch.")] = False
-    held_out_share: Annotated[
+    held_out_fraction: Annotated[
         float, Field(ge=0.0, lt=1.0), about("Fraction of documents held out from training to measure the loss.")
     ] = 0.02
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
-        if self.mask_share + self.keep_share > 1.0 + 1e-9:
-            raise ValueError(f"mask_share + keep_share = {self.mask_share + self.keep_share}: it may not exceed 1")
+        if self.mask_prob + self.keep_prob > 1.0 + 1e-9:
+            raise ValueError(f"mask_prob + keep_prob = {self.mask_prob + self.keep_prob}: it may not exceed 1")
         return self
 
     @property
@@ -86,11 +86,11 @@ class PretrainingData(Section):
         return self.max_length - (3 if self.next_sentence else 2)
 
     def resolved_max_predictions(self) -> int:
-        """Return the cap on predictions of one sequence, `max_predictions` unless absent.
+        """Return the cap on predictions of one sequence, `max_predictions_per_seq` unless absent.
 
         The default grows with length and rate, so it never cuts: 20 at length 128 and 80 at 512 for 0.15, as published.
         """
-        return self.max_predictions or max(1, round(0.15625 * self.max_length * (self.masking_rate / 0.15)))
+        return self.max_predictions_per_seq or max(1, round(0.15625 * self.max_length * (self.masked_lm_prob / 0.15)))
 
 
 class FinetuningData(Section):
@@ -113,7 +113,7 @@ class TrainingSection(Section):
 
     The schedule scales the learning rates of the heads and of all else alike. After a loss or gradient that is not
     finite, "skip" goes on with the next batch; "rewind" goes back to the last checkpoint and on with the batches after
-    the bad one. With `minutes` the learning rate follows the share of the time that is used, and steps and epochs do
+    the bad one. With `minutes` the learning rate follows the fraction of the time that is used, and steps and epochs do
     not count. `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe tells the whole
     schedule; they are those of the last phase.
     """
@@ -128,8 +128,8 @@ class TrainingSection(Section):
     head_learning_rate: Annotated[Positive | None, about("Peak learning rate of the heads; absent, learning_rate.")] = (
         None
     )
-    warmup_share: Annotated[Rate, about("Fraction of the steps in which the learning rate rises from 0.")] = 0.1
-    warmup_steps: Annotated[CountOrNone | None, about("Number of warm-up steps; overrides warmup_share.")] = None
+    warmup_ratio: Annotated[Rate, about("Fraction of the steps in which the learning rate rises from 0.")] = 0.1
+    warmup_steps: Annotated[CountOrNone | None, about("Number of warm-up steps; overrides warmup_ratio.")] = None
     schedule: Annotated[
         Literal["linear", "google"],
         about("How the learning rate falls to 0: linearly from its peak, or as in the published code."),
@@ -141,7 +141,7 @@ class TrainingSection(Section):
     adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of squared gradients.")] = 0.999
     adam_epsilon: Annotated[Positive, about("Added to the square root of the mean of squared gradients.")] = 1e-6
     weight_decay: Annotated[NotNegative, about("Decoupled weight decay; biases and LayerNorm have none.")] = 0.01
-    clip_norm: Annotated[Positive | None, about("Maximum global L2 norm of the gradient.")] = 1.0
+    max_grad_norm: Annotated[Positive | None, about("Maximum global L2 norm of the gradient.")] = 1.0
     on_nonfinite: Annotated[
         Literal["stop", "skip", "rewind"], about("What to do after a loss or gradient that is not finite.")
     ] = "stop"
@@ -198,8 +198,8 @@ class TrainingSection(Section):
     extensions: list[Extension] = Field(default_factory=list)
 
     def resolved_warmup_steps(self) -> int:
-        """Return the warm-up steps: `warmup_steps`, or `warmup_share` of all that were first planned, rounded down."""
-        return int(self.warmup_share * self.first_planned_steps()) if self.warmup_steps is None else self.warmup_steps
+        """Return the warm-up steps: `warmup_steps`, or `warmup_ratio` of all that were first planned, rounded down."""
+        return int(self.warmup_ratio * self.first_planned_steps()) if self.warmup_steps is None else self.warmup_steps
 
     def first_planned_steps(self) -> int:
         """Return the steps that were planned before any extension."""
@@ -219,7 +219,7 @@ class TrainingSection(Section):
                 raise ValueError(f"{key(part)} = {count}: it may not exceed {key(whole)} = {limit}")
         if self.minutes is not None and both.warmup_steps is not None:
             given = f"{key('warmup_steps')} = {both.warmup_steps}"
-            raise ValueError(f"{given}: with training.minutes give training.warmup_share")
+            raise ValueError(f"{given}: with training.minutes give training.warmup_ratio")
         starts = [extension.at for extension in self.extensions]
         if self.minutes is not None and starts:
             raise ValueError(
@@ -280,8 +280,8 @@ class PretrainRecipe(Section):
             training.refuse_contradictions(phase, f"phases.{number}")
         if not self.phases:
             self.training.refuse_contradictions()
-        if self.training.keep_best and self.data.held_out_share == 0.0:
-            raise ValueError("training.keep_best = true: with data.held_out_share = 0 nothing is there to choose by")
+        if self.training.keep_best and self.data.held_out_fraction == 0.0:
+            raise ValueError("training.keep_best = true: with data.held_out_fraction = 0 nothing is there to choose by")
         return self
 
 

@@ -35,10 +35,16 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("num_steps", "max_steps", "train_steps", "num_train_steps", "iterations"), ("steps",)),
     **dict.fromkeys(("batch", "bs", "train_batch_size", "per_device_train_batch_size"), ("batch_size",)),
     **dict.fromkeys(("max_len", "max_seq_length", "max_seq_len", "sequence_length", "block_size"), ("max_length",)),
-    **dict.fromkeys(("mlm_probability", "masked_lm_prob", "mask_rate"), ("masking_rate",)),
-    **dict.fromkeys(("warmup_ratio", "warmup_proportion", "warmup"), ("warmup_share", "warmup_steps")),
+    **dict.fromkeys(("mlm_probability", "mask_rate", "masking_rate"), ("masked_lm_prob",)),
+    **dict.fromkeys(("mask_share",), ("mask_prob",)),
+    **dict.fromkeys(("keep_share",), ("keep_prob",)),
+    **dict.fromkeys(("short_sequence_rate",), ("short_seq_prob",)),
+    **dict.fromkeys(("max_predictions",), ("max_predictions_per_seq",)),
+    **dict.fromkeys(("held_out_share",), ("held_out_fraction",)),
+    **dict.fromkeys(("whole_word", "do_whole_word_mask"), ("whole_word_masking",)),
+    **dict.fromkeys(("warmup_proportion", "warmup", "warmup_share"), ("warmup_ratio", "warmup_steps")),
     **dict.fromkeys(("gradient_accumulation_steps", "micro_batch"), ("micro_batch_size",)),
-    **dict.fromkeys(("max_grad_norm", "gradient_clip_val"), ("clip_norm",)),
+    **dict.fromkeys(("gradient_clip_val", "clip_norm"), ("max_grad_norm",)),
     **dict.fromkeys(("adam_eps", "eps", "epsilon"), ("adam_epsilon",)),
     **dict.fromkeys(("early_stopping_patience",), ("patience",)),
     **dict.fromkeys(("random_seed",), ("seed",)),
@@ -46,7 +52,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("layers", "num_layers"), ("num_hidden_layers",)),
     **dict.fromkeys(("heads", "num_heads"), ("num_attention_heads",)),
 }
-"""Names that other programs use, with ours in the order of likeness; a kind of recipe may have only some of them."""
+"""Names that other programs and former recipes use, with ours in the order of likeness; a kind of recipe may have only
+some of them."""
 
 MODEL_KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",

@@ -19,7 +19,7 @@ from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.training.events import read_events
 
 WORDS = [f"w{number}" for number in range(30)]
-SETTINGS = ["data.max_length=24", "data.held_out_share=0.3", "training.batch_size=4", "training.num_threads=1"]
+SETTINGS = ["data.max_length=24", "data.held_out_fraction=0.3", "training.batch_size=4", "training.num_threads=1"]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from maskloom.training.checkpoints import verify_checkpoint
 TINY = [
     *("--set", "model.config.hidden_size=32", "--set", "model.config.num_attention_heads=2"),
     *("--set", "model.config.intermediate_size=64", "--set", "model.config.num_hidden_layers=2"),
-    *("--set", "data.max_length=32", "--set", "data.held_out_share=0.2", "--set", "training.batch_size=8"),
+    *("--set", "data.max_length=32", "--set", "data.held_out_fraction=0.2", "--set", "training.batch_size=8"),
     *("--set", "training.learning_rate=1e-3", "--set", "training.num_threads=1", "--set", "training.log_every=1"),
 ]
 STEPS = 60
@@ -78,7 +78,7 @@ def test_a_run_writes_what_it_promises(left_alone: Path) -> None:
     metrics = json.loads((left_alone / "metrics.json").read_text())
     assert metrics["mlm_loss"] < 7
     assert 4 < metrics["unigram_entropy"] < 6.4
-    assert 0.5 <= metrics["nsp_majority_share"] < 1.0
+    assert 0.5 <= metrics["nsp_majority_fraction"] < 1.0
     events = [json.loads(line) for line in (left_alone / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, STEPS + 1))
 

@@ -17,7 +17,7 @@ from maskloom.training.checkpoints import Snapshot, write_checkpoint
 SETTINGS = [
     *("model.size=tiny", "model.config.hidden_size=16", "model.config.num_attention_heads=2"),
     *("model.config.intermediate_size=32", "model.config.num_hidden_layers=1", "data.max_length=24"),
-    *("data.held_out_share=0.2", "training.steps=14", "training.save_every=4", "training.evaluate_every=4"),
+    *("data.held_out_fraction=0.2", "training.steps=14", "training.save_every=4", "training.evaluate_every=4"),
     *("training.batch_size=4", "training.learning_rate=1e-3", "training.num_threads=1", "training.keep_best=true"),
     *("training.keep_checkpoints=3", "training.max_evaluation_instances=64"),
 ]

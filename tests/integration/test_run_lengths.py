@@ -23,7 +23,7 @@ from maskloom.training.events import read_events
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
 SETTINGS = [
     *("model.size=tiny", "model.config.hidden_size=16", "model.config.num_attention_heads=2"),
-    *("model.config.num_hidden_layers=1", "data.max_length=24", "data.held_out_share=0.2", "training.batch_size=4"),
+    *("model.config.num_hidden_layers=1", "data.max_length=24", "data.held_out_fraction=0.2", "training.batch_size=4"),
     *("training.save_every=4", "training.log_every=1", "training.num_threads=1", "training.warmup_steps=3"),
     "training.learning_rate=1e-3",
 ]
@@ -139,7 +139,7 @@ def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, tmp_path):
 
 
 def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypatch):
-    planned = [setting for setting in SETTINGS if "warmup" not in setting] + ["training.warmup_share=0.9"]
+    planned = [setting for setting in SETTINGS if "warmup" not in setting] + ["training.warmup_ratio=0.9"]
     stored = load_recipe(PretrainRecipe, None, [*planned, "training.steps=20"])
     (tmp_path / "recipe.toml").write_text(recipe_toml(stored), encoding="utf-8")
     monkeypatch.setattr(extension, "_last_step", lambda *_: 4)

@@ -14,7 +14,7 @@ import maskloom
 TINY = {
     "model.config": {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1},
     "training.num_threads": 1,
-    "data": {"held_out_share": 0.2},
+    "data": {"held_out_fraction": 0.2},
 }
 
 

@@ -227,7 +227,7 @@ def test_missing_and_unknown_files_are_named(texts: Path, tmp_path: Path) -> Non
             train([texts / "a.txt", path], tmp_path / "out")
     with pytest.raises(DataError, match="no text files were given"):
         train([], tmp_path / "out")
-    # inside a folder it is passed over, and the report says so
+    # inside a folder it is skipped, and the report says so
     report = train([texts], tmp_path / "out")
     assert report["reading"]["ignored_files"] == [str(texts / "picture.png")]
 

@@ -55,7 +55,7 @@ def test_losses_and_weights_agree_at_every_step(minilm_folder, tmp_path, kind):
     model, oracle, tokenizer = both(minilm_folder, tmp_path, kind)
     labels = LABELS[kind]
     settings = FinetuneTraining(
-        steps=NUM_STEPS, batch_size=BATCH_SIZE, learning_rate=1e-4, warmup_steps=2, weight_decay=0.05, clip_norm=0.5
+        steps=NUM_STEPS, batch_size=BATCH_SIZE, learning_rate=1e-4, warmup_steps=2, weight_decay=0.05, max_grad_norm=0.5
     ).with_steps(len(TEXTS))
     examples = [Example(text, pair, None, line) for line, (text, pair) in enumerate(TEXTS, start=1)]
     data = encode_examples(examples, Tokenizer.load(tokenizer.name_or_path), max_length=48, labels=labels)
@@ -93,7 +93,7 @@ def test_losses_and_weights_agree_at_every_step(minilm_folder, tmp_path, kind):
     oracle.eval()
     model.eval()
     with torch.no_grad():
-        batch = tokenizer("What they learnt", "must be the same.", return_tensors="pt")
+        batch = tokenizer("What they learned", "must be the same.", return_tensors="pt")
         ids, segments = batch["input_ids"], batch["token_type_ids"]
         found = model.heads["classifier"](model.encoder(ids, segments).pooled)
         torch.testing.assert_close(found, oracle(**batch).logits, atol=2e-4, rtol=0)

@@ -44,8 +44,8 @@ for case in request["cases"]:
                 documents.append([])
             documents[-1].append(tokenizer.tokenize(line.strip()))
     instances = oracle.create_training_instances(
-        case["paths"], tokenizer, case["max_length"], case["dupe_factor"], case["short_sequence_rate"],
-        case["masking_rate"], case["max_predictions"], random.Random(case["seed"]))
+        case["paths"], tokenizer, case["max_length"], case["dupe_factor"], case["short_seq_prob"],
+        case["masked_lm_prob"], case["max_predictions_per_seq"], random.Random(case["seed"]))
     answers.append({"documents": documents, "instances": [
         [i.tokens, i.segment_ids, bool(i.is_random_next), i.masked_lm_positions, i.masked_lm_labels]
         for i in instances]})
@@ -94,9 +94,9 @@ def _case(paths: list[Path], seed: int, **changes: Any) -> dict[str, Any]:
     settings = {
         "max_length": 128,
         "dupe_factor": 2,
-        "short_sequence_rate": 0.1,
-        "masking_rate": 0.15,
-        "max_predictions": 20,
+        "short_seq_prob": 0.1,
+        "masked_lm_prob": 0.15,
+        "max_predictions_per_seq": 20,
     }
     return {"paths": [str(path) for path in paths], "seed": seed, **settings, **changes}
 
@@ -121,11 +121,11 @@ def test_instances_equal_the_oracle_on_prose(texts: list[Path], minilm_folder: P
     prose, odd, one = texts
     cases = [
         _case([prose, odd], 12345),
-        _case([prose, odd], 0, max_length=64, dupe_factor=1, short_sequence_rate=1.0, max_predictions=5),
-        _case([prose], 1, max_length=512, dupe_factor=3, max_predictions=80),
-        _case([prose, odd], 2, max_length=32, dupe_factor=1, short_sequence_rate=0.0, masking_rate=0.4),
-        _case([odd], 3, max_length=5, dupe_factor=5, short_sequence_rate=0.5),
-        _case([odd], 4, max_length=17, dupe_factor=20, short_sequence_rate=0.5),
+        _case([prose, odd], 0, max_length=64, dupe_factor=1, short_seq_prob=1.0, max_predictions_per_seq=5),
+        _case([prose], 1, max_length=512, dupe_factor=3, max_predictions_per_seq=80),
+        _case([prose, odd], 2, max_length=32, dupe_factor=1, short_seq_prob=0.0, masked_lm_prob=0.4),
+        _case([odd], 3, max_length=5, dupe_factor=5, short_seq_prob=0.5),
+        _case([odd], 4, max_length=17, dupe_factor=20, short_seq_prob=0.5),
         _case([one], 5, max_length=16, dupe_factor=10),
     ]
     for case, answer in zip(cases, _ask_oracle(cases, minilm_folder / "vocab.txt"), strict=True):
@@ -145,10 +145,20 @@ def test_the_command_writes_what_the_oracle_makes_of_the_same_files(
     texts: list[Path], minilm_folder: Path, tmp_path: Path
 ) -> None:
     _, odd, one = texts
-    case = _case([odd, one], 12345, max_length=64, dupe_factor=2, max_predictions=10)
+    case = _case([odd, one], 12345, max_length=64, dupe_factor=2, max_predictions_per_seq=10)
     (answer,) = _ask_oracle([case], minilm_folder / "vocab.txt")
     options = ["--like", "google", "--vocab", minilm_folder, "--max-length", 64, "--dupe-factor", 2]
-    command = ["corpus", "instances", odd, one, *options, "--max-predictions", 10, "--out", tmp_path / "a.jsonl"]
+    command = [
+        "corpus",
+        "instances",
+        odd,
+        one,
+        *options,
+        "--max-predictions-per-seq",
+        10,
+        "--out",
+        tmp_path / "a.jsonl",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "maskloom", *map(str, command), "--json"], capture_output=True, text=True, timeout=120
     )
@@ -162,7 +172,7 @@ def test_the_command_writes_what_the_oracle_makes_of_the_same_files(
 def test_tfrecords_are_read_by_tensorboard_and_protobuf(texts: list[Path], minilm_folder: Path, tmp_path: Path) -> None:
     protobuf = pytest.importorskip("google.protobuf.descriptor_pb2")
     reader = pytest.importorskip("tensorboard.compat.tensorflow_stub.pywrap_tensorflow")
-    settings = {"vocab": minilm_folder, "max_length": 48, "dupe_factor": 1, "max_predictions": 7}
+    settings = {"vocab": minilm_folder, "max_length": 48, "dupe_factor": 1, "max_predictions_per_seq": 7}
     report = write_google_instances([texts[2]], tmp_path / "a.tfrecord", **settings)
     write_google_instances([texts[2]], tmp_path / "a.jsonl", **settings)
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -231,14 +241,16 @@ _VOCABULARY = Vocabulary(
 _SETTINGS: dict[str, Any] = {
     "max_length": 40,
     "dupe_factor": 3,
-    "short_sequence_rate": 0.1,
-    "masking_rate": 0.15,
-    "max_predictions": 20,
+    "short_seq_prob": 0.1,
+    "masked_lm_prob": 0.15,
+    "max_predictions_per_seq": 20,
 }
 
 
 def test_whole_words_are_masked_whole_or_not_at_all() -> None:
-    instances = google_instances(_tokens(30, 1), _VOCABULARY.tokens, rng=random.Random(1), whole_word=True, **_SETTINGS)
+    instances = google_instances(
+        _tokens(30, 1), _VOCABULARY.tokens, rng=random.Random(1), whole_word_masking=True, **_SETTINGS
+    )
     split_replacements = 0
     for instance in instances:
         original = list(instance.tokens)
@@ -264,7 +276,7 @@ def test_whole_words_are_masked_whole_or_not_at_all() -> None:
 def test_without_continuations_whole_words_change_nothing() -> None:
     documents = [[[token.lstrip("#") for token in s] for s in document] for document in _tokens(20, 2)]
     a, b = (
-        google_instances(documents, _VOCABULARY.tokens, rng=random.Random(5), whole_word=flag, **_SETTINGS)
+        google_instances(documents, _VOCABULARY.tokens, rng=random.Random(5), whole_word_masking=flag, **_SETTINGS)
         for flag in (False, True)
     )
     assert a == b

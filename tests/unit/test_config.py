@@ -14,7 +14,7 @@ from maskloom.layers.layer_mix import LAYER_CHOICES
 
 def test_defaults_are_the_papers_masking_and_optimiser() -> None:
     recipe = PretrainRecipe()
-    assert (recipe.data.masking_rate, recipe.data.mask_share, recipe.data.keep_share) == (0.15, 0.8, 0.1)
+    assert (recipe.data.masked_lm_prob, recipe.data.mask_prob, recipe.data.keep_prob) == (0.15, 0.8, 0.1)
     assert recipe.data.resolved_max_predictions() == 20
     assert recipe.data.model_copy(update={"max_length": 512}).resolved_max_predictions() == 80
     assert (recipe.training.adam_beta1, recipe.training.adam_beta2, recipe.training.weight_decay) == (0.9, 0.999, 0.01)
@@ -30,7 +30,7 @@ def test_defaults_are_the_papers_masking_and_optimiser() -> None:
         ("training.steps=-3", "training.steps = -3"),
         ("training.learning_rate=1e400", "training.learning_rate = inf"),
         ("training.learning_rate=nan", "training.learning_rate"),
-        ("data.masking_rate=1.5", "data.masking_rate = 1.5"),
+        ("data.masked_lm_prob=1.5", "data.masked_lm_prob = 1.5"),
         ("data.max_length=2", "data.max_length = 2"),
         ("model.size=huge", "model.size = 'huge'"),
         ("seed=-1", "seed = -1"),
@@ -50,9 +50,9 @@ def test_a_wrong_override_names_the_key(override: str, expected: str) -> None:
 def test_the_default_cap_on_predictions_never_cuts_what_the_rate_asks_for() -> None:
     for rate in (0.01, 0.05, 0.15, 0.3, 0.5, 0.9):
         for length in range(5, 600):
-            data = PretrainingData(masking_rate=rate, max_length=length)
+            data = PretrainingData(masked_lm_prob=rate, max_length=length)
             assert data.resolved_max_predictions() >= max(1, round(rate * length))
-    assert PretrainRecipe().data.model_copy(update={"max_predictions": 7}).resolved_max_predictions() == 7
+    assert PretrainRecipe().data.model_copy(update={"max_predictions_per_seq": 7}).resolved_max_predictions() == 7
 
 
 def test_messages_are_free_of_pydantics_own_terms() -> None:
@@ -63,7 +63,7 @@ def test_messages_are_free_of_pydantics_own_terms() -> None:
 
 def test_shares_that_exceed_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="may not exceed 1"):
-        load_recipe(PretrainRecipe, None, ["data.mask_share=0.9", "data.keep_share=0.2"])
+        load_recipe(PretrainRecipe, None, ["data.mask_prob=0.9", "data.keep_prob=0.2"])
 
 
 def test_all_wrong_keys_are_named_at_once(tmp_path) -> None:
@@ -140,7 +140,7 @@ def test_extensions_end_before_the_last_step_of_the_last_phase_or_of_the_counted
 def test_the_clock_takes_warm_up_as_a_share_and_no_extension() -> None:
     for kind, key in ((PretrainRecipe, "training"), (FinetuneRecipe, "training"), (PretrainRecipe, "phases.0")):
         changes = ["phases=[{max_length=64, steps=30}]"] if key == "phases.0" else []
-        said = rf"{key}\.warmup_steps = 3: with training\.minutes give training\.warmup_share"
+        said = rf"{key}\.warmup_steps = 3: with training\.minutes give training\.warmup_ratio"
         with pytest.raises(ConfigError, match=said):
             load_recipe(kind, None, [*changes, "training.minutes=2.0", f"{key}.warmup_steps=3"])
     with pytest.raises(

@@ -30,18 +30,41 @@ def test_keys_carry_their_defaults_and_choices():
         (FinetuneRecipe, "training.lr=1e-4", "did you mean 'training.learning_rate'?"),
         (FinetuneRecipe, "num_train_epochs=2", "did you mean 'training.epochs'?"),
         (PretrainRecipe, "epochs=2", "did you mean 'training.steps' or the flag --epochs?"),
-        (PretrainRecipe, "data.mlm_probability=0.3", "did you mean 'data.masking_rate'?"),
+        (PretrainRecipe, "data.mlm_probability=0.3", "did you mean 'data.masked_lm_prob'?"),
         (PretrainRecipe, "training.max_length=64", "did you mean 'data.max_length'?"),
         (PretrainRecipe, "training.stpes=64", "did you mean 'training.steps'?"),
         (PretrainRecipe, "model.hidden_size=64", "did you mean 'model.config.hidden_size'?"),
         (PretrainRecipe, "num_layers=3", "did you mean 'model.config.num_hidden_layers'?"),
-        (PretrainRecipe, "data.zzzz=64", "known keys: held_out_share, "),
+        (PretrainRecipe, "data.zzzz=64", "known keys: held_out_fraction, "),
     ],
 )
 def test_a_wrong_key_points_to_the_right_one(kind, override, hint):
     with pytest.raises(ConfigError) as caught:
         load_recipe(kind, None, [override])
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("former", "key"),
+    [
+        ("training.warmup_share", "training.warmup_ratio"),
+        ("training.clip_norm", "training.max_grad_norm"),
+        ("data.masking_rate", "data.masked_lm_prob"),
+        ("data.mask_share", "data.mask_prob"),
+        ("data.keep_share", "data.keep_prob"),
+        ("data.short_sequence_rate", "data.short_seq_prob"),
+        ("data.max_predictions", "data.max_predictions_per_seq"),
+        ("data.held_out_share", "data.held_out_fraction"),
+        ("data.whole_word", "data.whole_word_masking"),
+    ],
+)
+def test_a_former_key_is_refused_with_its_new_name(tmp_path, former, key):
+    section, _, name = former.partition(".")
+    path = tmp_path / "former.toml"
+    path.write_text(f"[{section}]\n{name} = 0.5\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(PretrainRecipe, path, [])
+    assert f"former.toml: unknown key '{former}'; did you mean '{key}'" in str(caught.value)
 
 
 def test_other_names_lead_to_keys_that_there_are():

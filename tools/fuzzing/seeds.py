@@ -78,8 +78,8 @@ PRETRAIN_RECIPE: dict[str, Any] = {
     "kind": "pretrain",
     "seed": 3,
     "model": {"size": "tiny", "config": {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}},
-    "data": {"max_length": 64, "masking_rate": 0.15, "next_sentence": True, "max_predictions": 10},
-    "training": {"steps": 100, "batch_size": 8, "micro_batch_size": 4, "learning_rate": 1e-4, "warmup_share": 0.1},
+    "data": {"max_length": 64, "masked_lm_prob": 0.15, "next_sentence": True, "max_predictions_per_seq": 10},
+    "training": {"steps": 100, "batch_size": 8, "micro_batch_size": 4, "learning_rate": 1e-4, "warmup_ratio": 0.1},
 }
 FINETUNE_RECIPE: dict[str, Any] = {
     "kind": "finetune",
@@ -87,7 +87,7 @@ FINETUNE_RECIPE: dict[str, Any] = {
     "restarts": 2,
     "class_weights": {"x": 1.0, "y": 2.5},
     "data": {"max_length": 32},
-    "training": {"epochs": 2.0, "batch_size": 4, "learning_rate": 5e-5, "clip_norm": 1.0},
+    "training": {"epochs": 2.0, "batch_size": 4, "learning_rate": 5e-5, "max_grad_norm": 1.0},
     "tagging": {"scheme": "iob1", "context": "document", "crf": True},
     "features": {"layers": "-1,-2", "lstm_size": 16, "lstm_layers": 1},
     "span": {"stride": 16, "null_threshold": -1.5},

@@ -145,7 +145,7 @@ def _arguments(data: Path, steps: int, *, has_steps: bool = True) -> list[str]:
     """Return the command; without `has_steps` saves and evaluations come as often, and something else ends the run."""
     settings = {
         "data.max_length": 32,
-        "data.held_out_share": 0.1,
+        "data.held_out_fraction": 0.1,
         "training.batch_size": 8,
         **({"training.steps": steps} if has_steps else {}),
         "training.save_every": max(1, steps // SAVES),

@@ -73,7 +73,7 @@ def _same_samples(data: Path, size: int) -> Trial:
         corpus, sums = Corpus.open(data / "corpus"), hashlib.sha256()
         loaders = [
             PretrainingLoader(
-                corpus, None, PretrainingData(max_length=32, max_predictions=20), batch_size=8, seed=0,
+                corpus, None, PretrainingData(max_length=32, max_predictions_per_seq=20), batch_size=8, seed=0,
                 rows=rows_of_rank(8, 2, rank=rank, world_size=world_size),
             )
             for rank in range(world_size)

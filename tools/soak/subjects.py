@@ -14,7 +14,7 @@ from tools.soak.processes import ForkServer
 RUN = "run"
 _TINY = [
     *("model.config.hidden_size=32", "model.config.num_attention_heads=2", "model.config.intermediate_size=64"),
-    *("model.config.num_hidden_layers=2", "data.max_length=32", "data.held_out_share=0.1", "training.batch_size=8"),
+    *("model.config.num_hidden_layers=2", "data.max_length=32", "data.held_out_fraction=0.1", "training.batch_size=8"),
     *("training.learning_rate=1e-3", "training.num_threads=1", "training.log_every=1"),
     "training.max_evaluation_instances=128",
 ]

@@ -73,7 +73,7 @@ Step = DenseStep | Truncation | None
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """How token vectors become one vector a text; without such files the plain mean over all tokens.
+    """How token vectors become one vector per text; without such files the plain mean over all tokens.
 
     `steps` follow the pooling in order: a dense layer, a truncation, or None where vectors are scaled to length 1.
     `max_length` is the longest text in tokens, `prompt` stands before every text, and `lowercase` lowers texts before
@@ -117,7 +117,7 @@ class SentenceModules:
         return text.lower() if self.lowercase else text
 
     def vectors(self, hidden: Tensor, lengths: Tensor, first_positions: Tensor) -> Tensor:
-        """Return one vector a text, (texts, width), of packed token vectors (tokens, hidden)."""
+        """Return one vector per text, (texts, width), of packed token vectors (tokens, hidden)."""
         vectors = _pooled(hidden.float(), lengths, first_positions, self.pooling)
         for step in self.steps:
             vectors = F.normalize(vectors, dim=1) if step is None else step(vectors)

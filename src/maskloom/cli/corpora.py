@@ -187,12 +187,18 @@ def corpus_instances(
     vocab: Annotated[Path | None, typer.Option("--vocab", help="Vocabulary for text, as in corpus build.")] = None,
     max_length: Annotated[int, typer.Option("--max-length", min=5, help="Longest instance in tokens.")] = 128,
     dupe_factor: Annotated[int, typer.Option("--dupe-factor", min=1, help="Passes, each with new masks.")] = 10,
-    max_predictions: Annotated[int, typer.Option("--max-predictions", min=1, help="Most masks per instance.")] = 20,
-    masking_rate: Annotated[float, typer.Option("--masking-rate", help="Fraction of tokens that are masked.")] = 0.15,
-    short_sequence_rate: Annotated[
-        float, typer.Option("--short-sequence-rate", help="Fraction of documents cut into shorter instances.")
+    max_predictions_per_seq: Annotated[
+        int, typer.Option("--max-predictions-per-seq", min=1, help="Most masks per instance.")
+    ] = 20,
+    masked_lm_prob: Annotated[
+        float, typer.Option("--masked-lm-prob", help="Fraction of tokens that are masked.")
+    ] = 0.15,
+    short_seq_prob: Annotated[
+        float, typer.Option("--short-seq-prob", help="Fraction of documents cut into shorter instances.")
     ] = 0.1,
-    whole_word: Annotated[bool, typer.Option("--whole-word", help="Mask the pieces of a word together.")] = False,
+    whole_word_masking: Annotated[
+        bool, typer.Option("--whole-word-masking", help="Mask the pieces of a word together.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 12345,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
@@ -210,10 +216,10 @@ def corpus_instances(
         vocab=vocab,
         max_length=max_length,
         dupe_factor=dupe_factor,
-        short_sequence_rate=short_sequence_rate,
-        masking_rate=masking_rate,
-        max_predictions=max_predictions,
-        whole_word=whole_word,
+        short_seq_prob=short_seq_prob,
+        masked_lm_prob=masked_lm_prob,
+        max_predictions_per_seq=max_predictions_per_seq,
+        whole_word_masking=whole_word_masking,
         seed=seed,
         on_bad_text=on_bad_text,
     )

@@ -61,13 +61,13 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
         num_tokens += int(encoded.sentence_lengths.sum())
         num_sentences += len(encoded.sentence_lengths)
     num_text_bytes = sum(sizes.values()) * num_unpacked / num_read * num_text / max(1, num_unpacked)
-    share = num_text_bytes / max(1, num_sampled)
+    fraction = num_text_bytes / max(1, num_sampled)
     return CorpusEstimate(
         num_files=len(sizes),
         num_file_bytes=sum(sizes.values()),
         num_text_bytes=round(num_text_bytes),
-        num_tokens=round(num_tokens * share),
-        num_sentences=round(num_sentences * share),
+        num_tokens=round(num_tokens * fraction),
+        num_sentences=round(num_sentences * fraction),
         token_bytes=encoder.type.itemsize,
     )
 

@@ -143,15 +143,15 @@ def _why_paragraphs(examined: _Examined) -> str:
 def _repeated(examined: _Examined) -> Iterator[Finding]:
     corpus = examined.corpus
     repeated = repeated_sentences(corpus)
-    if repeated.share < _REPEATED_WARNING:
+    if repeated.fraction < _REPEATED_WARNING:
         return
     tokens = corpus.vocabulary.tokens
     pieces = " ".join(tokens[index] for index in corpus.sentence(repeated.example)[:12].tolist())
     example = pieces.replace(f" {CONTINUATION_PREFIX}", "")
     yield Finding(
-        "error" if repeated.share >= _REPEATED_ERROR else "warning",
+        "error" if repeated.fraction >= _REPEATED_ERROR else "warning",
         "repeated_sentences",
-        f"{repeated.share:.1%} of the sentences repeat an earlier one, most often {example!r} "
+        f"{repeated.fraction:.1%} of the sentences repeat an earlier one, most often {example!r} "
         f"({repeated.num_example:,} times): the model will learn them by heart; remove menus, headers and other "
         "boilerplate from the text",
     )
@@ -173,12 +173,12 @@ def _script(examined: _Examined) -> Iterator[Finding]:
     corpus = examined.corpus
     letters = np.array([_is_letter(token) for token in corpus.vocabulary.tokens])
     unknown = examined.counts[corpus.vocabulary.unk_id]
-    share = float((examined.counts[letters].sum() + unknown) / corpus.num_tokens)
-    if share >= _LETTERS_WARNING:
+    fraction = float((examined.counts[letters].sum() + unknown) / corpus.num_tokens)
+    if fraction >= _LETTERS_WARNING:
         yield Finding(
-            "error" if share >= _LETTERS_ERROR else "warning",
+            "error" if fraction >= _LETTERS_ERROR else "warning",
             "other_script",
-            f"{share:.1%} of the tokens are single letters or [UNK]: the text is in another script or language than "
+            f"{fraction:.1%} of the tokens are single letters or [UNK]: the text is in another script or language than "
             "the vocabulary; train the vocabulary on this text, or with a larger --size",
         )
 
@@ -208,13 +208,13 @@ def _long_sentences(examined: _Examined) -> Iterator[Finding]:
         lengths = corpus.sentence_lengths[block]
         num_tokens += int(lengths[lengths > _LONG_SENTENCE].sum(dtype=np.int64))
         longest = max(longest, int(lengths.max()))
-    share = num_tokens / corpus.num_tokens
-    if share >= _LONG_SHARE:
+    fraction = num_tokens / corpus.num_tokens
+    if fraction >= _LONG_SHARE:
         advice = "build with --sentences split, and " if examined.by_lines else ""
         yield Finding(
             "warning",
             "long_sentences",
-            f"{share:.1%} of the tokens lie in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
+            f"{fraction:.1%} of the tokens lie in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
             f"{longest:,}); a sequence holds only part of one; "
             f"{advice}look for tables, code or text without punctuation",
         )

@@ -70,8 +70,8 @@ def token_counts(corpus: Corpus) -> np.ndarray:
 
 def unigram_entropy(counts: np.ndarray) -> float:
     """Return the entropy in nats of tokens drawn by their counts."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    fractions = counts[counts > 0] / counts.sum()
+    return float(-(fractions * np.log(fractions)).sum())
 
 
 def document_lengths(corpus: Corpus) -> np.ndarray:
@@ -118,9 +118,9 @@ def _described(counts: np.ndarray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RepeatedSentences:
-    """`share` of the sentences that an earlier one equals; the most frequent, by index, and how often it occurs."""
+    """`fraction` of the sentences that an earlier one equals; the most frequent, by index, and how often it occurs."""
 
-    share: float
+    fraction: float
     example: int
     num_example: int
 
@@ -129,7 +129,7 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
     """Tell how many sentences repeat an earlier one, comparing them by a 64-bit hash of their ids.
 
     Of more than four million sentences those with some values of the hash stand for all: equal sentences are kept or
-    left out together, so the share of repetitions is estimated without bias.
+    left out together, so the fraction of repetitions is estimated without bias.
     """
     powers = _powers()
     stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
@@ -143,8 +143,8 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
     if not len(values):
         return RepeatedSentences(0.0, 0, 1)
     most = int(counts.argmax())
-    share = 1.0 - len(values) / int(counts.sum())
-    return RepeatedSentences(share, int(np.concatenate(places)[first[most]]), int(counts[most]))
+    fraction = 1.0 - len(values) / int(counts.sum())
+    return RepeatedSentences(fraction, int(np.concatenate(places)[first[most]]), int(counts[most]))
 
 
 def _powers() -> np.ndarray:

@@ -39,16 +39,16 @@ class _Generator:
     vocabulary_tokens: Sequence[str]
     rng: random.Random
     num_text_tokens: int
-    short_sequence_rate: float
-    masking_rate: float
-    max_predictions: int
-    whole_word: bool
+    short_seq_prob: float
+    masked_lm_prob: float
+    max_predictions_per_seq: int
+    whole_word_masking: bool
 
     def document_instances(self, place: int) -> Iterator[GoogleInstance]:
         """Walk one document once; the target length is drawn once for the whole walk."""
         document = self.documents[place]
         target = self.num_text_tokens
-        if self.rng.random() < self.short_sequence_rate:
+        if self.rng.random() < self.short_seq_prob:
             target = self.rng.randint(2, self.num_text_tokens)
         first = 0
         while first < len(document):
@@ -98,7 +98,7 @@ class _Generator:
     def _masked(self, text_a: list[str], text_b: list[str], is_random_next: bool) -> GoogleInstance:
         original = ["[CLS]", *text_a, "[SEP]", *text_b, "[SEP]"]
         tokens = list(original)
-        num_to_predict = min(self.max_predictions, max(1, round(len(original) * self.masking_rate)))
+        num_to_predict = min(self.max_predictions_per_seq, max(1, round(len(original) * self.masked_lm_prob)))
         groups = self._maskable(original)
         self.rng.shuffle(groups)
         masked: list[int] = []
@@ -128,7 +128,7 @@ class _Generator:
         for position, token in enumerate(tokens):
             if token in ("[CLS]", "[SEP]"):
                 continue
-            if self.whole_word and groups and token.startswith("##"):
+            if self.whole_word_masking and groups and token.startswith("##"):
                 groups[-1].append(position)
             else:
                 groups.append([position])
@@ -149,10 +149,10 @@ def google_instances(
     rng: random.Random,
     max_length: int,
     dupe_factor: int,
-    short_sequence_rate: float,
-    masking_rate: float,
-    max_predictions: int,
-    whole_word: bool = False,
+    short_seq_prob: float,
+    masked_lm_prob: float,
+    max_predictions_per_seq: int,
+    whole_word_masking: bool = False,
 ) -> list[GoogleInstance]:
     """Return all instances of `dupe_factor` passes over tokenised documents, in the generator's final order.
 
@@ -168,10 +168,10 @@ def google_instances(
         vocabulary_tokens=vocabulary_tokens,
         rng=rng,
         num_text_tokens=max_length - 3,
-        short_sequence_rate=short_sequence_rate,
-        masking_rate=masking_rate,
-        max_predictions=max_predictions,
-        whole_word=whole_word,
+        short_seq_prob=short_seq_prob,
+        masked_lm_prob=masked_lm_prob,
+        max_predictions_per_seq=max_predictions_per_seq,
+        whole_word_masking=whole_word_masking,
     )
     rng.shuffle(generator.documents)
     instances: list[GoogleInstance] = []

@@ -18,7 +18,7 @@ _SEQUENCE, _PRIORITY, _REPLACEMENT, _RANDOM_TOKEN = range(201, 205)
 
 def num_predictions(lengths: np.ndarray, data: PretrainingData) -> np.ndarray:
     """Return how many tokens to predict in sequences of these lengths: the rate, rounded half to even, at least 1."""
-    return np.clip(np.rint(lengths * data.masking_rate), 1, data.resolved_max_predictions()).astype(np.int64)
+    return np.clip(np.rint(lengths * data.masked_lm_prob), 1, data.resolved_max_predictions()).astype(np.int64)
 
 
 def mask_tokens(
@@ -33,9 +33,9 @@ def mask_tokens(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return masked ids (tokens,), positions of predictions (predictions,) ascending, and labels, the ids there before.
 
-    `masking_rate` is a share of all tokens of a sequence, special tokens counted, capped by `max_predictions`. A
-    predicted token becomes [MASK] with probability `mask_share`, stays with `keep_share`, else becomes any token of the
-    vocabulary. `whole_word` predicts all pieces of a word or none.
+    `masked_lm_prob` is a fraction of all tokens of a sequence, special tokens counted, capped by
+    `max_predictions_per_seq`. A predicted token becomes [MASK] with probability `mask_prob`, stays with `keep_prob`,
+    else becomes any token of the vocabulary. `whole_word_masking` predicts all pieces of a word or none.
 
     Draws depend on seed, epoch (one, or one a sequence), the sequence's key and the place in the sequence, and on
     nothing else of the batch. [CLS] and [SEP] are never predicted, but may be drawn as random replacements.
@@ -46,7 +46,7 @@ def mask_tokens(
     states = words(seed, _SEQUENCE, epoch, sample_keys)
     is_candidate = (token_ids != vocabulary.cls_id) & (token_ids != vocabulary.sep_id)
     counts = num_predictions(lengths, data)
-    if data.whole_word:
+    if data.whole_word_masking:
         heads = _first_pieces(token_ids, is_candidate, vocabulary)
         positions = _choose_words(heads, is_candidate, owners, places, states, counts)
     else:
@@ -57,8 +57,8 @@ def mask_tokens(
     keys, places = states[owners[positions]], places[positions]
     draws = uniform(_REPLACEMENT, keys, places)
     random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, places)
-    is_kept = draws < data.mask_share + data.keep_share
-    replacements = np.where(draws < data.mask_share, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
+    is_kept = draws < data.mask_prob + data.keep_prob
+    replacements = np.where(draws < data.mask_prob, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
     masked = token_ids.astype(np.int64)
     masked[positions] = replacements
     return masked, positions, labels

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 class PretrainingAccount:
     """What an epoch holds, told from its first block: instances, tokens of each with special ones, predictions.
 
-    `cut_share` is the share of the predictions asked for by the rate that `max_predictions` cuts off.
+    `cut_fraction` is the share of the predictions asked for by the rate that `max_predictions_per_seq` cuts off.
     """
 
     num_instances: int
     tokens_per_instance: float
     predictions_per_instance: float
-    cut_share: float
+    cut_fraction: float
 
 
 class PretrainingLoader:
@@ -70,13 +70,13 @@ class PretrainingLoader:
         """Return what an epoch holds; the first block, which training needs anyway, speaks for the others."""
         block = self._stream.block(0, 0)
         lengths = block.a_length + block.b_length + self._data.max_length - self._data.num_text_tokens
-        uncut = self._data.model_copy(update={"max_predictions": self._data.max_length})
+        uncut = self._data.model_copy(update={"max_predictions_per_seq": self._data.max_length})
         wanted, predicted = (num_predictions(lengths, data).sum() for data in (uncut, self._data))
         return PretrainingAccount(
-            num_instances=round(len(block) / self._stream.block_share),
+            num_instances=round(len(block) / self._stream.block_fraction),
             tokens_per_instance=float(lengths.mean()),
             predictions_per_instance=float(predicted) / len(block),
-            cut_share=1.0 - float(predicted) / float(wanted),
+            cut_fraction=1.0 - float(predicted) / float(wanted),
         )
 
     def epoch_batches(self, epoch: int) -> Iterator[PretrainingBatch]:

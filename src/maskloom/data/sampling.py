@@ -88,7 +88,7 @@ class InstanceStream:
 
     Every epoch visits the documents in a keyed permutation of its own, cut into blocks of `documents_per_block`; the
     instances of a block come in a keyed permutation. Instances have at most `max_length` tokens with special tokens; a
-    document is cut for a shorter target, uniform from 2 tokens up, with probability `short_sequence_rate` in an epoch;
+    document is cut for a shorter target, uniform from 2 tokens up, with probability `short_seq_prob` in an epoch;
     without `next_sentence` instances are single segments. With `repeat_instances` all epochs hold the instances of
     epoch 0, in orders of their own. Raises DataError when there is no document to sample from.
     """
@@ -112,14 +112,14 @@ class InstanceStream:
         self._documents, self._first, self._count = chosen[filled], first[filled], count[filled]
         if len(self._documents) == 0:
             raise DataError(f"{len(chosen)} documents without any sentence: pre-training needs at least one sentence")
-        share = len(self._documents) / int(self._count.sum())
-        self.documents_per_block = max(1, round(block_sentences * share))
+        fraction = len(self._documents) / int(self._count.sum())
+        self.documents_per_block = max(1, round(block_sentences * fraction))
         self.num_blocks = -(-len(self._documents) // self.documents_per_block)
         self._cache: OrderedDict[tuple[int, int], Instances] = OrderedDict()
 
     @property
-    def block_share(self) -> float:
-        """The share of the documents that the first block of an epoch holds."""
+    def block_fraction(self) -> float:
+        """The fraction of the documents that the first block of an epoch holds."""
         return min(1.0, self.documents_per_block / len(self._documents))
 
     def read(self, position: DataPosition, num_instances: int) -> tuple[Instances, DataPosition]:
@@ -195,7 +195,7 @@ class InstanceStream:
     def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
         """Return the number of text tokens that instances of each document aim at, drawn once a document and epoch."""
         most, documents = self._data.num_text_tokens, self._documents[visited]
-        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_sequence_rate
+        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
         return np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
 
     def _pairs(self, chunks: _Chunks, epoch: int) -> Instances:

@@ -45,7 +45,7 @@ def raw_documents(
 ) -> Iterator[RawDocument]:
     """Yield the documents that `read(size)` gives block by block: parts between blank lines, or all of it as one.
 
-    Parts of nothing but white space are passed over. Raises `too_large(line)` for a document of more than `limit`
+    Parts of nothing but white space are skipped. Raises `too_large(line)` for a document of more than `limit`
     bytes. `start` is the place of the first byte in the file.
     """
     gathered: list[bytes] = []

@@ -174,7 +174,7 @@ def _at_temperature(task: Task, rows: np.ndarray) -> np.ndarray:
 def _average_chains(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
     """Return the average of rows of a conditional random field: log probabilities of tags, then the best paths.
 
-    Paths become the share of the members that take each tag.
+    Paths become the fraction of the members that take each tag.
     """
     stacked = np.stack(members).astype(np.float64)
     num_tags = stacked.shape[2] // 2

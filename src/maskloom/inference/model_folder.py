@@ -74,7 +74,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 class _Settings(Section):
-    """What our own file beside a model may say; keys of later releases are passed over."""
+    """What our own file beside a model may say; keys of later releases are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 

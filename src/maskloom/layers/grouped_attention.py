@@ -16,7 +16,7 @@ def grouped_attention(slots: Tensor, layout: SequenceLayout, num_heads: int, dro
     """Return dropout(softmax(q k / sqrt(d))) v per sequence and head: (slots, 3 hidden) to (slots, hidden).
 
     It is scaled dot-product attention written out with its gradient (Vaswani et al. 2017, equation 1). Each group
-    writes its share of one result and of one gradient, and the softmax's gradient takes its row sums from the context:
+    writes its part of one result and of one gradient, and the softmax's gradient takes its row sums from the context:
     sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient.
     """
     keys, dither = next_keys(layout.num_tokens)

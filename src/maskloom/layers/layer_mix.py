@@ -1,4 +1,4 @@
-"""Combinations of an encoder's hidden states: one layer, sums, concatenations, a learnt mean (BERT paper 5.3)."""
+"""Combinations of an encoder's hidden states: one layer, sums, concatenations, a learned mean (BERT paper 5.3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LayerCombination:
 
     `layers` are places in the hidden states: 0 is the output of the embedding block, after its LayerNorm, and 1 the
     first layer. `join` "sum" and "concat" give one vector; "each" keeps the layers apart, and so does "mix", whose
-    weights are learnt later by a `ScalarMix`.
+    weights are learned later by a `ScalarMix`.
     """
 
     name: str
@@ -109,7 +109,7 @@ def _places(numbers: list[int], num_layers: int) -> tuple[int, ...]:
 
 
 class ScalarMix(nn.Module):
-    """A learnt weighted mean of layers times a learnt number: (rows, layers, width) to (rows, width).
+    """A learned weighted mean of layers times a learned number: (rows, layers, width) to (rows, width).
 
     The weights are a softmax, equal at first, and the number begins at 1 (Peters et al. 2018, equation 1).
     """
@@ -121,5 +121,5 @@ class ScalarMix(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return the mixed vectors."""
-        shares = torch.softmax(self.weights, dim=0)
-        return self.scale * torch.einsum("l,rlw->rw", shares, vectors)
+        weights = torch.softmax(self.weights, dim=0)
+        return self.scale * torch.einsum("l,rlw->rw", weights, vectors)

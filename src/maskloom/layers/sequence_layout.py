@@ -13,7 +13,7 @@ from torch import Tensor
 from maskloom.layers.copies import to_device
 from maskloom.layers.matrix_products import filled_number
 
-# Sequences share one attention call when the shorter ones waste at most this share of it (or a few positions).
+# Sequences share one attention call when the shorter ones waste at most this fraction of it (or a few positions).
 _GROUP_TOLERANCE = 8
 _GROUP_SLACK = 4
 

@@ -10,7 +10,7 @@ from maskloom.metrics.metric import checked_pair, checked_primary
 
 
 class ChoiceMetric:
-    """The share of examples whose right choice was taken; choices are numbers from 0, however many there are."""
+    """The fraction of examples whose right choice was taken; choices are numbers from 0, however many there are."""
 
     def __init__(self, *, primary: str = "accuracy") -> None:
         self.primary = checked_primary(primary, ["accuracy"], "multiple choice")
@@ -26,7 +26,7 @@ class ChoiceMetric:
         self._targets.update(targets.tolist())
 
     def compute(self) -> dict[str, float]:
-        """Return the share in 0..1. Raises ValueError when there are no examples."""
+        """Return the fraction in 0..1. Raises ValueError when there are no examples."""
         return {"accuracy": self._num_right / self._num_examples()}
 
     def reference(self) -> float:

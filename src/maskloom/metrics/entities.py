@@ -189,7 +189,7 @@ class EntityMetric:
         return [found.in_common(wanted, num_types), found.counts(num_types), wanted.counts(num_types)]
 
     def compute(self) -> dict[str, float]:
-        """Return shares in 0..1: f1, precision, recall, the same with `strict_`, accuracy, and f1_TYPE and so on."""
+        """Return fractions in 0..1: f1, precision, recall, the same with `strict_`, accuracy, and f1_TYPE and so on."""
         num_words = int(self._true_labels.sum())
         if num_words == 0:
             raise ValueError("entities: no words were given; a score of nothing is not defined")
@@ -202,13 +202,13 @@ class EntityMetric:
         return scores
 
     def reference(self) -> float | None:
-        """Return the primary score of one tag for every word: no entity found, or the share of the commonest tag."""
+        """Return the primary score of one tag for every word: no entity found, or the fraction of the commonest tag."""
         if self.primary == "accuracy":
             return float(self._true_labels.max() / max(self._true_labels.sum(), 1))
         return 0.0
 
     def degeneracy(self) -> str | None:
-        """Say in what way nothing was learnt: no entity is predicted where there are some, or one tag fits all."""
+        """Say in what way nothing was learned: no entity is predicted where there are some, or one tag fits all."""
         if self._counts[2].sum() and not self._counts[1].sum():
             return "no entity is ever predicted"
         used = np.flatnonzero(self._predicted_labels)

@@ -44,7 +44,8 @@ class GlueScore:
 def paper_average(scores: Scores) -> GlueScore:
     """Return the mean of nine columns, MNLI-m and MNLI-mm among them, WNLI left out (BERT paper, Table 1).
 
-    `scores` maps a column of OFFICIAL_METRICS to its metrics, in shares or in percent; the average has the same unit.
+    `scores` maps a column of OFFICIAL_METRICS to its metrics, as fractions or in percent; the average has the same
+    unit.
     Raises ValueError for a column that GLUE does not have and for a score that is not finite.
     """
     _check(scores)

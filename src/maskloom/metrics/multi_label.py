@@ -8,7 +8,7 @@ from maskloom.metrics.metric import checked_pair, checked_primary
 
 
 class MultiLabelMetric:
-    """Micro and macro F1 over labels, and the share of examples whose label set is exactly right.
+    """Micro and macro F1 over labels, and the fraction of examples whose label set is exactly right.
 
     Takes 0/1 arrays of shape (examples, labels). A label that neither side ever has counts F1 0 in the macro mean
     (scikit-learn's `zero_division=0`), so that the mean always divides by the number of labels.
@@ -36,7 +36,7 @@ class MultiLabelMetric:
         self._num_examples += len(chosen)
 
     def compute(self) -> dict[str, float]:
-        """Return shares in 0..1."""
+        """Return fractions in 0..1."""
         if not self._num_examples:
             raise ValueError("multi-label F1: no examples were given; a score of nothing is not defined")
         # F1 = 2 TP / (predicted + actual), for each label and for all of them together

@@ -29,7 +29,7 @@ class SingleLabelMetric:
         np.add.at(self._counts, (targets.astype(np.int64), predictions.astype(np.int64)), 1)
 
     def compute(self) -> dict[str, float]:
-        """Return shares in 0..1, and the Matthews correlation in -1..1."""
+        """Return fractions in 0..1, and the Matthews correlation in -1..1."""
         from sklearn.metrics import accuracy_score, matthews_corrcoef
 
         # Every score is a function of how often each class was taken for each; one weighted row a cell is enough.

@@ -100,7 +100,7 @@ class BertConfig(BaseModel):
     def from_published(cls, values: dict[str, Any], source: str) -> Self:
         """Read the mapping of a published config.json or bert_config.json; `source` names the file in errors.
 
-        Keys that other programs keep there and keys of old releases are passed over; an absent key has the published
+        Keys that other programs keep there and keys of old releases are ignored; an absent key has the published
         default. Raises DataError, with the file and every wrong key, also for what this encoder does not compute:
         another model_type, relative positions, a decoder.
         """

@@ -17,7 +17,7 @@ from maskloom.objectives.task_objective import TaskObjective, label_tensor
 
 @dataclass(frozen=True)
 class MultipleChoice(TaskObjective):
-    """Cross-entropy over the scores of an example's choices; a score is a product with one learnt vector.
+    """Cross-entropy over the scores of an example's choices; a score is a product with one learned vector.
 
     Examples may differ in their number of choices.
     """

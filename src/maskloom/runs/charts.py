@@ -54,15 +54,15 @@ def line_chart(
     y_values = [y for line in lines for _, y in line.points] + [y for _, y in levels]
     if not x_values:
         return "<p>nothing was measured</p>"
-    x_ticks, y_ticks = ticks(0.0, max(x_values)), ticks(min(y_values), max(y_values), is_share=as_percent)
+    x_ticks, y_ticks = ticks(0.0, max(x_values)), ticks(min(y_values), max(y_values), is_fraction=as_percent)
     x_top = max(max(x_values), 1e-12)
 
     def x_place(value: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * value / x_top
 
     def y_place(value: float) -> float:
-        share = (value - y_ticks[0]) / max(y_ticks[-1] - y_ticks[0], 1e-12)
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
+        fraction = (value - y_ticks[0]) / max(y_ticks[-1] - y_ticks[0], 1e-12)
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * fraction
 
     right = _WIDTH - _RIGHT
     parts = []
@@ -99,9 +99,9 @@ def line_chart(
 
 
 def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as_percent: bool = True) -> str:
-    """Return rows of dots over one scale, with a dashed vertical at `level`; shares are shown in percent."""
+    """Return rows of dots over one scale, with a dashed vertical at `level`; fractions are shown in percent."""
     values = [value for row in rows for value in row.values] + [level[1]]
-    scale = ticks(min(values), max(values), is_share=as_percent)
+    scale = ticks(min(values), max(values), is_fraction=as_percent)
     left, right, row_height = 130, _WIDTH - 70, 34
     height = _TOP + row_height * len(rows) + 44
 
@@ -130,13 +130,13 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     return _svg(parts, height, name)
 
 
-def ticks(low: float, high: float, num_wanted: int = 5, *, is_share: bool = False) -> list[float]:
+def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = False) -> list[float]:
     """Return about `num_wanted` round numbers, ascending, of which the first and the last enclose low and high.
 
-    A scale of shares stays within 0 and 1.
+    A scale of fractions stays within 0 and 1.
     """
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
-        low, high = (max(0.0, low - 0.05), min(1.0, high + 0.05)) if is_share else (low - 0.5, high + 0.5)
+        low, high = (max(0.0, low - 0.05), min(1.0, high + 0.05)) if is_fraction else (low - 0.5, high + 0.5)
     rough = (high - low) / num_wanted
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)

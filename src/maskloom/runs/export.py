@@ -267,7 +267,7 @@ def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, r
 
 
 def export_lines(result: dict[str, Any]) -> list[str]:
-    """Return for a person which weights these are, how they did, what was passed over, and where they lie."""
+    """Return for a person which weights these are, how they did, what was skipped, and where they lie."""
     which = f"step {result['step']} of {result['stage']}"
     if result["step"] is None:
         is_finished = result["stage"] == "finished"

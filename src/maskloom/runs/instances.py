@@ -30,10 +30,10 @@ def write_google_instances(
     vocab: str | Path | None = None,
     max_length: int = 128,
     dupe_factor: int = 10,
-    short_sequence_rate: float = 0.1,
-    masking_rate: float = 0.15,
-    max_predictions: int = 20,
-    whole_word: bool = False,
+    short_seq_prob: float = 0.1,
+    masked_lm_prob: float = 0.15,
+    max_predictions_per_seq: int = 20,
+    whole_word_masking: bool = False,
     seed: int = 12345,
     on_bad_text: Literal["error", "skip"] = "error",
 ) -> dict[str, Any]:
@@ -50,13 +50,15 @@ def write_google_instances(
     for source in sources:
         check_place(Path(source), out)
     refuse_output_inside(sources, out)
-    for name, value in (("short_sequence_rate", short_sequence_rate), ("masking_rate", masking_rate)):
+    for name, value in (("short_seq_prob", short_seq_prob), ("masked_lm_prob", masked_lm_prob)):
         if not 0.0 <= value <= 1.0:
             raise ConfigError(f"{name} = {value}: it must be from 0 to 1")
-    if max_predictions < 1:
-        raise ConfigError(f"max_predictions = {max_predictions}: it must be at least 1")
-    if max_predictions > max(max_length, 20):  # Google's default of 20 stands for short sequences too
-        raise ConfigError(f"max_predictions = {max_predictions}: it may not exceed max_length = {max_length}")
+    if max_predictions_per_seq < 1:
+        raise ConfigError(f"max_predictions_per_seq = {max_predictions_per_seq}: it must be at least 1")
+    if max_predictions_per_seq > max(max_length, 20):  # Google's default of 20 stands for short sequences too
+        raise ConfigError(
+            f"max_predictions_per_seq = {max_predictions_per_seq}: it may not exceed max_length = {max_length}"
+        )
     documents, vocabulary = _documents(sources, vocab, on_bad_text)
     instances = google_instances(
         documents,
@@ -64,30 +66,36 @@ def write_google_instances(
         rng=random.Random(seed),
         max_length=max_length,
         dupe_factor=dupe_factor,
-        short_sequence_rate=short_sequence_rate,
-        masking_rate=masking_rate,
-        max_predictions=max_predictions,
-        whole_word=whole_word,
+        short_seq_prob=short_seq_prob,
+        masked_lm_prob=masked_lm_prob,
+        max_predictions_per_seq=max_predictions_per_seq,
+        whole_word_masking=whole_word_masking,
     )
     with output_file(out) as file:
         for instance in instances:
             if out.suffix == ".jsonl":
                 file.write(json.dumps(_as_json(instance), ensure_ascii=False).encode() + b"\n")
             else:
-                features = _features(instance, vocabulary, max_length=max_length, max_predictions=max_predictions)
+                features = _features(
+                    instance, vocabulary, max_length=max_length, max_predictions_per_seq=max_predictions_per_seq
+                )
                 file.write(record(example(features)))
-    counts = _counts(instances, masking_rate=masking_rate, max_predictions=max_predictions)
+    counts = _counts(instances, masked_lm_prob=masked_lm_prob, max_predictions_per_seq=max_predictions_per_seq)
     return {"file": str(out), "num_documents": len(documents), **counts}
 
 
-def _counts(instances: Sequence[GoogleInstance], *, masking_rate: float, max_predictions: int) -> dict[str, int]:
+def _counts(
+    instances: Sequence[GoogleInstance], *, masked_lm_prob: float, max_predictions_per_seq: int
+) -> dict[str, int]:
     """Return how much the instances hold, and how many predictions the limit cuts off what the rate asks for."""
     lengths = [len(instance.tokens) for instance in instances]
     return {
         "num_instances": len(instances),
         "num_tokens": sum(lengths),
         "num_predictions": sum(len(instance.masked_positions) for instance in instances),
-        "num_predictions_cut_off": sum(max(0, round(length * masking_rate) - max_predictions) for length in lengths),
+        "num_predictions_cut_off": sum(
+            max(0, round(length * masked_lm_prob) - max_predictions_per_seq) for length in lengths
+        ),
     }
 
 
@@ -158,11 +166,11 @@ def _as_json(instance: GoogleInstance) -> dict[str, Any]:
 
 
 def _features(
-    instance: GoogleInstance, vocabulary: Vocabulary, *, max_length: int, max_predictions: int
+    instance: GoogleInstance, vocabulary: Vocabulary, *, max_length: int, max_predictions_per_seq: int
 ) -> dict[str, list[int] | list[float]]:
     """Return Google's features, filled up with zeros to the length and to the number of predictions."""
     num_left = max_length - len(instance.tokens)
-    num_free = max_predictions - len(instance.masked_positions)
+    num_free = max_predictions_per_seq - len(instance.masked_positions)
     ids, no_predictions = vocabulary.ids, [0] * num_free
     return {
         "input_ids": [*(ids[token] for token in instance.tokens), *[0] * num_left],

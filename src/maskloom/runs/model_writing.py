@@ -230,7 +230,7 @@ def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Toke
     """Write the weights of the checkpoint that was kept as the best into a model folder, and return its step.
 
     `model` has those weights afterwards. None, and nothing is written, when no evaluation was compared, or when several
-    processes wrote the checkpoint, each a share.
+    processes wrote the checkpoint, each a shard.
     """
     step = kept_step(checkpoints)
     source = checkpoints / f"step-{step or 0:08d}" / MODEL

@@ -13,7 +13,7 @@ from maskloom.runs.search_table import one_line
 def page_template(name: str) -> Template:
     """Return a template of this package; what is put into it is escaped unless it is marked as safe."""
     environment = Environment(loader=PackageLoader("maskloom.runs", "."), autoescape=True, undefined=StrictUndefined)
-    environment.filters["percent"] = lambda share: f"{share:.1%}"
+    environment.filters["percent"] = lambda fraction: f"{fraction:.1%}"
     environment.filters["one_line"] = one_line
     return environment.get_template(name)
 

@@ -106,8 +106,8 @@ def _pretrain(
         torch.set_num_threads(recipe.training.num_threads)
     for sentence in [*left_aside(recipe, has_init=init is not None), *extension_lines(plans[-1].training)]:
         progress.say(sentence)
-    train, held_out = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
-    if len(held_out) == 0 and recipe.data.held_out_share > 0:
+    train, held_out = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
+    if len(held_out) == 0 and recipe.data.held_out_fraction > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
     model, new = initial_model(recipe, opened, init)
     about = [model_line(model, recipe, is_new=init is None), *new, device_line(ranks.device), *default_lines(recipe)]
@@ -314,7 +314,7 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
 
 
 def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
-    """Return how often each token occurs in documents, as log shares: what a model that sees no context could know."""
+    """Return the log probability of each token in documents: what a model without context could know."""
     counts = np.ones(len(corpus.vocabulary))
     for document in documents:
         first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
@@ -341,8 +341,8 @@ class _Tally:
     def metrics(self) -> dict[str, float]:
         metrics = {"unigram_entropy": self._nats / max(self._targets, 1), "num_predictions": float(self._targets)}
         if self._sequences:
-            share = self._random / self._sequences
-            metrics["nsp_majority_share"] = max(share, 1.0 - share)
+            fraction = self._random / self._sequences
+            metrics["nsp_majority_fraction"] = max(fraction, 1.0 - fraction)
         return metrics
 
 
@@ -355,5 +355,5 @@ def describe_metrics(metrics: dict[str, float]) -> str:
         f"accuracy {metrics['mlm_accuracy']:.3f}, perplexity {metrics['mlm_perplexity']:.1f}"
     )
     if "nsp_accuracy" in metrics:
-        text += f"; NSP accuracy {metrics['nsp_accuracy']:.3f} (majority {metrics['nsp_majority_share']:.3f})"
+        text += f"; NSP accuracy {metrics['nsp_accuracy']:.3f} (majority {metrics['nsp_majority_fraction']:.3f})"
     return text

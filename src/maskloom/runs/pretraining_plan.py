@@ -38,8 +38,8 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
         if number < len(recipe.phases):
             given["extensions"] = []
         # A cap on predictions is tied to the length that it was given for; at other lengths the rate alone counts.
-        cap = recipe.data.max_predictions if phase.max_length == recipe.data.max_length else None
-        data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions": cap})
+        cap = recipe.data.max_predictions_per_seq if phase.max_length == recipe.data.max_length else None
+        data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions_per_seq": cap})
         plans.append(PhasePlan(f"phase-{number}", data, training.model_copy(update=given)))
     return plans
 
@@ -94,9 +94,10 @@ def _left_aside_for_length(recipe: PretrainRecipe) -> list[str]:
     if lengths and data.max_length not in lengths and data.max_length != PretrainingData().max_length:
         said.append(f"data.max_length = {data.max_length}: ignored, every phase has its own length")
     others = sorted({length for length in lengths if length != data.max_length})
-    if data.max_predictions is not None and others:
+    if data.max_predictions_per_seq is not None and others:
         said.append(
-            f"data.max_predictions = {data.max_predictions}: holds for length {data.max_length} (data.max_length); "
-            f"phases of length {', '.join(map(str, others))} predict what data.masking_rate asks for"
+            f"data.max_predictions_per_seq = {data.max_predictions_per_seq}: holds for length {data.max_length} "
+            f"(data.max_length); phases of length {', '.join(map(str, others))} predict what data.masked_lm_prob "
+            "asks for"
         )
     return said

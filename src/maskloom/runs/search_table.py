@@ -47,7 +47,7 @@ def restarts_text(restarts: dict[str, Any], *, scale: float = 1.0, digits: int =
 
 
 def degenerate_text(restarts: dict[str, Any]) -> str:
-    """Return how many runs have learnt nothing, and the seeds of them."""
+    """Return how many runs have learned nothing, and the seeds of them."""
     if not restarts["degenerate"]:
         return f"0 of {restarts['num_restarts']}"
     seeds = ", ".join(restarts["degenerate"])

@@ -54,10 +54,10 @@ def phase_lines(plan: PhasePlan, account: PretrainingAccount) -> list[str]:
         f"tokens per step; {whole} of {account.num_instances:,} sequences",
         f"{plan.name}: {_optimisation(training)}; {account.predictions_per_instance:.1f} predictions per sequence",
     ]
-    if account.cut_share > 0:
+    if account.cut_fraction > 0:
         lines.append(
-            f"{plan.name}: data.max_predictions = {data.resolved_max_predictions()} drops {account.cut_share:.1%} "
-            f"of the predictions that data.masking_rate = {data.masking_rate} asks for"
+            f"{plan.name}: data.max_predictions_per_seq = {data.resolved_max_predictions()} drops "
+            f"{account.cut_fraction:.1%} of the predictions that data.masked_lm_prob = {data.masked_lm_prob} asks for"
         )
     return lines
 
@@ -109,7 +109,7 @@ def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
 def _optimisation(training: TrainingSection) -> str:
     warmup = f"{training.resolved_warmup_steps():,} steps"
     if training.minutes is not None:
-        warmup = f"{training.warmup_share:.0%} of the time"
+        warmup = f"{training.warmup_ratio:.0%} of the time"
     return f"learning rate {training.learning_rate:g} after {warmup} of warm-up, then falling to 0"
 
 

@@ -96,7 +96,7 @@ def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are on this file; evaluate on another")]
     for name, value in tuned["settings"].items():
         by_label = zip(tuned["labels"], value, strict=True) if isinstance(value, list) else None
-        text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {share:.3f}" for label, share in by_label)
+        text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {value:.3f}" for label, value in by_label)
         rows.append((name, text))
     for name, value in tuned["before"].items():
         before, after = (_figure(name, found, tuned["before"]) for found in (value, tuned["after"][name]))

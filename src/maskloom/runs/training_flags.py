@@ -120,7 +120,7 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
     from maskloom.data.pretraining_loader import PretrainingLoader
 
     opened, batch_size = Corpus.open(corpus, verify=False), recipe.training.batch_size
-    train, _ = split_documents(opened, recipe.data.held_out_share, seed=recipe.seed)
+    train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
     account = PretrainingLoader(opened, train, recipe.data, batch_size=batch_size, seed=recipe.seed).account()
     found = max(1, round(account.num_instances * epochs / batch_size))
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": found})})

@@ -50,7 +50,7 @@ def verify_resuming(session: TrainingSession) -> None:
         return
     newest, start = whole[0], whole[1] if len(whole) > 1 else None
     if not (newest / MODEL).exists():
-        raise ConfigError(f"{newest}: several processes wrote it, each a share; --verify compares those of one process")
+        raise ConfigError(f"{newest}: several processes wrote it, each a shard; --verify compares those of one process")
     target = step_of(newest)
     session.say(f"verifying: steps {1 + (step_of(start) if start else 0)} to {target} are repeated")
     _replay(session, start, target)

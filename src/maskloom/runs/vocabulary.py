@@ -146,8 +146,8 @@ def _staging(out: Path) -> Iterator[Path]:
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
     """Return what a vocabulary holds and, given text files, how well it covers them.
 
-    `folder` is a vocabulary, model, corpus or run, or a single vocab.txt. Rates are shares of words; an unknown word is
-    one piece.
+    `folder` is a vocabulary, model, corpus or run, or a single vocab.txt. Rates are fractions of words; an unknown word
+    is one piece.
     Raises DataError for a damaged vocabulary or bad text.
     """
     folder = Path(folder)

@@ -1,4 +1,4 @@
-"""The four kinds of task on one vector a text or pair: one label, a score, or several labels (BERT paper 4.1)."""
+"""The four kinds of task on one vector per text or pair: one label, a score, or several labels (BERT paper 4.1)."""
 
 from __future__ import annotations
 

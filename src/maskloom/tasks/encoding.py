@@ -124,7 +124,7 @@ class EncodedExamples:
             "max_length": self.max_length,
             "num_truncated_examples": self.num_truncated_examples,
             "num_truncated_tokens": self.num_truncated_tokens,
-            "truncated_share": self.num_truncated_examples / max(len(self), 1),
+            "truncated_fraction": self.num_truncated_examples / max(len(self), 1),
         }
 
 

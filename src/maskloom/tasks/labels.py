@@ -110,7 +110,7 @@ def _reads_as_number(name: str) -> bool:
 
 
 def check_variety(train: ReadExamples, kind: Kind) -> None:
-    """Raise DataError when training data has one label only, or no label at all: nothing could be learnt."""
+    """Raise DataError when training data has one label only, or no label at all: nothing could be learned."""
     path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
     if kind in ("single", "pair") and len(counts) == 1:
         raise DataError(

@@ -28,7 +28,7 @@ class Encode(Protocol):
     def __call__(
         self, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
     ) -> EncodedData:
-        """Encode examples; what cannot be learnt from is left out, counted and listed when it is for training."""
+        """Encode examples; what cannot be learned from is left out, counted and listed when it is for training."""
         ...
 
 
@@ -99,7 +99,7 @@ class TaskKind:
     """One kind of task: how its files are read, what labels they have, and how the task is made.
 
     `iterate(path, options, settings, needs_label=, report=)` yields examples; `label_names(train, options, settings)`
-    gives the labels in the order of their ids; `check(train, dev)` raises DataError for data that cannot be learnt
+    gives the labels in the order of their ids; `check(train, dev)` raises DataError for data that cannot be learned
     from; `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have.
     `settings` are the kind's own: its recipe section as plain values, and what `data_settings(train)` adds: what the
     training data says of every task like it. `examples_at_once` bounds how many are encoded and held at a time.

@@ -63,7 +63,7 @@ def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> li
     Macro F1 is the mean of the labels' own F1, so each label has its best by itself. Micro F1 is a quotient of sums
     over labels, and its best is found exactly as that of such quotients is (Dinkelbach 1967): for a value r, each label
     takes the threshold with the highest 2 TP - r chosen; the micro F1 of that is the next r, until it rises no more.
-    The share of exact rows is raised label by label, the others held, until none rises; better ones may exist.
+    The fraction of exact rows is raised label by label, the others held, until none rises; better ones may exist.
     """
     columns = list(zip(np.asarray(scores).T, np.asarray(targets).T > 0, strict=True))
     if primary == "f1_macro":
@@ -131,7 +131,7 @@ def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarr
 
 
 def checked_thresholds(values: Any, num_labels: int) -> np.ndarray:
-    """Return one threshold a label, (labels,) float64, 0.5 for None; raises ValueError for other than such shares."""
+    """Return one threshold per label, (labels,) float64, 0.5 for None; raises ValueError for any other."""
     if values is None:
         return np.full(num_labels, THRESHOLD)
     is_list = isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values)

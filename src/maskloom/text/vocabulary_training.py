@@ -23,8 +23,8 @@ Progress = Callable[[str, int, int], None]
 class VocabularyReport:
     """What a vocabulary was made from and how well it covers that text.
 
-    Rates are shares of the words that were kept, counted as often as they occur; an unknown word counts as one piece.
-    The dropped characters are the most frequent hundred of those over the alphabet limit.
+    Rates are fractions of the words that were kept, counted as often as they occur; an unknown word counts as one
+    piece. The dropped characters are the most frequent hundred of those over the alphabet limit.
     """
 
     requested_size: int
@@ -186,7 +186,7 @@ def longest_token(vocabulary: Vocabulary) -> str:
 def measure_coverage(vocabulary: Vocabulary, counts: dict[str, int]) -> dict[str, float]:
     """Return how the vocabulary cuts normalised words, weighted by how often they occur.
 
-    `unknown_rate` and `single_piece_rate` are shares of words; an unknown word counts as one piece.
+    `unknown_rate` and `single_piece_rate` are fractions of words; an unknown word counts as one piece.
     """
     model = models.WordPiece(dict(vocabulary.ids), unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_LENGTH)
     num_words = num_unknown = num_single = num_pieces = num_characters = 0

@@ -27,7 +27,7 @@ from maskloom.training.ranks import ONE_RANK, Ranks
 
 MODEL, OPTIMIZER, REST = "model.safetensors", "optimizer.safetensors", "state.json"
 SHARDED = "sharded"
-"""The `layout` in the manifest of a checkpoint that several processes wrote, each its share; others have none."""
+"""The `layout` in the manifest of a checkpoint that several processes wrote, each its shard; others have none."""
 # A save is begun only when the disk has room for so many times its size.
 _ROOM = 1.2
 # of a checkpoint, or of one that a killed save had set aside
@@ -36,7 +36,7 @@ _NAME = re.compile(r"step-[0-9]+(\.old-[0-9]+)?")
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was loaded, the state saved beside it, and why newer ones were passed over."""
+    """A checkpoint that was loaded, the state saved beside it, and why newer ones were skipped."""
 
     step: int
     extra: dict[str, Any]
@@ -137,7 +137,7 @@ def restore_checkpoint(
 ) -> Restored | None:
     """Load the newest whole checkpoint of `folder` into `state`; None when there is none at all.
 
-    Checkpoints that fail their check, or are of another model or another `run`, are passed over and named in `refused`;
+    Checkpoints that fail their check, or are of another model or another `run`, are skipped and named in `refused`;
     what killed saves left half done goes. With several `ranks` the first one finds it, and the others load the same.
     Raises DataError that names them all when none is left.
     """
@@ -235,7 +235,7 @@ def _put_back(folder: Path) -> None:
 def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
     """Remove checkpoints before the newest `keep` up to a step, which was just written or read and is whole.
 
-    Later ones were passed over on resume: they count for nothing, and are replaced when their step comes. What cannot
+    Later ones were skipped on resume: they count for nothing, and are replaced when their step comes. What cannot
     be removed stays and does no harm.
     """
     for path in folder.glob(f"step-{step:08d}.old-*"):
@@ -299,7 +299,7 @@ def _load_into(state: TrainState, folder: Path) -> dict[str, Any]:
 
 
 def _read_whole(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
-    """Fill weights and moments of a state, or this rank's share of them."""
+    """Fill weights and moments of a state, or this rank's shard of them."""
     try:
         weights = load_file(folder / MODEL)
         moments = load_file(folder / OPTIMIZER)
@@ -328,7 +328,7 @@ def check_shapes(folder: Path, found: dict[str, tuple[int, ...]], expected: Mapp
 
 
 def _shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return of a whole tensor what this rank holds of a parameter: all of it, or its share."""
+    """Return of a whole tensor what this rank holds of a parameter: all of it, or its shard."""
     if not hasattr(parameter, "device_mesh"):
         return full
     from torch.distributed.tensor import distribute_tensor
@@ -338,7 +338,7 @@ def _shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def checkpoint_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint by parameter, whether one process wrote it or several each a share.
+    """Return the weights of a checkpoint by parameter, whether one process wrote it or several each a shard.
 
     Raises DataError when its files are not as its manifest says, or are gone.
     """

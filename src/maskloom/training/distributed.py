@@ -110,7 +110,7 @@ class DistributedRanks:
         return self._watch.at(work)
 
     def spread(self, model: EncoderWithHeads) -> None:
-        """Bring a model to this rank's device and, with "fsdp", keep a share of it; before its optimiser is made."""
+        """Bring a model to this rank's device and, with "fsdp", keep a shard of it; before its optimiser is made."""
         model.to(self.device)
         self._model, self._losses, self._wrapped = model, LossesOf(model), None
         for block in blocks_of(model):
@@ -265,7 +265,7 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return all of a tensor of which each rank has a share; all ranks must ask."""
+    """Return all of a tensor of which each rank has a shard; all ranks must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -249,13 +249,13 @@ def _losses_and_norm(
     while True:
         losses = _gradients_of_step(state, objective, batch, size, seed, ranks, batches)
         if state.loss_scale is None:
-            return losses, _clip(parameters, settings.clip_norm)
+            return losses, _clip(parameters, settings.max_grad_norm)
         scale, num_held = state.loss_scale
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(1.0 / scale)
         losses = {name: loss / scale for name, loss in losses.items()}
-        norm = _clip(parameters, settings.clip_norm)
+        norm = _clip(parameters, settings.max_grad_norm)
         if not ranks.any_(not math.isfinite(norm)):
             grows = num_held + 1 == _STEPS_OF_A_SCALE
             state.loss_scale = (2 * scale, 0) if grows else (scale, num_held + 1)
@@ -342,8 +342,8 @@ def _not_finite(report: StepReport, settings: TrainingSection) -> str:
     )
 
 
-def _clip(parameters: list[torch.Tensor], clip_norm: float | None) -> float:
-    """Scale all gradients so that their global L2 norm is at most `clip_norm`; return the norm before scaling.
+def _clip(parameters: list[torch.Tensor], max_grad_norm: float | None) -> float:
+    """Scale all gradients so that their global L2 norm is at most `max_grad_norm`; return the norm before scaling.
 
     Gradients whose norm is not finite stay as they are, so that one can see which of them it comes from.
     """
@@ -351,10 +351,10 @@ def _clip(parameters: list[torch.Tensor], clip_norm: float | None) -> float:
     if not gradients:
         return 0.0
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    if hasattr(norm, "full_tensor"):  # each rank has a share of every gradient
+    if hasattr(norm, "full_tensor"):  # each rank has a shard of every gradient
         norm = norm.full_tensor()  # pyright: ignore[reportAttributeAccessIssue]
-    if clip_norm is not None and math.isfinite(float(norm)):
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm, foreach=True)
+    if max_grad_norm is not None and math.isfinite(float(norm)):
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm, foreach=True)
     return float(norm)
 
 

@@ -47,7 +47,7 @@ class Ranks(Protocol):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds only its share of the weights."""
+        """Whether each rank holds only its shard of the weights."""
         ...
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:

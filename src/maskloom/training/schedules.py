@@ -70,9 +70,9 @@ def factor_of(settings: TrainingSection) -> Callable[[int], float]:
     return partial(extended_factor, name=name, warmup_steps=warmup_steps, steps=steps, extensions=extensions)
 
 
-def clock_factor(fraction: float, *, name: Name, warmup_share: float) -> float:
+def clock_factor(fraction: float, *, name: Name, warmup_ratio: float) -> float:
     """Return the factor when a fraction of the time is used: the schedule of that name with time in place of steps."""
-    if fraction < warmup_share:
-        return fraction / warmup_share
-    whole = 1.0 if name == "google" else max(1.0 - warmup_share, 1e-9)
+    if fraction < warmup_ratio:
+        return fraction / warmup_ratio
+    whole = 1.0 if name == "google" else max(1.0 - warmup_ratio, 1e-9)
     return max(0.0, (1.0 - fraction) / whole)

@@ -90,9 +90,9 @@ class TrainingSession:
         self._released = time.monotonic()
         self._ends = {settings.steps, *(plan.at for plan in settings.extensions if plan.at == plan.steps)}
         if settings.minutes is not None:
-            share = settings.warmup_share
+            share = settings.warmup_ratio
             self.budget = TimeBudget(
-                60.0 * settings.minutes, schedule=settings.schedule, warmup_share=share, ranks=self.ranks
+                60.0 * settings.minutes, schedule=settings.schedule, warmup_ratio=share, ranks=self.ranks
             )
 
     def resume(self) -> int:
@@ -358,7 +358,7 @@ class TrainingSession:
         return [self.memory["kept"]["step"]] if "kept" in self.memory else []
 
     def _saves(self) -> Saves:
-        """Return what saves this rank's state: its share, or, by the first rank alone, what all of them have."""
+        """Return what saves this rank's state: its shard, or, by the first rank alone, what all of them have."""
 
         def on_whole(step: int, path: Path) -> None:
             self._write("checkpoint", step=step, folder=path.name)

@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write together, each its share, by torch.distributed.checkpoint (DCP).
+"""Checkpoints that several processes write together, each its shard, by torch.distributed.checkpoint (DCP).
 
 DCP itself proves nothing about its files, rewrites them in place and reads a pickle. Here every save has a folder of
 its own with the manifest that all checkpoints have, and the pickle is read only after its hash agrees, by a reader that
@@ -70,7 +70,7 @@ def write_sharded(
     pinned: Collection[int] = (),
     run: str | None = None,
 ) -> Path:
-    """Write the shares of all ranks as one checkpoint, as `write_checkpoint` does for one; every rank must call it.
+    """Write the shards of all ranks as one checkpoint, as `write_checkpoint` does for one; every rank must call it.
 
     Raises OSError on every rank when one of them could not write; no rank then goes on as if the checkpoint existed.
     """
@@ -106,7 +106,7 @@ def write_sharded(
 
 
 class ShardedSaves(BackgroundSaves):
-    """Saves of a state of which every rank has its share, by a thread of each rank; all ranks start them together.
+    """Saves of a state of which every rank has its shard, by a thread of each rank; all ranks start them together.
 
     They are as those of one process, but what a write failed with is told by the next `start`, `save` or `wait`, which
     all ranks come to at the same step. `on_whole(step, path)` is called on every rank.
@@ -130,11 +130,11 @@ class ShardedSaves(BackgroundSaves):
     def _copy(self, key: str, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
             return super()._copy(key, tensor)
-        share, mesh = super()._copy(key, tensor.to_local()), tensor.device_mesh
+        shard, mesh = super()._copy(key, tensor.to_local()), tensor.device_mesh
         if mesh.device_type != "cpu":
             mesh = init_device_mesh("cpu", (self._ranks.world_size,))
         shape = {"shape": tensor.shape, "stride": tensor.stride()}
-        return DTensor.from_local(share, mesh, tensor.placements, run_check=False, **shape)
+        return DTensor.from_local(shard, mesh, tensor.placements, run_check=False, **shape)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         model, moments = (
@@ -146,7 +146,7 @@ class ShardedSaves(BackgroundSaves):
 
 
 def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
-    """Fill weights and moments of a state, or this rank's share of them, from a folder whose manifest has been checked.
+    """Fill weights and moments of a state, or this rank's shard of them, from a folder whose manifest has been checked.
 
     Raises DataError when the folder describes what no save of ours would, or another model.
     """

@@ -27,13 +27,13 @@ class TimeBudget:
         seconds: float,
         *,
         schedule: Name,
-        warmup_share: float,
+        warmup_ratio: float,
         ranks: Ranks = ONE_RANK,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds = seconds
         self._schedule: Name = schedule
-        self._warmup_share, self._ranks, self._now = warmup_share, ranks, now
+        self._warmup_ratio, self._ranks, self._now = warmup_ratio, ranks, now
         self._before, self._started = 0.0, None
         self._fractions: list[float] = []
         self.fraction, self._part = 0.0, 0
@@ -50,7 +50,7 @@ class TimeBudget:
         """Return the factor on the peak learning rate for the step that begins now, and note its fraction."""
         self._look()
         self._fractions.append(self.fraction)
-        return clock_factor(self.fraction, name=self._schedule, warmup_share=self._warmup_share)
+        return clock_factor(self.fraction, name=self._schedule, warmup_ratio=self._warmup_ratio)
 
     def is_used_up(self) -> bool:
         """Tell, the same on all ranks, whether no time is left for another step."""

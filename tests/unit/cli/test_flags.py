@@ -24,10 +24,10 @@ from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, r
         (["finetune", "--num_train_epochs", "3"], "--epochs"),
         (["finetune", "--per-device-train-batch-size", "3"], "--batch-size"),
         (["finetune", "--model_name_or_path", "x"], "--model"),
-        (["finetune", "--warmup-ratio", "0.1"], "--set training.warmup_share=VALUE"),
+        (["finetune", "--warmup-ratio", "0.1"], "--set training.warmup_ratio=VALUE"),
         (["finetune", "--stride", "64"], "--set span.stride=VALUE"),
         (["pretrain", "--max_steps", "3"], "--steps"),
-        (["pretrain", "--mlm-probability", "0.3"], "--set data.masking_rate=VALUE"),
+        (["pretrain", "--mlm-probability", "0.3"], "--set data.masked_lm_prob=VALUE"),
         (["pretrain", "--learning-rat", "0.3"], "--learning-rate"),
         (["pretrain", "--hidden-size", "64"], "--set model.config.hidden_size=VALUE"),
         (["pretrain", "--num_layers", "3"], "--set model.config.num_hidden_layers=VALUE"),
@@ -112,7 +112,7 @@ def test_sizes_and_keys_are_completed():
     sizes = get_args(get_args(get_args(Size)[0])[0])
     assert sizes == get_args(ModelSection.model_fields["size"].annotation)
     pretrain, finetune = SimpleNamespace(info_name="pretrain"), SimpleNamespace(info_name="finetune")
-    assert complete_key(pretrain, "data.mask") == ["data.masking_rate=", "data.mask_share="]
+    assert complete_key(pretrain, "data.mask") == ["data.masked_lm_prob=", "data.mask_prob="]
     assert complete_key(finetune, "tagging.context=") == ["tagging.context=sentence", "tagging.context=document"]
     assert complete_key(finetune, "data.mask") == []
 

@@ -5,7 +5,7 @@ from scipy import stats
 from maskloom.config import PretrainingData
 from maskloom.data.masking import mask_tokens, num_predictions
 
-UNCAPPED = PretrainingData(max_predictions=10_000)
+UNCAPPED = PretrainingData(max_predictions_per_seq=10_000)
 
 
 def _sequences(vocabulary, lengths, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -53,14 +53,14 @@ def test_counts_round_half_to_even_and_include_special_tokens(toy_vocabulary) ->
     owners = np.repeat(np.arange(len(lengths)), lengths)
     assert np.bincount(owners[positions]).tolist() == [2, 4, 10, 16, 19, 77]
     assert num_predictions(np.array([3, 128, 512]), PretrainingData()).tolist() == [1, 19, 20]
-    assert num_predictions(np.array([512]), PretrainingData(max_predictions=80)).tolist() == [77]
+    assert num_predictions(np.array([512]), PretrainingData(max_predictions_per_seq=80)).tolist() == [77]
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_special_tokens_are_never_masked_and_labels_are_the_originals(toy_vocabulary, whole_word: bool) -> None:
+@pytest.mark.parametrize("whole_word_masking", [False, True])
+def test_special_tokens_are_never_masked_and_labels_are_the_originals(toy_vocabulary, whole_word_masking: bool) -> None:
     rng = np.random.default_rng(0)
     ids, lengths = _sequences(toy_vocabulary, rng.integers(5, 40, 10_000))
-    settings = PretrainingData(whole_word=whole_word)
+    settings = PretrainingData(whole_word_masking=whole_word_masking)
     masked, positions, labels = _mask(toy_vocabulary, ids, lengths, settings)
     assert (np.diff(positions) > 0).all()
     assert (labels == ids[positions]).all()
@@ -71,10 +71,12 @@ def test_special_tokens_are_never_masked_and_labels_are_the_originals(toy_vocabu
     assert masked.dtype == positions.dtype == labels.dtype == np.int64
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_replacements_are_80_10_10_over_the_whole_vocabulary(toy_vocabulary, whole_word: bool) -> None:
+@pytest.mark.parametrize("whole_word_masking", [False, True])
+def test_replacements_are_80_10_10_over_the_whole_vocabulary(toy_vocabulary, whole_word_masking: bool) -> None:
     ids, lengths = _sequences(toy_vocabulary, [128] * 6000)
-    masked, positions, labels = _mask(toy_vocabulary, ids, lengths, PretrainingData(whole_word=whole_word))
+    masked, positions, labels = _mask(
+        toy_vocabulary, ids, lengths, PretrainingData(whole_word_masking=whole_word_masking)
+    )
     got = masked[positions]
     assert len(positions) > 100_000
     is_mask, is_same = got == toy_vocabulary.mask_id, got == labels
@@ -110,12 +112,12 @@ def test_neighbours_are_drawn_independently(toy_vocabulary) -> None:
 
 def test_shares_are_settings(toy_vocabulary) -> None:
     ids, lengths = _sequences(toy_vocabulary, [128] * 500)
-    all_masked = _mask(toy_vocabulary, ids, lengths, PretrainingData(mask_share=1.0, keep_share=0.0))
+    all_masked = _mask(toy_vocabulary, ids, lengths, PretrainingData(mask_prob=1.0, keep_prob=0.0))
     assert (all_masked[0][all_masked[1]] == toy_vocabulary.mask_id).all()
-    all_kept = _mask(toy_vocabulary, ids, lengths, PretrainingData(mask_share=0.0, keep_share=1.0))
+    all_kept = _mask(toy_vocabulary, ids, lengths, PretrainingData(mask_prob=0.0, keep_prob=1.0))
     assert (all_kept[0] == ids).all()
     assert (all_kept[1] == all_masked[1]).all()
-    all_random = _mask(toy_vocabulary, ids, lengths, PretrainingData(mask_share=0.0, keep_share=0.0))
+    all_random = _mask(toy_vocabulary, ids, lengths, PretrainingData(mask_prob=0.0, keep_prob=0.0))
     assert (all_random[0][all_random[1]] == all_random[2]).mean() < 0.01
 
 
@@ -140,7 +142,7 @@ def test_draws_depend_on_seed_epoch_and_key_but_not_on_the_batch(toy_vocabulary)
 def test_whole_words_are_predicted_whole_or_not_at_all(toy_vocabulary) -> None:
     rng = np.random.default_rng(1)
     ids, lengths = _sequences(toy_vocabulary, rng.integers(5, 150, 400))
-    settings = PretrainingData(whole_word=True)
+    settings = PretrainingData(whole_word_masking=True)
     masked, positions, _ = _mask(toy_vocabulary, ids, lengths, settings)
     chosen = set(positions.tolist())
     mixed = 0
@@ -159,7 +161,9 @@ def test_a_word_that_would_exceed_the_count_is_skipped(toy_vocabulary) -> None:
     """Of one word of nine pieces and one of a single piece only the latter fits two predictions."""
     ids = np.array([toy_vocabulary.ids[t] for t in ["[CLS]", "t1", *["##t3"] * 8, "t2", "[SEP]"]])
     for seed in range(30):
-        _, positions, labels = _mask(toy_vocabulary, ids, np.array([12]), PretrainingData(whole_word=True), seed=seed)
+        _, positions, labels = _mask(
+            toy_vocabulary, ids, np.array([12]), PretrainingData(whole_word_masking=True), seed=seed
+        )
         assert positions.tolist() == [10]
         assert labels.tolist() == [toy_vocabulary.ids["t2"]]
 
@@ -169,7 +173,7 @@ def test_a_continuation_after_a_separator_is_a_word_of_its_own(toy_vocabulary) -
     ids = np.array([toy_vocabulary.ids[token] for token in tokens])
     seen = set()
     for seed in range(200):
-        settings = PretrainingData(masking_rate=0.3, whole_word=True)
+        settings = PretrainingData(masked_lm_prob=0.3, whole_word_masking=True)
         _, positions, _ = _mask(toy_vocabulary, ids, np.array([7]), settings, seed=seed)
         seen.add(tuple(positions.tolist()))
     assert seen == {(1, 2), (4, 5)}
@@ -188,7 +192,7 @@ def test_whole_words_are_chosen_as_a_plain_loop_chooses_them(toy_vocabulary) -> 
                 left -= len(words[index])
                 expected[words[index]] += 1
     ids, lengths = np.tile(one, 4000), np.full(4000, 40)
-    _, positions, _ = _mask(toy_vocabulary, ids, lengths, PretrainingData(whole_word=True))
+    _, positions, _ = _mask(toy_vocabulary, ids, lengths, PretrainingData(whole_word_masking=True))
     np.add.at(found, positions % 40, 1)
     assert len({len(word) for word in words}) >= 3
     assert np.abs(found - expected).max() < 4.5 * np.sqrt(2 * 600)
@@ -197,8 +201,10 @@ def test_whole_words_are_chosen_as_a_plain_loop_chooses_them(toy_vocabulary) -> 
 
 def test_sequences_without_words_have_no_predictions(toy_vocabulary) -> None:
     ids = np.array([toy_vocabulary.cls_id, toy_vocabulary.sep_id, toy_vocabulary.sep_id])
-    for whole_word in (False, True):
-        masked, positions, labels = _mask(toy_vocabulary, ids, np.array([3]), PretrainingData(whole_word=whole_word))
+    for whole_word_masking in (False, True):
+        masked, positions, labels = _mask(
+            toy_vocabulary, ids, np.array([3]), PretrainingData(whole_word_masking=whole_word_masking)
+        )
         assert masked.tolist() == ids.tolist()
         assert len(positions) == len(labels) == 0
 
@@ -206,11 +212,11 @@ def test_sequences_without_words_have_no_predictions(toy_vocabulary) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"masking_rate": 0.0}, "masking_rate"),
-        ({"masking_rate": 1.0}, "masking_rate"),
-        ({"max_predictions": 0}, "max_predictions"),
-        ({"mask_share": 0.95, "keep_share": 0.1}, r"mask_share \+ keep_share = 1\.05"),
-        ({"mask_share": -0.1}, "mask_share"),
+        ({"masked_lm_prob": 0.0}, "masked_lm_prob"),
+        ({"masked_lm_prob": 1.0}, "masked_lm_prob"),
+        ({"max_predictions_per_seq": 0}, "max_predictions_per_seq"),
+        ({"mask_prob": 0.95, "keep_prob": 0.1}, r"mask_prob \+ keep_prob = 1\.05"),
+        ({"mask_prob": -0.1}, "mask_prob"),
     ],
 )
 def test_settings_are_checked(values: dict, message: str) -> None:

@@ -34,7 +34,7 @@ def google_batches(instances, vocabulary, *, batch_size):
 
 
 def _loader(corpus, documents=None, *, batch_size=16, seed=1, max_length=64, **settings):
-    data = PretrainingData(max_length=max_length, max_predictions=10, **settings)
+    data = PretrainingData(max_length=max_length, max_predictions_per_seq=10, **settings)
     return PretrainingLoader(corpus, documents, data, batch_size=batch_size, seed=seed)
 
 
@@ -208,9 +208,9 @@ def test_instances_are_distributed_as_those_of_the_static_generator(random_corpu
         rng=random.Random(0),
         max_length=64,
         dupe_factor=4,
-        short_sequence_rate=0.1,
-        masking_rate=0.15,
-        max_predictions=10,
+        short_seq_prob=0.1,
+        masked_lm_prob=0.15,
+        max_predictions_per_seq=10,
     )
     static = list(google_batches(instances, vocabulary, batch_size=500))
     loader = _loader(corpus, batch_size=500)
@@ -236,26 +236,26 @@ def test_an_empty_batch_is_refused(random_corpus) -> None:
         _loader(random_corpus(3), batch_size=0)
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_a_rate_above_the_published_one_is_predicted_in_full(random_corpus, whole_word: bool) -> None:
-    data = PretrainingData(masking_rate=0.3, max_length=64, whole_word=whole_word)
+@pytest.mark.parametrize("whole_word_masking", [False, True])
+def test_a_rate_above_the_published_one_is_predicted_in_full(random_corpus, whole_word_masking: bool) -> None:
+    data = PretrainingData(masked_lm_prob=0.3, max_length=64, whole_word_masking=whole_word_masking)
     loader = _of_recipe(random_corpus(80), data)
     batches = list(loader.epoch_batches(0))
     share = sum(len(batch.mlm_labels) for batch in batches) / sum(batch.num_tokens for batch in batches)
     assert share == pytest.approx(0.3, abs=0.01)
     account = loader.account()
-    assert account.cut_share == 0.0
+    assert account.cut_fraction == 0.0
     assert account.num_instances == sum(batch.num_sequences for batch in batches)
 
 
 def test_the_account_tells_what_a_cap_cuts_off(random_corpus) -> None:
-    loader = _of_recipe(random_corpus(80), PretrainingData(max_length=64, max_predictions=4))
+    loader = _of_recipe(random_corpus(80), PretrainingData(max_length=64, max_predictions_per_seq=4))
     batches = list(loader.epoch_batches(0))
     lengths = np.concatenate([batch.lengths for batch in batches])
     wanted = np.maximum(1, np.rint(0.15 * lengths)).sum()
     found = sum(len(batch.mlm_labels) for batch in batches)
     account = loader.account()
-    assert account.cut_share == pytest.approx(1 - found / wanted)
-    assert account.cut_share > 0.3
+    assert account.cut_fraction == pytest.approx(1 - found / wanted)
+    assert account.cut_fraction > 0.3
     assert account.predictions_per_instance == pytest.approx(found / len(lengths))
     assert account.tokens_per_instance == pytest.approx(lengths.mean())

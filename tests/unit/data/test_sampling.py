@@ -28,7 +28,7 @@ def _documents(corpus, sentences: np.ndarray) -> np.ndarray:
 def test_pairs_fit_and_use_every_sentence(random_corpus, max_length: int, rate: float) -> None:
     corpus = random_corpus(60)
     stream = InstanceStream(
-        corpus, None, PretrainingData(max_length=max_length, short_sequence_rate=rate), seed=1, block_sentences=200
+        corpus, None, PretrainingData(max_length=max_length, short_seq_prob=rate), seed=1, block_sentences=200
     )
     assert stream.num_blocks > 3
     instances = _epoch(stream)
@@ -75,7 +75,7 @@ def test_kept_tokens_lie_inside_the_sentences(random_corpus) -> None:
 
 def test_random_texts_reach_what_is_left_of_the_target(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=9)
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64, short_sequence_rate=0.0), seed=3))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=3))
     ends = corpus.document_offsets[1:]
     for row in np.nonzero(instances.is_random)[0]:
         a_whole = len(corpus.sentences(instances.a_first[row], instances.a_last[row]))
@@ -86,7 +86,7 @@ def test_random_texts_reach_what_is_left_of_the_target(random_corpus) -> None:
 
 def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=9)
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64, short_sequence_rate=0.0), seed=3))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=3))
     for row in np.nonzero(instances.is_random == 0)[0]:
         first, last = instances.a_first[row], instances.b_last[row]
         assert len(corpus.sentences(first, last - 1)) < 61
@@ -96,7 +96,7 @@ def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> 
 def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
     """With sentences of one token the lengths of a document's instances give its target away."""
     corpus = memory_corpus([[[7]] * 300 for _ in range(400)])
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=35, short_sequence_rate=0.5), seed=4))
+    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=35, short_seq_prob=0.5), seed=4))
     actual = instances.is_random == 0
     documents = _documents(corpus, instances.a_first)
     full = instances.b_last - instances.a_first
@@ -131,7 +131,7 @@ def test_a_single_document_works(memory_corpus, sentences, next_sentence: bool) 
 
 def test_single_segments_use_every_token_once(random_corpus) -> None:
     corpus = random_corpus(50, most_tokens=120)
-    settings = PretrainingData(max_length=50, short_sequence_rate=0.3, next_sentence=False)
+    settings = PretrainingData(max_length=50, short_seq_prob=0.3, next_sentence=False)
     instances = _epoch(InstanceStream(corpus, None, settings, seed=5, block_sentences=100))
     assert (instances.a_length >= 1).all()
     assert (instances.a_length <= 48).all()
@@ -244,8 +244,8 @@ def test_corpora_that_cannot_be_sampled_are_refused(memory_corpus) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="max_length"):
         PretrainingData(max_length=4)
-    with pytest.raises(ValueError, match="short_sequence_rate"):
-        PretrainingData(short_sequence_rate=1.5)
+    with pytest.raises(ValueError, match="short_seq_prob"):
+        PretrainingData(short_seq_prob=1.5)
 
 
 def test_truncation_equals_one_token_at_a_time() -> None:

@@ -34,5 +34,5 @@ def test_the_split_depends_on_the_seed_alone(memory_corpus) -> None:
 
 def test_shares_outside_the_range_are_refused(memory_corpus) -> None:
     for share in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match="held_out_share"):
+        with pytest.raises(ConfigError, match="held_out_fraction"):
             split_documents(memory_corpus([[[5]]]), share, seed=0)

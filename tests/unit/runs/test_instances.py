@@ -44,9 +44,11 @@ def test_a_corpus_gives_the_instances_of_its_text(text: Path, vocab: Path, tmp_p
 
 def test_predictions_that_the_limit_cuts_off_are_counted(vocab: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(["a b c d e f a\nb c d e f a b"] * 4) + "\n")
-    settings: dict[str, Any] = {"vocab": vocab, "max_length": 20, "short_sequence_rate": 0.0, "masking_rate": 0.3}
-    asked = write_google_instances([tmp_path / "text.txt"], tmp_path / "a.jsonl", max_predictions=20, **settings)
-    cut = write_google_instances([tmp_path / "text.txt"], tmp_path / "b.jsonl", max_predictions=2, **settings)
+    settings: dict[str, Any] = {"vocab": vocab, "max_length": 20, "short_seq_prob": 0.0, "masked_lm_prob": 0.3}
+    asked = write_google_instances(
+        [tmp_path / "text.txt"], tmp_path / "a.jsonl", max_predictions_per_seq=20, **settings
+    )
+    cut = write_google_instances([tmp_path / "text.txt"], tmp_path / "b.jsonl", max_predictions_per_seq=2, **settings)
     assert (asked["num_predictions_cut_off"], cut["num_predictions"]) == (0, 2 * cut["num_instances"])
     wanted = [round(0.3 * len(row["tokens"])) for row in rows(tmp_path / "b.jsonl")]
     assert cut["num_predictions_cut_off"] == sum(wanted) - cut["num_predictions"] > 0
@@ -76,9 +78,12 @@ def test_the_end_of_a_file_ends_no_document_but_a_blank_line_does(text: Path, vo
     [
         ({"out": "a.txt"}, r"a\.txt: instances are written as \.tfrecord or \.jsonl"),
         ({"vocab": None}, "text needs --vocab"),
-        ({"masking_rate": 1.5}, r"masking_rate = 1\.5: it must be from 0 to 1"),
-        ({"max_predictions": 0}, "max_predictions = 0"),
-        ({"max_predictions": 10**12}, "max_predictions = 1000000000000: it may not exceed max_length = 128"),
+        ({"masked_lm_prob": 1.5}, r"masked_lm_prob = 1\.5: it must be from 0 to 1"),
+        ({"max_predictions_per_seq": 0}, "max_predictions_per_seq = 0"),
+        (
+            {"max_predictions_per_seq": 10**12},
+            "max_predictions_per_seq = 1000000000000: it may not exceed max_length = 128",
+        ),
         ({"max_length": 4}, "max_length is 4"),
     ],
 )

@@ -56,7 +56,7 @@ def test_nothing_is_claimed_that_nobody_said(tmp_path):
 def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):
     metrics = {
         "loss": 3.2, "mlm_loss": 2.5, "mlm_accuracy": 0.5, "mlm_perplexity": 12.2, "nsp_loss": 0.7, "nsp_accuracy": 0.6,
-        "unigram_entropy": 4.0, "num_predictions": 900.0, "nsp_majority_share": 0.51,
+        "unigram_entropy": 4.0, "num_predictions": 900.0, "nsp_majority_fraction": 0.51,
     }  # fmt: skip
     found = written(pretraining_card(PretrainRecipe(), metrics, None), tmp_path)
     assert found.data.metrics == ["accuracy", "perplexity"]

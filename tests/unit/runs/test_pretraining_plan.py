@@ -38,11 +38,11 @@ def test_what_does_not_count_is_said():
 
 def test_a_length_or_cap_that_phases_do_not_take_is_said():
     phases = "phases=[{max_length=32, steps=3}, {max_length=64, steps=3}]"
-    recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=32", "data.max_predictions=3"])
+    recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=32", "data.max_predictions_per_seq=3"])
     assert [plan.data.resolved_max_predictions() for plan in phase_plans(recipe)] == [3, 10]
     assert left_aside(recipe, has_init=False) == [
-        "data.max_predictions = 3: holds for length 32 (data.max_length); phases of length 64 predict what "
-        "data.masking_rate asks for"
+        "data.max_predictions_per_seq = 3: holds for length 32 (data.max_length); phases of length 64 predict what "
+        "data.masked_lm_prob asks for"
     ]
     recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=48"])
     assert left_aside(recipe, has_init=False) == ["data.max_length = 48: ignored, every phase has its own length"]
@@ -61,7 +61,7 @@ def test_the_quick_start_masks_the_share_that_its_recipe_states():
     recipe = load_recipe(PretrainRecipe, path)
     for plan in phase_plans(recipe):
         (predicted,) = num_predictions(np.array([plan.data.max_length]), plan.data)
-        assert predicted == round(recipe.data.masking_rate * plan.data.max_length)
+        assert predicted == round(recipe.data.masked_lm_prob * plan.data.max_length)
 
 
 def test_one_segment_is_enough_without_next_sentences():

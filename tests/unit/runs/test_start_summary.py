@@ -28,14 +28,15 @@ def test_the_size_that_nobody_chose_is_said_to_be_the_default():
 
 
 def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
-    recipe = load_recipe(PretrainRecipe, None, ["training.steps=2000", "data.max_predictions=4"])
+    recipe = load_recipe(PretrainRecipe, None, ["training.steps=2000", "data.max_predictions_per_seq=4"])
     (plan,) = phase_plans(recipe)
     account = PretrainingAccount(16_000, 100.0, 4.0, 0.75)
     assert phase_lines(plan, account) == [
         "phase-1: 2,000 steps of 32 sequences up to 128 tokens, about 3,200 tokens per step; 6.4 million tokens, "
         "4 epochs of 16,000 sequences",
         "phase-1: learning rate 0.0001 after 200 steps of warm-up, then falling to 0; 4.0 predictions per sequence",
-        "phase-1: data.max_predictions = 4 drops 75.0% of the predictions that data.masking_rate = 0.15 asks for",
+        "phase-1: data.max_predictions_per_seq = 4 drops 75.0% of the predictions that data.masked_lm_prob = 0.15 asks "
+        "for",
     ]
     assert len(phase_lines(plan, PretrainingAccount(16_000, 100.0, 15.0, 0.0))) == 2
 

@@ -34,7 +34,7 @@ def test_truncation_is_counted():
     data = encode_examples(examples, TOKENIZER, max_length=6)
     assert data.lengths.tolist() == [6, 3, 6]
     assert (data.num_truncated_examples, data.num_truncated_tokens) == (2, 1 + 4)
-    assert data.account()["truncated_share"] == pytest.approx(2 / 3)
+    assert data.account()["truncated_fraction"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 32, 101])

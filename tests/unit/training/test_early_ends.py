@@ -27,7 +27,7 @@ class Clock:
 
 def _by_clock(folder: Path, seconds: float):
     session = tiny_session(folder, steps=STEPS, save_every=None, learning_rate=1e-2, log_every=3)
-    session.budget = TimeBudget(seconds, schedule="linear", warmup_share=0.25, now=Clock())
+    session.budget = TimeBudget(seconds, schedule="linear", warmup_ratio=0.25, now=Clock())
     session.evaluate = lambda: {"loss": 1.0}
     return session
 
@@ -43,7 +43,7 @@ def test_a_session_ends_with_its_time_and_tells_every_steps_fraction(tmp_path):
     assert fractions[0] < 0.06
     assert 0.9 < fractions[-1] <= 1.0
     for event in steps:
-        factor = clock_factor(event["fractions_of_time"][-1], name="linear", warmup_share=0.25)
+        factor = clock_factor(event["fractions_of_time"][-1], name="linear", warmup_ratio=0.25)
         assert event["learning_rate"] == pytest.approx(1e-2 * factor)
     evaluated = [event["step"] for event in events if event["event"] == "evaluation"]
     assert evaluated[-1] == session.state.step

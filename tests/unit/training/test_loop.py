@@ -108,7 +108,7 @@ def test_training_learns_and_is_the_same_twice() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
 def test_the_schedule_scales_both_rates_and_heads_have_their_own(optimizer: str) -> None:
     """One step from the same gradients: heads move as at their rate alone, the rest as at the other alone."""
-    base = TrainingSection(steps=4, warmup_share=0.0, clip_norm=None, optimizer=optimizer, learning_rate=1e-3)
+    base = TrainingSection(steps=4, warmup_ratio=0.0, max_grad_norm=None, optimizer=optimizer, learning_rate=1e-3)
 
     def trained(**rates: float):
         settings = base.model_copy(update=rates)
@@ -133,7 +133,7 @@ def test_the_schedule_scales_both_rates_and_heads_have_their_own(optimizer: str)
 
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
 def test_equal_rates_train_as_one(optimizer: str) -> None:
-    plain = TrainingSection(steps=5, learning_rate=3e-3, optimizer=optimizer, clip_norm=None)
+    plain = TrainingSection(steps=5, learning_rate=3e-3, optimizer=optimizer, max_grad_norm=None)
     state, _ = _run(plain)
     again, _ = _run(plain.model_copy(update={"head_learning_rate": 3e-3}))
     for a, b in zip(state.model.parameters(), again.model.parameters(), strict=True):
@@ -141,7 +141,7 @@ def test_equal_rates_train_as_one(optimizer: str) -> None:
 
 
 def test_dropout_is_on_in_training_and_depends_on_the_seed() -> None:
-    settings = TrainingSection(steps=3, learning_rate=1e-3, warmup_share=0.0)
+    settings = TrainingSection(steps=3, learning_rate=1e-3, warmup_ratio=0.0)
     first, _ = _run(settings, seed=1)
     second, _ = _run(settings, seed=2)
     assert not all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
@@ -176,7 +176,7 @@ def test_ranks_and_micro_batches_draw_what_one_process_draws_for_the_whole_batch
 
 
 def test_a_loss_that_is_not_finite_is_never_stepped() -> None:
-    settings = TrainingSection(steps=3, learning_rate=1e-3, warmup_share=0.0)
+    settings = TrainingSection(steps=3, learning_rate=1e-3, warmup_ratio=0.0)
     state = TrainState.fresh(_model(), settings)
     with torch.no_grad():
         state.model.encoder.embeddings.word.weight[7] = float("nan")

@@ -91,6 +91,6 @@ def test_a_run_may_be_shortened_and_extended_again() -> None:
 def test_the_clocks_schedule_is_that_of_steps(name) -> None:
     for step in range(0, 1001, 7):
         by_steps = make_schedule(name, warmup_steps=100, steps=1000)(step)
-        assert clock_factor(step / 1000, name=name, warmup_share=0.1) == pytest.approx(by_steps)
-    assert clock_factor(1.0, name=name, warmup_share=1.0) == 0.0
-    assert clock_factor(0.0, name=name, warmup_share=0.0) == 1.0
+        assert clock_factor(step / 1000, name=name, warmup_ratio=0.1) == pytest.approx(by_steps)
+    assert clock_factor(1.0, name=name, warmup_ratio=1.0) == 0.0
+    assert clock_factor(0.0, name=name, warmup_ratio=0.0) == 1.0

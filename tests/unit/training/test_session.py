@@ -81,7 +81,7 @@ def _batch(number: int, *, is_bad: bool = False) -> PretrainingBatch:
 
 
 def _stream(bad: set[int] = frozenset(), left_out: set[int] = frozenset()):  # pyright: ignore[reportArgumentType]
-    """Batches 0, 1, 2 ... of which some are bad, and some are passed over without a word."""
+    """Batches 0, 1, 2 ... of which some are bad, and some are skipped without a word."""
 
     def next_batch(position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
         number = position.get("number", 0)

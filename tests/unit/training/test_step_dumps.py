@@ -18,7 +18,7 @@ from maskloom.training.loop import NonFiniteStepError, TrainState, train_steps
 from maskloom.training.step_dumps import _batch_as_data, write_dump
 from tools.replaying import batch_of_data, replay_dump
 
-SETTINGS = TrainingSection(steps=5, learning_rate=1e-3, warmup_share=0.0, micro_batch_size=2)
+SETTINGS = TrainingSection(steps=5, learning_rate=1e-3, warmup_ratio=0.0, micro_batch_size=2)
 
 
 def _model(seed: int = 0):

@@ -43,7 +43,7 @@ def glue_run(
     """Search settings for every task of GLUE whose files are in `data`, and return all scores on dev.
 
     `out/<TASK>` is each task's search, with the best model in `out/<TASK>/model`; `out/glue.json` and `glue.md` hold
-    the table. `space` is the grid (by default none: the recipe alone). WNLI is not learnt: its commonest training
+    the table. `space` is the grid (by default none: the recipe alone). WNLI is not learned: its commonest training
     label is the answer, as in the paper. A task whose search fails is named and leaves the others alone. With
     `resume` a run goes on where it stopped. Raises DataError when tasks named in `tasks` have no files, and when no
     task has any.

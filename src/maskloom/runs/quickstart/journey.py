@@ -118,7 +118,7 @@ def quickstart(
     progress.say("5/6  filling masks")
     masks = stages.run("masks", lambda: fill_masks(out / "pretrained", out / "tasks" / "sentence-dev.jsonl", seed=seed))
     progress.say("6/6  writing the report")
-    majority = prepared["text"]["majority_share"]
+    majority = prepared["text"]["majority_fraction"]
     results = {
         "folder": str(out),
         **prepared,
@@ -141,7 +141,7 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
         f"Pre-trained on {results['corpus']['num_tokens']:,} tokens of documentation. On held-out documents:",
         f"  masked-LM loss    {metrics['mlm_loss']:.2f} nats per token (unigram {metrics['unigram_entropy']:.2f})",
         f"  masked-LM accuracy {metrics['mlm_accuracy']:.1%}",
-        f"  next sentence     {metrics['nsp_accuracy']:.1%} (constant answer {metrics['nsp_majority_share']:.1%})",
+        f"  next sentence     {metrics['nsp_accuracy']:.1%} (constant answer {metrics['nsp_majority_fraction']:.1%})",
         "",
         "Fine-tuned, accuracy on dev (mean ± standard deviation over seeds; constant answer in brackets):",
     ]

@@ -36,7 +36,7 @@ class TaskSettings:
     dev_documents: int = 600
     sentences_per_document: int = 2
     pairs_per_document: int = 2
-    max_held_out_share: float = 0.35
+    max_held_out_fraction: float = 0.35
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LabelledSet:
     rows: tuple[dict[str, str], ...]
 
     @property
-    def majority_share(self) -> float:
+    def majority_fraction(self) -> float:
         """The accuracy of always giving the commonest label."""
         counts = Counter(row["label"] for row in self.rows)
         return max(counts.values()) / len(self.rows)
@@ -74,7 +74,7 @@ class QuickstartTasks:
             "num_train_documents": len(self.train_documents),
             "num_dev_documents": len(self.dev_documents),
             "num_examples": {name: len(part.rows) for name, part in self.sets.items()},
-            "majority_share": {name: part.majority_share for name, part in self.sets.items()},
+            "majority_fraction": {name: part.majority_fraction for name, part in self.sets.items()},
         }
 
 
@@ -115,13 +115,13 @@ def _areas(documents: list[GatheredDocument], settings: TaskSettings) -> tuple[s
     for num_areas in range(min(settings.max_areas, len(ranked)), 1, -1):
         chosen = ranked[:num_areas]
         needed = _share(settings.train_documents, num_areas) + _share(settings.dev_documents, num_areas)
-        if all(counts[area] * settings.max_held_out_share >= needed for area in chosen):
+        if all(counts[area] * settings.max_held_out_fraction >= needed for area in chosen):
             return tuple(sorted(chosen))
     found = ", ".join(f"{area} {counts[area]}" for area in ranked[:5]) or "none"
     raise DataError(
         f"the documentation on this machine is too little for the tasks: two packages need "
         f"{settings.train_documents + settings.dev_documents} documents between them, and at most "
-        f"{settings.max_held_out_share:.0%} of their own may be used; found: {found}"
+        f"{settings.max_held_out_fraction:.0%} of their own may be used; found: {found}"
     )
 
 

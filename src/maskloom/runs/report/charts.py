@@ -51,7 +51,7 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         marks=marks,
         note="Thin: training; with dots: held out. Below the dashed line the model uses context.",
     )
-    majority = metrics.get("nsp_majority_share")
+    majority = metrics.get("nsp_majority_fraction")
     sentence = _chart(
         "Next-sentence accuracy, held out",
         runs,
@@ -74,8 +74,8 @@ def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     names = [with_unit(run, metric) for run, metric in zip(runs, metrics, strict=True)]
     for name, metric in dict(zip(names, metrics, strict=True)).items():
         chosen = [run for run, other in zip(runs, names, strict=True) if other == name]
-        title, is_share = f"Dev {name.replace('_', ' ')}", metric == "accuracy"
-        charts.append(_chart(title, chosen, colours, None, metric, as_percent=is_share))
+        title, is_fraction = f"Dev {name.replace('_', ' ')}", metric == "accuracy"
+        charts.append(_chart(title, chosen, colours, None, metric, as_percent=is_fraction))
     charts.append(_chart("Loss", runs, colours, ("loss",), "loss", note="Thin: training; with dots: dev."))
     return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
 

@@ -139,7 +139,7 @@ class EncodedQuestions:
         )
 
     def account(self) -> dict[str, Any]:
-        """Return how many windows there are, and which questions cannot be learnt from."""
+        """Return how many windows there are, and which questions cannot be learned from."""
         account = {
             "max_length": self.max_length,
             "num_windows": len(self),

@@ -58,14 +58,14 @@ def decode_tags(
     chosen = np.take_along_axis(probabilities, ids[:, None], axis=1)[:, 0]
     sides = zip(encoded.sentences, encoded.by_sentence(ids), encoded.by_sentence(chosen), strict=True)
     found = []
-    for sentence, tags, shares in sides:
+    for sentence, tags, probabilities in sides:
         names: list[str] = [labels[number] for number in tags.tolist()]
         row: dict[str, Any] = {"words": list(sentence.words), "tags": names}
         if names_entities:
-            row["entities"] = _entities(sentence, names, shares)
+            row["entities"] = _entities(sentence, names, probabilities)
         else:
             row["spans"] = [list(span) for span in sentence.spans]
-            row["tag_probabilities"] = shares.tolist()
+            row["tag_probabilities"] = probabilities.tolist()
         found.append(row)
     return found
 

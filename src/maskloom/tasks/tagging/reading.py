@@ -88,17 +88,17 @@ def iterate_sentences(
 
 
 def _splitter(
-    path: Path, options: ReadingOptions, learnt: WordSplitter | None, report: ReadingReport, *, needs_label: bool
+    path: Path, options: ReadingOptions, learned: WordSplitter | None, report: ReadingReport, *, needs_label: bool
 ) -> Callable[[str], list[Span]]:
     """Return what cuts raw text into words: blanks alone for a file of lines most of which were cut before."""
-    splitter = learnt or UNKNOWN_TRAINING
+    splitter = learned or UNKNOWN_TRAINING
     if layout_of_sentences(path, options, needs_label=needs_label) != "text":
         return splitter.spans
     lines = islice((str(next(iter(row.fields))) for row in read_rows(path, "text")), SNIFFED_LINES)
     if splitter.are_cut(lines):
         report.notes.append("its lines were cut into words before, and are cut at blanks alone")
         return blank_spans
-    if learnt is None:
+    if learned is None:
         report.notes.append(
             "the model does not say how the words of its training data were cut; these are cut as English in CoNLL-2003"
         )

@@ -1,4 +1,4 @@
-"""How raw text is cut into words that are tagged: as the training data's words were, learnt from them."""
+"""How raw text is cut into words that are tagged: as the training data's words were, learned from them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class WordSplitter:
         return cls(**{name: tuple(items) for name, items in values.items()})
 
     @classmethod
-    def learnt(cls, sentences: Iterable[Sequence[str]]) -> WordSplitter:
+    def learned(cls, sentences: Iterable[Sequence[str]]) -> WordSplitter:
         """Learn from the words of training sentences how text is cut."""
         return _Evidence(sentences).splitter()
 

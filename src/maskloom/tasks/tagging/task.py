@@ -142,7 +142,7 @@ def _check(train: ReadExamples, dev: ReadExamples) -> None:
 
 
 def _data_settings(train: ReadExamples) -> dict[str, Any]:
-    return {"words": WordSplitter.learnt(sentence.words for sentence in train.examples).as_settings()}
+    return {"words": WordSplitter.learned(sentence.words for sentence in train.examples).as_settings()}
 
 
 def _example_of(splitter: WordSplitter, item: Any, number: int) -> TaggedSentence:

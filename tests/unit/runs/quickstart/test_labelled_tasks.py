@@ -47,7 +47,7 @@ def test_sentences_come_from_their_documents_and_name_no_package(tasks: Quicksta
 @pytest.mark.parametrize("name", ["sentence-train", "sentence-dev", "pair-train", "pair-dev"])
 def test_labels_are_balanced(tasks: QuickstartTasks, name: str) -> None:
     num_labels = 3 if name.startswith("sentence") else 2
-    assert tasks.sets[name].majority_share == pytest.approx(1 / num_labels)
+    assert tasks.sets[name].majority_fraction == pytest.approx(1 / num_labels)
 
 
 def test_a_next_passage_really_follows_and_another_is_of_another_document(tasks: QuickstartTasks) -> None:

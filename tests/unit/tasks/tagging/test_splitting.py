@@ -24,8 +24,8 @@ PUNCTUATION_APART = "Anna ' s team - mate in St . Ives , U . K . , won 6 - 4 .\n
 WHITESPACE = "Anna's teammate, in Rome, won.\nSmith (the old) said so: 5%, not 6%."
 
 
-def learnt(text):
-    return WordSplitter.learnt(line.split() for line in text.splitlines())
+def learned(text):
+    return WordSplitter.learned(line.split() for line in text.splitlines())
 
 
 def cut(splitter, text):
@@ -47,13 +47,13 @@ def cut(splitter, text):
     ],
 )
 def test_as_the_penn_treebank_does(raw, words):
-    splitter = learnt(TREEBANK)
+    splitter = learned(TREEBANK)
     assert cut(splitter, raw) == words.split()
     assert WordSplitter.from_settings(json.loads(json.dumps(splitter.as_settings()))) == splitter
 
 
 def test_as_data_that_keeps_every_mark_apart():
-    assert cut(learnt(PUNCTUATION_APART), "Chester-le-Street's 7-5, U.N.") == [
+    assert cut(learned(PUNCTUATION_APART), "Chester-le-Street's 7-5, U.N.") == [
         "Chester",
         "-",
         "le",
@@ -74,17 +74,17 @@ def test_as_data_that_keeps_every_mark_apart():
 
 def test_as_data_that_is_cut_at_blanks_alone():
     raw = "Acme, in Oslo, lost (the new) 7%, so: yes."
-    assert cut(learnt(WHITESPACE), raw) == raw.split()
+    assert cut(learned(WHITESPACE), raw) == raw.split()
 
 
 def test_french_articles_are_cut_off_where_training_data_does():
-    splitter = learnt("l' homme et l' eau d' Anna .\nL' été , qu' il aime .")
+    splitter = learned("l' homme et l' eau d' Anna .\nL' été , qu' il aime .")
     assert cut(splitter, "L'Europe et l'air d'Oslo.") == ["L'", "Europe", "et", "l'", "air", "d'", "Oslo", "."]
 
 
 @pytest.mark.parametrize("text", [TREEBANK, PUNCTUATION_APART, WHITESPACE])
 def test_lines_that_were_cut_before_keep_their_words(text):
-    splitter = learnt(text)
+    splitter = learned(text)
     assert [cut(splitter, line) for line in text.splitlines()] == [line.split() for line in text.splitlines()]
 
 
@@ -93,14 +93,14 @@ def test_characters_of_scripts_without_blanks_stay_apart():
 
 
 def test_a_letter_that_is_two_in_lower_case_is_cut_where_it_stands():
-    splitter = learnt("Ankara 'İn güzel evi .\n" * 60)
+    splitter = learned("Ankara 'İn güzel evi .\n" * 60)
     assert cut(splitter, "Ankara'İn güzel evi.") == ["Ankara", "'İn", "güzel", "evi", "."]
 
 
 def test_runs_without_a_blank_take_no_longer_than_their_length():
     started = time.process_time()
     for chunk in ("!" * 60_000, "a.b-" * 20_000, "'s" * 20_000, "(" * 255, "'s" * 127, "a!" * 127):
-        spans = learnt(TREEBANK).spans(chunk)
+        spans = learned(TREEBANK).spans(chunk)
         assert "".join(chunk[start:end] for start, end in spans) == chunk
     assert time.process_time() - started < 6
 
@@ -125,7 +125,7 @@ def read(path, text, splitter):
 def test_columns_and_lines_give_the_same_words(tmp_path):
     """Also where a line by itself does not show that it was cut before: the file does."""
     sentences = [*(line.split() for line in TREEBANK.splitlines()), ["Unseen", "assoc.", "profits"]]
-    splitter = learnt(TREEBANK)
+    splitter = learned(TREEBANK)
     columns = "\n\n".join("\n".join(f"{word} O" for word in words) for words in sentences)
     assert read(tmp_path / "a.conll", columns, splitter) == (sentences, [])
     lines, notes = read(tmp_path / "a.txt", "\n".join(map(" ".join, sentences)), splitter)
@@ -137,7 +137,7 @@ def test_columns_and_lines_give_the_same_words(tmp_path):
 
 
 def test_what_differs_from_training_is_said(tmp_path):
-    splitter = learnt(TREEBANK)
+    splitter = learned(TREEBANK)
     words = ["Anna's", "board,", "in", "Rome,", "met."]
     columns = "\n".join(f"{word} O" for word in words)
     _, (note,) = read(tmp_path / "a.conll", columns, splitter)
@@ -155,7 +155,7 @@ def test_conll_2003_written_as_lines(data_folder, tmp_path):
     train, test = (
         KINDS["tagging"].read(data_folder / "conll2003" / f"{part}.txt").examples for part in ("train", "test")
     )
-    splitter = WordSplitter.learnt(sentence.words for sentence in train)
+    splitter = WordSplitter.learned(sentence.words for sentence in train)
     assert len(json.dumps(splitter.as_settings())) < 10_000
     sentences = [list(sentence.words) for sentence in test]
     assert read(tmp_path / "test.txt", "\n".join(map(" ".join, sentences)), splitter)[0] == sentences
