@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
-from maskloom.models.architectures import prepare_blocks
-from maskloom.models.assembled import build_model
+from maskloom.models.assembled import build_model, prepare_blocks
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import TrainState, train_steps

@@ -9,6 +9,7 @@ from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
+from maskloom.models.heads import HEADS
 
 NUM_LABELS = 3
 
@@ -36,7 +37,7 @@ def config(architecture):
 
 @pytest.fixture
 def model(architecture, config):
-    return build_model(config, architecture.heads, num_labels=NUM_LABELS, seed=1)
+    return build_model(config, ("mlm", "nsp", "classifier"), num_labels=NUM_LABELS, seed=1)
 
 
 def batch(lengths=(41, 1, 17, 16, 2)):
@@ -47,9 +48,8 @@ def batch(lengths=(41, 1, 17, 16, 2)):
 
 
 def logits(model, output):
-    return {
-        name: head(output.last_hidden_state if name == "mlm" else output.pooled) for name, head in model.heads.items()
-    }
+    read = {"tokens": output.last_hidden_state, "pooled": output.pooled}
+    return {name: head(read[HEADS[name].reads]) for name, head in model.heads.items()}
 
 
 def test_names_its_paper_and_fits_its_key(architecture):
@@ -163,5 +163,5 @@ def test_a_copy_is_independent_and_tied(model):
 
 def test_meta_device_costs_nothing(architecture, config):
     with torch.device("meta"):
-        model = build_model(config, architecture.heads, num_labels=NUM_LABELS)
+        model = build_model(config, ("mlm", "nsp", "classifier"), num_labels=NUM_LABELS)
     assert all(parameter.is_meta for parameter in model.parameters())

@@ -103,7 +103,7 @@ _LSTM = [
     for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 ]
 
-HEADS: dict[str, tuple[TensorName, ...]] = {
+HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
     "mlm": (
         *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
         *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
@@ -160,7 +160,7 @@ def encoder_names(num_layers: int) -> list[TensorName]:
 def model_names(num_layers: int, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
     """Return the tensors of an encoder with pooler and heads."""
     pooler = POOLER if has_pooler else ()
-    return [*encoder_names(num_layers), *pooler, *(row for head in heads for row in HEADS[head])]
+    return [*encoder_names(num_layers), *pooler, *(row for head in heads for row in HEAD_NAMES[head])]
 
 
 def is_ignored(name: str) -> bool:

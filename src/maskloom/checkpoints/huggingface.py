@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from maskloom.checkpoints.bert_names import (
-    HEADS,
+    HEAD_NAMES,
     POOLER,
     SAME_NAME,
     TIED_COPIES,
@@ -32,6 +32,7 @@ from maskloom.machine_memory import available_memory
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.bert_config import CRF_MODEL_TYPE
+from maskloom.models.heads import HEADS
 
 CONFIG = "config.json"
 # The key of config.json with what heads of ours take.
@@ -54,9 +55,6 @@ _ARCHITECTURES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 # Problems of a file that an error names one by one.
 _NUM_NAMED = 100
-
-# Heads with an output for each label.
-_LABELLED = frozenset({"classifier", "tagger", "bilstm_tagger"})
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def load_model(
     present = _present_heads(contents, published_config)
     wanted = list(present if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
-    labels = _num_labels(contents, num_labels, not _LABELLED.isdisjoint(loaded_heads))
+    labels = _num_labels(contents, num_labels, any(HEADS[head].is_labelled for head in loaded_heads))
     options = _own_options(folder, published_config) if head_options is None else head_options
     _check_layers(config, stored, _config_path(folder))
     with torch.device("meta"):
@@ -198,7 +196,7 @@ class _Contents:
 
     @classmethod
     def read(cls, stored: dict[str, StoredTensor], config: BertConfig) -> _Contents:
-        tensorflow = {row.tensorflow: row for row in model_names(config.num_hidden_layers, tuple(HEADS))}
+        tensorflow = {row.tensorflow: row for row in model_names(config.num_hidden_layers, tuple(HEAD_NAMES))}
         contents = cls({}, frozenset(), {}, [], [])
         transposed = set()
         for name, tensor in stored.items():
@@ -241,7 +239,7 @@ def _present_heads(contents: _Contents, published_config: dict[str, Any]) -> lis
     by_architecture = {name: heads[0] for heads, name in _ARCHITECTURES if heads}
     sharing = by_architecture.get(str(named[0]) if isinstance(named, list) and named else "")
     chosen = sharing if sharing in SAME_NAME else SAME_NAME[0]
-    held = [head for head in HEADS if any(row.huggingface in contents.tensors for row in HEADS[head])]
+    held = [head for head in HEAD_NAMES if any(row.huggingface in contents.tensors for row in HEAD_NAMES[head])]
     return [head for head in held if head not in SAME_NAME or head == chosen]
 
 
@@ -286,7 +284,7 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
 
 
 def _unknown(contents: _Contents, config: BertConfig) -> list[str]:
-    known = {row.huggingface for row in model_names(config.num_hidden_layers, tuple(HEADS))}
+    known = {row.huggingface for row in model_names(config.num_hidden_layers, tuple(HEAD_NAMES))}
     return [
         f"{tensor.name}: no place for it in a BERT of {config.num_hidden_layers} layers"
         for name, tensor in contents.tensors.items()
@@ -334,7 +332,7 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
     content = {"architectures": [architecture], **own, "dtype": dtype, "position_embedding_type": "absolute"}
     if "crf" in model.heads:
         content["model_type"] = CRF_MODEL_TYPE
-    labelled = next((name for name in model.heads if name in _LABELLED), None)
+    labelled = next((name for name in model.heads if HEADS[name].is_labelled), None)
     if labelled is not None:
         num_labels: int = model.heads[labelled].num_labels  # pyright: ignore[reportAssignmentType]
         names = {str(index): f"LABEL_{index}" for index in range(num_labels)}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.bert import Bert, BertConfig
 
 
@@ -16,7 +15,7 @@ class Architecture:
     """One encoder architecture.
 
     `build` makes an encoder from its configuration; `blocks` names the repeated parts of one, for sharding, compiling
-    and activation checkpointing; `heads` are the heads it can carry.
+    and activation checkpointing.
     """
 
     name: str
@@ -24,21 +23,6 @@ class Architecture:
     config_type: type[BertConfig]
     build: Callable[[BertConfig], Bert]
     blocks: Callable[[Bert], Sequence[nn.Module]]
-    heads: tuple[str, ...]
-
-
-def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:
-    """Have the blocks of a model computed again in the backward pass, or compiled by torch for any number of tokens."""
-    for block in blocks_of(model):
-        block.recomputes = recompute  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
-        if compile_:
-            block.compile(dynamic=True)
-
-
-def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:
-    """Return the repeated parts of a model's encoder."""
-    row = next(row for row in ARCHITECTURES.values() if isinstance(model.config, row.config_type))
-    return row.blocks(model.encoder)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -48,6 +32,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         config_type=BertConfig,
         build=Bert,
         blocks=lambda encoder: list(encoder.layers),
-        heads=("mlm", "nsp", "classifier"),
     ),
 }
+
+
+def architecture_of(config: BertConfig) -> Architecture:
+    """Return the row of a configuration."""
+    return next(row for row in ARCHITECTURES.values() if isinstance(config, row.config_type))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from maskloom.config import ConfigError
-from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.initialization import initialize
 from maskloom.machine_memory import require_memory
+from maskloom.models.architectures import architecture_of
 from maskloom.models.bert import Bert, BertConfig
-from maskloom.models.bilstm_tagger import BiLSTMTagger
-from maskloom.models.heads import ClassificationHead, MaskedLMHead, NextSentenceHead, SpanHead
+from maskloom.models.heads import HEADS, MaskedLMHead
 
 # What a head takes beside sizes and labels, by the name of the head.
 HeadOptions = Mapping[str, Mapping[str, Any]]
@@ -37,9 +36,12 @@ class EncoderWithHeads(nn.Module):
         return self.encoder.config
 
     def tie(self) -> None:
-        """Make the masked-LM decoder the word-embedding parameter itself, as after loading or moving off meta."""
-        if "mlm" in self.heads:
-            cast(MaskedLMHead, self.heads["mlm"]).decoder = self.encoder.word_embeddings
+        """Make tied decoders the word-embedding parameter itself, as after loading or moving off meta."""
+        for head in self._tied_heads():
+            head.decoder = self.encoder.word_embeddings
+
+    def _tied_heads(self) -> list[MaskedLMHead]:
+        return [cast(MaskedLMHead, head) for name, head in self.heads.items() if HEADS[name].is_tied]
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
@@ -60,11 +62,8 @@ class EncoderWithHeads(nn.Module):
         word.weight[:num_kept] = old[:num_kept]
         self.encoder.config = config
         self.encoder.embeddings.word = word
-        if "mlm" in self.heads:
-            head = cast(MaskedLMHead, self.heads["mlm"])
-            bias = torch.zeros(vocab_size, device=old.device, dtype=old.dtype)
-            bias[:num_kept] = head.bias[:num_kept]
-            head.bias = nn.Parameter(bias)
+        for head in self._tied_heads():
+            head.resize(vocab_size)
         self.tie()
 
 
@@ -111,26 +110,22 @@ def _assemble(
 ) -> EncoderWithHeads:
     if len(set(heads)) != len(heads):
         raise ConfigError(f"heads {list(heads)} name one twice")
-    encoder = Bert(config)
-    builders: dict[str, Callable[[], nn.Module]] = {
-        "mlm": lambda: MaskedLMHead(
-            encoder.word_embeddings, activation_name=config.hidden_act, layer_norm_eps=config.layer_norm_eps
-        ),
-        "nsp": lambda: NextSentenceHead(config.hidden_size),
-        "classifier": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
-        "tagger": lambda: ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout),
-        "bilstm_tagger": lambda: BiLSTMTagger(config, _required(num_labels), **head_options.get("bilstm_tagger", {})),
-        "crf": lambda: LinearChainCRF(_required(num_labels)),
-        "choice": lambda: ClassificationHead(config.hidden_size, 1, config.head_dropout),
-        "span": lambda: SpanHead(config.hidden_size),
-    }
-    unknown = [name for name in heads if name not in builders]
-    if unknown:
-        raise ConfigError(f"unknown heads {unknown}; known: {', '.join(builders)}")
-    return EncoderWithHeads(encoder, {name: builders[name]() for name in heads})
+    if unknown := [name for name in heads if name not in HEADS]:
+        raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
+    encoder = architecture_of(config).build(config)
+    return EncoderWithHeads(
+        encoder, {name: HEADS[name].build(encoder, num_labels, head_options.get(name, {})) for name in heads}
+    )
 
 
-def _required(num_labels: int | None) -> int:
-    if num_labels is None or num_labels < 1:
-        raise ConfigError(f"a classifier needs num_labels of at least 1; given: {num_labels}")
-    return num_labels
+def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:
+    """Return the repeated parts of a model's encoder."""
+    return architecture_of(model.config).blocks(model.encoder)
+
+
+def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:
+    """Have the blocks of a model computed again in the backward pass, or compiled by torch for any number of tokens."""
+    for block in blocks_of(model):
+        block.recomputes = recompute  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        if compile_:
+            block.compile(dynamic=True)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.errors import ConfigError
 from maskloom.layers.activations import activation
+from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.matrix_products import Dense
 from maskloom.layers.vocabulary_loss import vocabulary_loss
+from maskloom.models.bert import Bert
+from maskloom.models.bilstm_tagger import BiLSTMTagger
 
 
 class MaskedLMHead(nn.Module):
@@ -39,6 +47,14 @@ class MaskedLMHead(nn.Module):
     def loss_sum(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Return the summed cross-entropy of the predictions against labels (predictions,), in nats."""
         return vocabulary_loss(self.transform(hidden), self.decoder, self.bias, labels)
+
+    @torch.no_grad()
+    def resize(self, vocab_size: int) -> None:
+        """Keep the first values of the bias and start new ones at 0; the decoder is the encoder's to resize."""
+        bias = self.bias.new_zeros(vocab_size)
+        num_kept = min(vocab_size, len(self.bias))
+        bias[:num_kept] = self.bias[:num_kept]
+        self.bias = nn.Parameter(bias)
 
 
 class NextSentenceHead(nn.Module):
@@ -86,3 +102,56 @@ class SpanHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits of "the answer starts here" and "it ends here"."""
         return self.dense(hidden)
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """What is known of a head.
+
+    `build` takes the encoder, the number of labels and the head's own options. A head reads the vectors of tokens, the
+    pooled vectors of sequences, the vectors of all layers, or the scores of tags. One that `is_labelled` has an output
+    for each label; one that `is_tied` has the word embeddings as its decoder.
+    """
+
+    build: Callable[[Bert, int | None, Mapping[str, Any]], nn.Module]
+    reads: Literal["tokens", "pooled", "layers", "scores"]
+    is_labelled: bool = False
+    is_tied: bool = False
+
+
+def _masked_lm(encoder: Bert, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
+    config = encoder.config
+    return MaskedLMHead(
+        encoder.word_embeddings, activation_name=config.hidden_act, layer_norm_eps=config.layer_norm_eps
+    )
+
+
+def _classifier(encoder: Bert, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
+    return ClassificationHead(encoder.config.hidden_size, _required(num_labels), encoder.config.head_dropout)
+
+
+def _choice(encoder: Bert, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
+    return ClassificationHead(encoder.config.hidden_size, 1, encoder.config.head_dropout)
+
+
+def _required(num_labels: int | None) -> int:
+    if num_labels is None or num_labels < 1:
+        raise ConfigError(f"a classifier needs num_labels of at least 1; given: {num_labels}")
+    return num_labels
+
+
+HEADS: dict[str, HeadRow] = {
+    "mlm": HeadRow(_masked_lm, "tokens", is_tied=True),
+    "nsp": HeadRow(lambda encoder, *_: NextSentenceHead(encoder.config.hidden_size), "pooled"),
+    "classifier": HeadRow(_classifier, "pooled", is_labelled=True),
+    "tagger": HeadRow(_classifier, "tokens", is_labelled=True),
+    "bilstm_tagger": HeadRow(
+        lambda encoder, num_labels, options: BiLSTMTagger(encoder.config, _required(num_labels), **options),
+        "layers",
+        is_labelled=True,
+    ),
+    "crf": HeadRow(lambda encoder, num_labels, options: LinearChainCRF(_required(num_labels)), "scores"),
+    "choice": HeadRow(_choice, "pooled"),
+    "span": HeadRow(lambda encoder, *_: SpanHead(encoder.config.hidden_size), "tokens"),
+}
+"""The heads by name; a head is built, loaded, saved and exported by its row."""

@@ -16,11 +16,11 @@ from maskloom.config import DataError
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.heads import HEADS
 from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, write_model_folder
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 
-_LABELLED = frozenset({"classifier", "tagger"})
 _NUM_SHOWN = 6
 _OF_LABELS = ("id2label", "label2id", "problem_type")
 
@@ -56,7 +56,9 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     tokenizer = Tokenizer(
         tokenizer.vocabulary, lowercase=lowercase, max_length=max_length, compatibility=tokenizer.compatibility
     )
-    labels = {key: config[key] for key in _OF_LABELS if key in config and not _LABELLED.isdisjoint(model.heads)}
+    labels = {
+        key: config[key] for key in _OF_LABELS if key in config and any(HEADS[head].is_labelled for head in model.heads)
+    }
     card = Card(
         "Converted BERT",
         f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",

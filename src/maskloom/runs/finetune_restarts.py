@@ -15,8 +15,7 @@ from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSect
 from maskloom.data.pretraining_loader import rows_of_rank
 from maskloom.files import copy_files, replacing_folder, write_json
 from maskloom.foreign_files import read_json_object, read_json_value
-from maskloom.models.architectures import prepare_blocks
-from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.progress import Progress

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +13,10 @@ from maskloom.checkpoints.huggingface import load_model
 from maskloom.errors import ConfigError
 from maskloom.files import replacing
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.heads import HEADS
 
 ONNX_FILE = "model.onnx"
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# The heads that read the pooled vector, and those that read every token; the latter's outputs are (batch, length, ...).
-_OF_POOLED, _OF_TOKENS = ("classifier", "choice", "nsp"), ("mlm", "tagger", "span")
 
 
 def write_onnx(folder: str | Path) -> list[str]:
@@ -66,13 +64,13 @@ class _Graph(nn.Module):
         super().__init__()
         self.model, self.has_pooler = model, has_pooler
         pretraining = {"mlm", "nsp"}
-        self.heads = [name for name in model.heads if name in (*_OF_POOLED, *_OF_TOKENS)]
+        self.heads = [name for name in model.heads if HEADS[name].reads in ("pooled", "tokens")]
         self.names = ["last_hidden_state", *(["pooler_output"] if has_pooler else [])]
         self.names += [name if name in pretraining else "logits" for name in self.heads]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         """Return the encoder's outputs and each head's."""
         output = self.model.encoder(input_ids, token_type_ids, attention_mask)
-        read: dict[bool, Any] = {True: output.pooled, False: output.last_hidden_state}
-        outputs = (self.model.heads[name](read[name in _OF_POOLED]) for name in self.heads)
+        read = {"pooled": output.pooled, "tokens": output.last_hidden_state}
+        outputs = (self.model.heads[name](read[HEADS[name].reads]) for name in self.heads)
         return output.last_hidden_state, *([output.pooled] if self.has_pooler else []), *outputs

@@ -22,8 +22,7 @@ from maskloom.foreign_files import file_inside
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.machine_memory import require_memory
-from maskloom.models.architectures import prepare_blocks
-from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines

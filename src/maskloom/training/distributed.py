@@ -21,8 +21,7 @@ from torch.distributed.tensor import DTensor
 from maskloom.errors import ConfigError
 from maskloom.fault_points import fault_point
 from maskloom.layers.dropout import drawing
-from maskloom.models.architectures import blocks_of
-from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.assembled import EncoderWithHeads, blocks_of
 from maskloom.objectives.objective import Objective
 from maskloom.training.interruption import Interrupted, undisturbed
 from maskloom.training.rank_watch import RankWatch, Work, torchrun_keeps_store

@@ -1,4 +1,4 @@
-from maskloom.checkpoints.bert_names import HEADS, MAX_LSTM_LAYERS, SAME_NAME, canonical, is_ignored, model_names
+from maskloom.checkpoints.bert_names import HEAD_NAMES, MAX_LSTM_LAYERS, SAME_NAME, canonical, is_ignored, model_names
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 
@@ -7,7 +7,7 @@ ROWS = model_names(12, ("mlm", "nsp"))
 
 def test_table_is_one_to_one_in_every_dialect():
     # heads of one published name never stand in one file
-    rows = model_names(3, [head for head in HEADS if head not in SAME_NAME[1:]])
+    rows = model_names(3, [head for head in HEAD_NAMES if head not in SAME_NAME[1:]])
     for key in (lambda row: row.huggingface, lambda row: row.tensorflow, lambda row: (row.ours, row.part)):
         assert len({key(row) for row in rows}) == len(rows)
 
@@ -21,8 +21,8 @@ def test_base_has_the_published_number_of_tensors():
 def test_every_parameter_has_its_names():
     config = BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=3)
     options = {"bilstm_tagger": {"layers": "scalar_mix", "lstm_size": 4, "lstm_layers": MAX_LSTM_LAYERS}}
-    model = build_model(config, tuple(HEADS), num_labels=2, seed=0, head_options=options)
-    assert {row.ours for row in model_names(2, tuple(HEADS))} == {name for name, _ in model.named_parameters()}
+    model = build_model(config, tuple(HEAD_NAMES), num_labels=2, seed=0, head_options=options)
+    assert {row.ours for row in model_names(2, tuple(HEAD_NAMES))} == {name for name, _ in model.named_parameters()}
 
 
 def test_only_dense_kernels_are_transposed():

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.models.architectures import blocks_of, prepare_blocks
-from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.assembled import EncoderWithHeads, blocks_of, build_model, prepare_blocks
 from maskloom.models.bert import BertConfig
 
 
