@@ -19,18 +19,13 @@ from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
 from maskloom.tasks.evaluation import PROCESSOR_TOKENS, ModelOutputs
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import make_task
+from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.task import Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
 from maskloom.text.tokenizer import Tokenizer
 
 Average = Literal["probabilities", "logits"]
 
-# The axis of a unit's rows along which softmax makes probabilities: its labels; or its rows, which are the tokens of a
-# window for the start and the end of an answer, and choices. The other kinds do without.
-_SOFTMAX_AXIS: dict[Kind, int] = {"single": 1, "pair": 1, "tagging": 1, "span": 0, "choice": 0}
-# One text, one row: what a member gives does not depend on how it cuts the text into tokens.
-_OWN_TOKENIZERS: tuple[Kind, ...] = ("single", "pair", "regression", "multilabel")
 # Settings in which members may differ: they say how outputs are read, not how they come about.
 _FREE_SETTINGS = {*TUNED_SETTINGS, "class_weights", "words"}
 
@@ -148,14 +143,15 @@ def restart_models(run: str | Path) -> list[Path]:
 def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
     """Return the average of the rows that each member has for one unit, as logits (rows, width) float32."""
     stacked = np.stack(members).astype(np.float64)
-    if average == "logits" or kind == "regression":
+    row = KINDS[kind]
+    if average == "logits" or not (row.softmax_over or row.names_labels):
         return _mean(stacked).astype(np.float32)
-    if kind == "multilabel":
+    if row.softmax_over is None:
         return (_log_mean(log_sigmoid(stacked)) - _log_mean(log_sigmoid(-stacked))).astype(np.float32)
-    axis = 1 + _SOFTMAX_AXIS[kind]
+    axis = 1 if row.softmax_over == "rows" else 2
     logs = log_softmax(stacked, axis=axis)
     averages = _log_mean(logs)
-    if kind == "span":
+    if row.is_windowed:
         # what softmax took away from all tokens of a window: answers of several windows compete with what they had
         averages += _mean((stacked - logs).mean(axis=axis, keepdims=True))
     return averages.astype(np.float32)
@@ -222,7 +218,7 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
             raise ConfigError(
                 f"model {number} of the ensemble differs in its {name}: {there!r}, the first has {here!r}"
             )
-    if one.kind not in _OWN_TOKENIZERS and _tokens(first) != _tokens(other):
+    if not KINDS[one.kind].per_text and _tokens(first) != _tokens(other):
         raise ConfigError(
             f"model {number} of the ensemble differs in its tokenizer; models of a {one.kind} task answer on tokens, "
             "so they must share one"

@@ -16,13 +16,12 @@ from maskloom.config import (
     DataError,
     FeaturesSection,
     Section,
-    SpanSection,
-    TaggingSection,
     reason_of,
     validate_recipe,
 )
 from maskloom.foreign_files import check_model_name, file_inside, read_json_object
 from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tuning import checked_thresholds
 from maskloom.text.tokenizer import Tokenizer
 
@@ -118,7 +117,7 @@ def _check_reading(reading: dict[str, Any], source: str) -> None:
 
 
 def _check_task_settings(kind: str | None, settings: dict[str, Any], source: str) -> None:
-    section = {"span": SpanSection, "tagging": TaggingSection}.get(kind or "")
+    section = next((row.section for row in KINDS.values() if row.name == kind), None)
     if section is not None:
         values = {key: value for key, value in settings.items() if key in section.model_fields}
         validate_recipe(section, values, source=source)

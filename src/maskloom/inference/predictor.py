@@ -279,7 +279,7 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         return None
     if kind not in KINDS:
         raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
-    has_labels = kind not in ("regression", "span", "choice")
+    has_labels = KINDS[kind].names_labels
     try:
         task = KINDS[kind].make(names if has_labels else (), settings.get("primary"), settings.get("settings", {}))
     except ValueError as error:

@@ -24,19 +24,9 @@ from maskloom.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.inference.model_folder import SETTINGS_FILE
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.display import printable
+from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpoints import MODEL, REST, step_folders
-
-# What the hub calls a kind of task; scores are texts of a pair there, too.
-PIPELINE_TAGS = {
-    "single": "text-classification",
-    "pair": "text-classification",
-    "regression": "text-classification",
-    "multilabel": "text-classification",
-    "span": "question-answering",
-    "tagging": "token-classification",
-    "choice": "multiple-choice",
-}
 
 # The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
 HUB_METRICS = {
@@ -134,7 +124,7 @@ def finetuning_card(recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, A
     return Card(
         "Fine-tuned BERT",
         f"A model for a {recipe.task} task, {what}. {start} {model_name(base)}.",
-        pipeline_tag=PIPELINE_TAGS[recipe.task],
+        pipeline_tag=KINDS[recipe.task].pipeline_tag,
         base_model=None if recipe.from_scratch else hub_name(base),
         recipe=recipe,
         metrics=scores,

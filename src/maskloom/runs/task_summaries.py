@@ -8,6 +8,7 @@ from typing import Any
 
 from maskloom.metrics.answers import is_percent
 from maskloom.runs.display import lines_of
+from maskloom.tasks.kinds import KINDS
 
 _HELD_OUT = (
     ("mlm_loss", "masked-LM loss, nats", "{:.3f}"),
@@ -16,12 +17,6 @@ _HELD_OUT = (
     ("nsp_loss", "next-sentence loss, nats", "{:.3f}"),
     ("nsp_accuracy", "next-sentence accuracy", "{:.1%}"),
 )
-_TAKES = {
-    "pair": "pairs of sentences",
-    "span": "questions with their contexts",
-    "tagging": "sentences",
-    "choice": "questions with their choices",
-}
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
@@ -54,7 +49,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     rows += [("train", examples_text(data["train"])), ("dev", examples_text(data["dev"]))]
     if "tuned" in result:
         rows += _tuned_rows(result["tuned"])
-    takes = _TAKES.get("pair" if result.get("takes_pairs") else result["task"], "sentences")
+    takes = KINDS["pair" if result.get("takes_pairs") else result["task"]].takes
     model = shlex.quote(result["model"])
     rows += [
         ("model", result["model"]),

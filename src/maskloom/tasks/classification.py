@@ -44,6 +44,10 @@ def classification_kind(kind: Kind) -> TaskKind:
         check=partial(check_alike, kind),
         make=partial(classification_task, kind),
         example_of=text_example,
+        takes="pairs of sentences" if kind == "pair" else "sentences",
+        names_labels=kind != "regression",
+        softmax_over="labels" if kind in ("single", "pair") else None,
+        per_text=True,
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from maskloom.config import Section
 from maskloom.metrics import Metric
 from maskloom.objectives.task_objective import TaskObjective
 from maskloom.tasks.catalog import Kind
@@ -104,6 +105,12 @@ class TaskKind:
     `settings` are the kind's own: its recipe section as plain values, and what `data_settings(train)` adds: what the
     training data says of every task like it. `examples_at_once` bounds how many are encoded and held at a time.
     `example_of(item, number)` makes an example of what is handed over in Python.
+
+    `takes` says to a person what it reads, `pipeline_tag` what a model hub calls it, and `section` is its section of
+    the recipe. Models of a kind that `names_labels` have names for their outputs. `softmax_over` is what the
+    probabilities of a unit add up to 1 over: the labels of each row, or its rows; None for scores and for labels that
+    are independent. With `is_windowed` the units of one example compete by their logits. Ensembles of kinds that are
+    `per_text` may mix tokenizers, as a text has one row whatever its tokens.
     """
 
     name: Kind
@@ -114,6 +121,13 @@ class TaskKind:
     label_names: Callable[[ReadExamples, ReadingOptions, Mapping[str, Any]], tuple[str, ...]] = lambda *_: ()
     data_settings: Callable[[ReadExamples], dict[str, Any]] = lambda _: {}
     examples_at_once: int = 4096
+    takes: str = "sentences"
+    pipeline_tag: str = "text-classification"
+    section: type[Section] | None = None
+    names_labels: bool = True
+    softmax_over: Literal["labels", "rows"] | None = "labels"
+    is_windowed: bool = False
+    per_text: bool = False
 
     def read(
         self,

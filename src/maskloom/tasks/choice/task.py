@@ -108,4 +108,8 @@ CHOICE = TaskKind(
     check=_check,
     make=choice_task,
     example_of=_example_of,
+    takes="questions with their choices",
+    pipeline_tag="multiple-choice",
+    names_labels=False,
+    softmax_over="rows",
 )

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.config import DataError, SpanSection
 from maskloom.metrics.answers import AnswerMetric
 from maskloom.objectives.span import SpanPrediction
 from maskloom.tasks.examples import ReadExamples
@@ -166,4 +166,10 @@ SPAN = TaskKind(
     example_of=_example_of,
     data_settings=_data_settings,
     examples_at_once=_QUESTIONS_AT_ONCE,
+    takes="questions with their contexts",
+    pipeline_tag="question-answering",
+    section=SpanSection,
+    names_labels=False,
+    softmax_over="rows",
+    is_windowed=True,
 )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
+from maskloom.config import ConfigError, DataError, TaggingSection
 from maskloom.metrics.calibration import checked_temperature
 from maskloom.metrics.entities import EntityMetric, TagTable, is_tag
 from maskloom.metrics.metric import checked_primary
@@ -166,4 +166,6 @@ TAGGING = TaskKind(
     make=tagging_task,
     example_of=partial(_example_of, UNKNOWN_TRAINING),
     data_settings=_data_settings,
+    pipeline_tag="token-classification",
+    section=TaggingSection,
 )
