@@ -1,23 +1,28 @@
 """Heads, losses and gradients against transformers' models, which score every position of a padded batch."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import BertConfig as PeerConfig
 from transformers import (
+    AutoModel,
     BertForMultipleChoice,
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertLMHeadModel,
 )
+from transformers import BertConfig as PeerConfig
 
 from maskloom.checkpoints.bert_names import WORD_EMBEDDINGS, model_names
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import ChoiceBatch, ClassificationBatch, PretrainingBatch, TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.models.bert_config import CAUSAL_MODEL_TYPE
 from maskloom.objectives.choice import MultipleChoice
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.span import SpanPrediction
@@ -49,6 +54,31 @@ def pair_of_models(peer_type, folder, **overrides):
     ours, report = load_model(folder)
     assert report.new_parameters == report.unused_tensors == ()
     return ours.train(), peer.train()
+
+
+def test_a_causal_bert_is_the_decoder_without_cross_attention(tmp_path):
+    torch.manual_seed(0)
+    peer = BertLMHeadModel(PeerConfig(**SIZES, is_decoder=True)).eval()
+    peer.save_pretrained(tmp_path)
+    published = json.loads((tmp_path / "config.json").read_text())
+    published |= {"model_type": CAUSAL_MODEL_TYPE, "causal": True, "is_decoder": False}
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    ours, report = load_model(tmp_path, heads=("mlm",))
+    assert all("pooler" in name for name in report.new_parameters)
+    ids, segments, mask, *_ = padded_batch([17, 2, 9])
+    with torch.no_grad():
+        expected = peer(ids, token_type_ids=segments, attention_mask=mask.long()).logits
+        output = ours.eval().encoder(ids, segments, mask)
+        found = ours.heads["mlm"](output.last_hidden_state)
+        last = output.last_hidden_state[torch.arange(3), torch.tensor([16, 1, 8])]
+        pooled = torch.tanh(ours.encoder.pooler.dense(last))
+    torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.pooled, pooled)
+    save_model(ours, tmp_path / "again")
+    again, _ = load_model(tmp_path / "again")
+    assert again.config.causal
+    with pytest.raises(ValueError, match=CAUSAL_MODEL_TYPE):
+        AutoModel.from_pretrained(tmp_path / "again")
 
 
 def padded_batch(lengths, seed=0):

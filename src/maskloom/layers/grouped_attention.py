@@ -12,7 +12,9 @@ from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
 
 
-def grouped_attention(slots: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) -> Tensor:
+def grouped_attention(
+    slots: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool = False
+) -> Tensor:
     """Return dropout(softmax(q k / sqrt(d))) v per sequence and head: (slots, 3 hidden) to (slots, hidden).
 
     It is scaled dot-product attention written out with its gradient (Vaswani et al. 2017, equation 1). Each group
@@ -23,7 +25,7 @@ def grouped_attention(slots: Tensor, layout: SequenceLayout, num_heads: int, dro
     if layout.slot_tokens is not None:
         keys = keys[layout.slot_tokens]
     return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
-        slots, layout.groups, num_heads, dropout, keys, dither
+        slots, layout.groups, num_heads, dropout, keys, dither, causal
     )
 
 
@@ -39,13 +41,14 @@ class _GroupedAttention(torch.autograd.Function):
         dropout: float,
         keys: Tensor,
         dither: float,
+        causal: bool,
     ) -> Tensor:
         contexts = slots.new_empty(slots.shape[0], slots.shape[1] // 3)
         kept: list[Tensor] = []
         for group in groups:
             q, k, v = _by_head(slots, group, 3, num_heads)
             q.mul_(1.0 / math.sqrt(q.shape[-1]))
-            probabilities = _probabilities(q, k, group, num_heads)
+            probabilities = _probabilities(q, k, group, num_heads, causal=causal)
             group_keys = keys.narrow(0, group.first_slot, group.num_slots).view(group.num_sequences, group.length)
             factors = dropout_factors(probabilities, dropout, head_keys(group_keys, num_heads), dither)
             context = torch.bmm(probabilities * factors, v)
@@ -71,7 +74,7 @@ class _GroupedAttention(torch.autograd.Function):
             torch.bmm(d_scores.transpose(1, 2), q, out=d_qkv[1])
             d_qkv[0].mul_(1.0 / math.sqrt(q.shape[-1]))
             _store(result, group, d_qkv, ctx.num_heads)
-        return result, None, None, None, None, None
+        return result, None, None, None, None, None, None
 
 
 def _by_head(slots: Tensor, group: LengthGroup, num_parts: int, num_heads: int) -> Tensor:
@@ -89,10 +92,13 @@ def _store(slots: Tensor, group: LengthGroup, values: Tensor, num_heads: int) ->
     rows.view(shape).copy_(values.view(num_parts, group.num_sequences, num_heads, length, size).permute(1, 3, 0, 2, 4))
 
 
-def _probabilities(q: Tensor, k: Tensor, group: LengthGroup, num_heads: int) -> Tensor:
-    """Return softmax(q k) over the real keys: (n h, s, s)."""
+def _probabilities(q: Tensor, k: Tensor, group: LengthGroup, num_heads: int, *, causal: bool) -> Tensor:
+    """Return softmax(q k) over the keys that a query may attend to: (n h, s, s)."""
     scores = torch.bmm(q, k.transpose(1, 2))
-    if group.key_mask is not None:
-        excluded = torch.zeros(group.key_mask.shape, dtype=scores.dtype).masked_fill_(~group.key_mask, -math.inf)
+    allowed = group.mask(causal=causal)
+    if causal and allowed is None:
+        scores.add_(torch.full((group.length, group.length), -math.inf, dtype=scores.dtype).triu_(1))
+    elif allowed is not None:
+        excluded = torch.zeros(allowed.shape, dtype=scores.dtype).masked_fill_(~allowed, -math.inf)
         scores.view(group.num_sequences, num_heads, group.length, group.length).add_(excluded)
     return torch.softmax(scores, -1, out=scores)

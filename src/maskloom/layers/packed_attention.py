@@ -21,14 +21,16 @@ def prefers_packed(qkv: Tensor, layout: SequenceLayout) -> bool:
     return qkv.is_cuda and qkv.dtype in _HALF and layout.is_packed and not layout.has_empty_sequences
 
 
-def packed_attention(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) -> Tensor:
+def packed_attention(
+    qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool = False
+) -> Tensor:
     """Return softmax(q k / sqrt(d)) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden).
 
-    Without dropout it is `torch.nn.attention.varlen`, which knows none; with dropout, scaled dot-product attention over
-    a jagged nested tensor, which runs the same kernel.
+    Without dropout it is `torch.nn.attention.varlen`, which knows none; with dropout, and where tokens see only those
+    before them, scaled dot-product attention over a jagged nested tensor, which runs the same kernel.
     """
     q_tnd, k_tnd, v_tnd = qkv.view(len(qkv), 3, num_heads, -1).permute(1, 0, 2, 3).contiguous().unbind(0)
-    if dropout == 0.0 and qkv.is_cuda:
+    if dropout == 0.0 and not causal and qkv.is_cuda:
         from torch.nn.attention.varlen import varlen_attn  # imports what only CUDA needs
 
         offsets, longest = layout.offsets.int(), layout.max_length
@@ -39,5 +41,5 @@ def packed_attention(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropou
         ).transpose(1, 2)
         for part in (q_tnd, k_tnd, v_tnd)
     )
-    context = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    context = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
     return context.transpose(1, 2).values().reshape(len(qkv), -1)

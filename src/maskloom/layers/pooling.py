@@ -8,22 +8,25 @@ from torch import Tensor, nn
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
-class FirstTokenPooler(nn.Module):
+class TokenPooler(nn.Module):
     """tanh(dense(first token)): (tokens, hidden) to (sequences, hidden), values in (-1, 1).
 
     Differs from the paper: it names the raw final [CLS] state; the published code and weights have this layer.
+    With `last` the last token takes the first one's place, as it must where tokens see only those before them.
     An empty sequence pools to zeros.
     """
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, *, last: bool = False) -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
+        self.last = last
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return one pooled vector per sequence."""
         if layout.num_tokens == 0:
             return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
-        pooled = torch.tanh(self.dense(hidden.index_select(0, layout.first_positions)))
+        positions = layout.last_positions if self.last else layout.first_positions
+        pooled = torch.tanh(self.dense(hidden.index_select(0, positions)))
         if layout.has_empty_sequences:
             pooled = pooled * (layout.lengths > 0).unsqueeze(1)
         return pooled

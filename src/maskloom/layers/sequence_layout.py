@@ -23,18 +23,30 @@ class LengthGroup:
     """Sequences of near-equal length that one attention call handles as (num_sequences, length).
 
     `first_slot` is where the group starts in slot order; `key_mask` (num_sequences, 1, 1, length) is True where a key
-    is real, and None when every sequence has the full length.
+    is real, and None when every sequence has the full length. Real keys come first if it `is_padded_behind`.
     """
 
     first_slot: int
     num_sequences: int
     length: int
     key_mask: Tensor | None
+    is_padded_behind: bool = True
 
     @property
     def num_slots(self) -> int:
         """Number of slots: sequences times length."""
         return self.num_sequences * self.length
+
+    def mask(self, *, causal: bool) -> Tensor | None:
+        """Return where a query may attend, True, broadcast to (sequences, 1, length, length), or None for everywhere.
+
+        With `causal` it is None too where the keys that are not real come after all that are: no query sees them.
+        """
+        if not causal or self.key_mask is None or self.is_padded_behind:
+            return None if causal else self.key_mask
+        before = torch.ones(self.length, self.length, dtype=torch.bool, device=self.key_mask.device).tril()
+        # a query that is itself padding has to see something
+        return (self.key_mask & before) | torch.eye(self.length, dtype=torch.bool, device=self.key_mask.device)
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,7 @@ class SequenceLayout:
     offsets: Tensor
     lengths: Tensor
     first_positions: Tensor
+    last_positions: Tensor
     position_ids: Tensor
     num_sequences: int
     num_tokens: int
@@ -98,6 +111,7 @@ class SequenceLayout:
             lengths=to_device(sizes, device),
             # An empty sequence has no first token: any valid index will do, its pooled vector is zeroed.
             first_positions=to_device(np.minimum(starts, max(num_tokens - 1, 0)), device),
+            last_positions=to_device(np.maximum(offsets[1:] - 1, 0), device),
             position_ids=to_device(position_ids, device),
             num_sequences=len(sizes),
             num_tokens=num_tokens,
@@ -127,6 +141,7 @@ class SequenceLayout:
             offsets=torch.arange(batch + 1, device=is_real.device) * length,
             lengths=lengths,
             first_positions=starts + is_real.to(torch.int64).argmax(1),
+            last_positions=starts + length - 1 - is_real.to(torch.int64).flip(1).argmax(1),
             position_ids=places.expand(batch, length).reshape(-1),
             num_sequences=batch,
             num_tokens=batch * length,
@@ -134,7 +149,7 @@ class SequenceLayout:
             max_length=length,
             max_position=length - 1,
             has_empty_sequences=True,
-            groups=(LengthGroup(0, batch, length, keys[:, None, None, :]),),
+            groups=(LengthGroup(0, batch, length, keys[:, None, None, :], is_padded_behind=False),),
             slot_tokens=None,
             token_slots=None,
             padding_slots=None,

@@ -1,4 +1,4 @@
-"""BERT: a bidirectional Transformer encoder (Devlin et al. 2018, 3.1, 3.2)."""
+"""BERT: a bidirectional Transformer encoder (Devlin et al. 2018, 3.1, 3.2), or its left-to-right ablation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maskloom.layers.copies import to_device
 from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.initialization import initialize
-from maskloom.layers.pooling import FirstTokenPooler
+from maskloom.layers.pooling import TokenPooler
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import PostNormLayer
 from maskloom.models.bert_config import BertConfig
@@ -43,7 +43,9 @@ class Bert(nn.Module):
         )
         self.layers = nn.ModuleList(
             PostNormLayer(
-                SelfAttention(hidden, config.num_attention_heads, config.attention_probs_dropout_prob),
+                SelfAttention(
+                    hidden, config.num_attention_heads, config.attention_probs_dropout_prob, causal=config.causal
+                ),
                 FeedForward(hidden, config.intermediate_size, config.hidden_act),
                 hidden_size=hidden,
                 layer_norm_eps=eps,
@@ -51,7 +53,7 @@ class Bert(nn.Module):
             )
             for _ in range(config.num_hidden_layers)
         )
-        self.pooler = FirstTokenPooler(hidden)
+        self.pooler = TokenPooler(hidden, last=config.causal)
         initialize(self, std=config.initializer_range)
 
     @property

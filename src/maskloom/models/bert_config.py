@@ -28,6 +28,9 @@ _Width = Annotated[int, Field(ge=1, le=65_536)]
 class BertConfig(BaseModel):
     """Sizes and constants of a BERT encoder (paper 3.1), frozen; the defaults are those of bert-base-uncased.
 
+    A `causal` one is the left-to-right model of the paper's Table 5: a token attends to itself and those before it, and
+    the last token stands for its sequence, as the first one sees itself alone.
+
     Raises ValueError (pydantic's) for a wrong value; `from_published` and `of_size` say it in one readable message.
     """
 
@@ -47,6 +50,7 @@ class BertConfig(BaseModel):
     layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-12
     pad_token_id: Annotated[int, Field(ge=0)] | None = 0
     classifier_dropout: _Rate | None = None
+    causal: bool = False
 
     @field_validator("hidden_act")
     @classmethod
@@ -118,15 +122,20 @@ class BertConfig(BaseModel):
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, model_type included."""
-        return {"model_type": "bert", **self.model_dump()}
+        if self.causal:
+            return {"model_type": CAUSAL_MODEL_TYPE, **self.model_dump()}
+        return {"model_type": "bert", **self.model_dump(exclude={"causal"})}
 
+
+CAUSAL_MODEL_TYPE = "maskloom_causal_bert"
+"""What config.json calls a left-to-right BERT: other programs would let its tokens see those after them."""
 
 CRF_MODEL_TYPE = "maskloom_bert_crf"
 """What config.json calls a BERT whose tags a conditional random field decides: no program without one may open it."""
 
 # Foreign keys that change what is computed, with the values that mean "as in BERT".
 _REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
-    "model_type": ("bert", CRF_MODEL_TYPE),
+    "model_type": ("bert", CRF_MODEL_TYPE, CAUSAL_MODEL_TYPE),
     "position_embedding_type": ("absolute", None),
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),

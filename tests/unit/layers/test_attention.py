@@ -9,24 +9,27 @@ from maskloom.layers.sequence_layout import SequenceLayout
 LENGTHS = [5, 1, 13, 12, 0, 5, 2]
 
 
-def naive(qkv, lengths, num_heads):
+def naive(qkv, lengths, num_heads, *, causal=False):
     contexts = []
     for rows in qkv.split(lengths):
         size = qkv.shape[1] // (3 * num_heads)
         query, key, value = (part.view(len(rows), num_heads, size).transpose(0, 1) for part in rows.chunk(3, dim=1))
         scores = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
+        if causal:
+            scores = scores.masked_fill(torch.ones(len(rows), len(rows), dtype=torch.bool).triu(1), -math.inf)
         contexts.append((scores.softmax(-1) @ value).transpose(0, 1).flatten(1))
     return torch.cat(contexts)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [LENGTHS, [6, 6, 6], [1], [40, 3]])
-def test_equals_attention_of_each_sequence_alone(lengths):
+def test_equals_attention_of_each_sequence_alone(lengths, causal):
     torch.manual_seed(0)
     qkv = torch.randn(sum(lengths), 3 * 21, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(sum(lengths), 21, dtype=torch.float64)
-    context = attend(qkv, SequenceLayout.from_lengths(lengths), 7, 0.0)
+    context = attend(qkv, SequenceLayout.from_lengths(lengths), 7, 0.0, causal=causal)
     (gradient,) = torch.autograd.grad((context * weights).sum(), qkv)
-    expected = naive(qkv, lengths, 7)
+    expected = naive(qkv, lengths, 7, causal=causal)
     (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), qkv)
     torch.testing.assert_close(context, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
@@ -56,7 +59,8 @@ def test_dropout_is_on_in_training_only():
     assert torch.equal(block(hidden, layout), block(hidden, layout))
 
 
-def test_dropout_has_the_gradient_of_its_own_mask():
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_has_the_gradient_of_its_own_mask(causal):
     # The same draw twice: a finite difference along a direction equals the gradient's projection.
     lengths = [9, 8, 3]
     layout = SequenceLayout.from_lengths(lengths)
@@ -65,7 +69,7 @@ def test_dropout_has_the_gradient_of_its_own_mask():
 
     def loss(values):
         torch.manual_seed(5)
-        return (attend(values, layout, 3, 0.3) * weights).sum()
+        return (attend(values, layout, 3, 0.3, causal=causal) * weights).sum()
 
     (gradient,) = torch.autograd.grad(loss(qkv), qkv)
     with torch.no_grad():
@@ -76,3 +80,29 @@ def test_dropout_has_the_gradient_of_its_own_mask():
 def test_heads_must_divide_the_hidden_size():
     with pytest.raises(ValueError, match="hidden size 10 is not divisible by 3 heads"):
         SelfAttention(10, 3, 0.1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])
+@pytest.mark.parametrize("lengths", [[8, 8], [8, 7, 3]])
+def test_causal_tokens_see_nothing_of_those_after_them(lengths, dropout):
+    torch.manual_seed(0)
+    qkv, layout = torch.randn(sum(lengths), 3 * 12), SequenceLayout.from_lengths(lengths)
+    changed = qkv.clone()
+    changed[lengths[0] - 1] += 1.0
+    found = [attend(values, layout, 3, dropout, causal=True) for values in (qkv, changed)]
+    is_equal = (found[0] == found[1]).all(1)
+    assert is_equal.tolist() == [place != lengths[0] - 1 for place in range(sum(lengths))]
+
+
+def test_causal_rows_with_padding_anywhere():
+    # as an exported model has them: padding before and between tokens, too
+    torch.manual_seed(0)
+    is_real = torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0], [0, 0, 0, 0, 0]], dtype=torch.bool)
+    qkv = torch.randn(int(is_real.sum()), 3 * 12, dtype=torch.float64)
+    padded = torch.randn(15, 36, dtype=torch.float64)
+    padded[is_real.flatten()] = qkv
+    layout = SequenceLayout.of_padded(is_real)
+    context = attend(padded, layout, 3, 0.0, causal=True)
+    assert bool(context.isfinite().all())
+    torch.testing.assert_close(context[is_real.flatten()], naive(qkv, [3, 3, 0], 3, causal=True))
+    assert layout.last_positions[:2].tolist() == [4, 8]

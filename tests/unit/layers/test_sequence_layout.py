@@ -12,6 +12,7 @@ def test_offsets_positions_and_first_tokens():
     assert layout.offsets.tolist() == [0, 3, 4, 6]
     assert layout.lengths.tolist() == [3, 1, 2]
     assert layout.first_positions.tolist() == [0, 3, 4]
+    assert layout.last_positions.tolist() == [2, 3, 5]
     assert layout.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     assert (layout.num_sequences, layout.num_tokens, layout.max_length) == (3, 6, 3)
 
