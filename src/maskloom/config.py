@@ -266,14 +266,29 @@ class PretrainRecipe(Section):
 
     kind: Annotated[Literal["pretrain"], about("Kind of run.")] = "pretrain"
     seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of weights, sampling, masks and dropout.")] = 0
+    objective: Annotated[
+        Literal["masked_lm", "causal_lm"],
+        about("What is predicted: masked tokens, or each token from those before it, by a left-to-right model."),
+    ] = "masked_lm"
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
     training: TrainingSection = TrainingSection()
     card: CardSection | None = None
     phases: list[Phase] = Field(default_factory=list)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _causal_has_single_segments(cls, values: Any) -> Any:
+        """Leave next-sentence prediction out where it is not asked for and a left-to-right model has none."""
+        if not isinstance(values, dict) or values.get("objective") != "causal_lm":
+            return values
+        data = values.get("data", {})
+        return {**values, "data": {"next_sentence": False, **data}} if isinstance(data, dict) else values
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        if self.objective == "causal_lm":
+            self._refuse_masks()
         for number, phase in enumerate(self.phases):
             is_last = number == len(self.phases) - 1
             training = self.training if is_last else self.training.model_copy(update={"extensions": []})
@@ -283,6 +298,14 @@ class PretrainRecipe(Section):
         if self.training.keep_best and self.data.held_out_fraction == 0.0:
             raise ValueError("training.keep_best = true: with data.held_out_fraction = 0 nothing is there to choose by")
         return self
+
+    def _refuse_masks(self) -> None:
+        if self.data.next_sentence:
+            raise ValueError("objective = 'causal_lm': data.next_sentence = true needs a model that reads both ways")
+        masks = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob", "whole_word_masking")
+        defaults = PretrainingData()
+        if given := [name for name in masks if getattr(self.data, name) != getattr(defaults, name)]:
+            raise ValueError(f"objective = 'causal_lm' masks nothing: leave out data.{', data.'.join(given)}")
 
 
 class FinetuneTraining(TrainingSection):

@@ -294,6 +294,18 @@ def test_files_of_another_form_are_refused_by_name(name, recipe, files, content)
         KINDS[name].read(files[0], ReadingOptions(), recipe.task_settings())
 
 
+def test_a_left_to_right_encoder_is_fine_tuned_alike(name, recipe, files, tmp_path):
+    folder = tmp_path / "causal"
+    save_model(build_model(CONFIG.model_copy(update={"causal": True}), (), seed=0), folder)
+    Tokenizer(VOCABULARY, max_length=64).save(folder)
+    result = finetune(recipe, model=folder, train=files[0], dev=files[1], out=tmp_path / "run")
+    assert load_model(tmp_path / "run" / "model")[0].config.causal
+    scored = evaluate(tmp_path / "run", files[1])
+    for score, value in result["best"]["scores"].items():
+        assert scored[score] == pytest.approx(value, rel=1e-5), score
+    assert "transformers" not in (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8").split("```")[0]
+
+
 def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_path):
     """The kept model scores on dev what training said; a run made again gives the same weights."""
     train, dev = files

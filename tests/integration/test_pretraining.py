@@ -248,3 +248,22 @@ def test_wrong_input_is_refused_before_any_work(
 def test_a_folder_that_is_no_corpus_is_named(tmp_path: Path) -> None:
     result = run("pretrain", "--corpus", tmp_path, "--out", tmp_path / "run", code=3)
     assert str(tmp_path) in result.stderr
+
+
+def test_a_left_to_right_model_learns_to_predict_the_next_token(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "causal"
+    done = run(*_pretrain(corpus, out, "--set", "objective=causal_lm", "--set", "training.learning_rate=3e-3"))
+    assert "held-out LM loss" in done.stdout + done.stderr
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["lm_loss"] < metrics["unigram_entropy"] + 0.3
+    assert "nsp_loss" not in metrics
+    assert json.loads((out / "model" / "config.json").read_text())["model_type"] == "maskloom_causal_bert"
+    refused = run("fill-mask", "--model", out, "a [MASK]", code=3)
+    assert "from left to right" in refused.stderr
+    for wrong, said in (
+        (["--set", "objective=causal_lm", "--set", "data.next_sentence=true"], "reads both ways"),
+        (["--set", "model.config.causal=true"], "leave it out"),
+        (["--init", out / "model"], "the initial model is a left-to-right one"),
+    ):
+        assert said in run(*_pretrain(corpus, tmp_path / "no", *wrong), code=3).stderr
+        assert not (tmp_path / "no").exists()

@@ -1,3 +1,5 @@
+import tomllib
+
 import pytest
 
 from maskloom.config import (
@@ -8,6 +10,7 @@ from maskloom.config import (
     load_recipe,
     reason_of,
     recipe_toml,
+    validate_recipe,
 )
 from maskloom.layers.layer_mix import LAYER_CHOICES
 
@@ -181,3 +184,17 @@ def test_the_clock_for_a_run_that_was_extended_is_refused_in_the_flags_of_the_co
         load_recipe(PretrainRecipe, path, ["training.minutes=30.0"])
     expected = "training.minutes = 30: this run was extended with --steps and goes by steps; leave --minutes out"
     assert str(caught.value) == f"{path}: {expected}"
+
+
+def test_a_causal_objective_has_single_segments_and_no_masks():
+    recipe = validate_recipe(PretrainRecipe, {"objective": "causal_lm"}, source="r")
+    assert recipe.data.next_sentence is False
+    assert validate_recipe(PretrainRecipe, tomllib.loads(recipe_toml(recipe)), source="r") == recipe
+    assert PretrainRecipe().data.next_sentence is True
+    for data, said in (
+        ({"next_sentence": True}, "data.next_sentence = true needs a model that reads both ways"),
+        ({"masked_lm_prob": 0.3}, "leave out data.masked_lm_prob"),
+        ({"keep_prob": 0.0, "whole_word_masking": True}, "leave out data.keep_prob, data.whole_word_masking"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            validate_recipe(PretrainRecipe, {"objective": "causal_lm", "data": data}, source="r")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.masking import mask_tokens, num_predictions
+from maskloom.data.next_tokens import next_tokens, num_next_tokens
 from maskloom.data.sampling import DataPosition, Instances, InstanceStream
 from maskloom.errors import ConfigError
 
@@ -31,6 +32,22 @@ class PretrainingAccount:
     cut_fraction: float
 
 
+@dataclass(frozen=True)
+class Corruption:
+    """How inputs and targets are made from sequences.
+
+    `apply` takes ids (tokens,), lengths and keys of the sequences, the vocabulary, the settings, a seed and the epochs,
+    and returns ids, positions of predictions, and the ids to predict there; `count` tells how many there will be.
+    """
+
+    apply: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
+    count: Callable[[np.ndarray, PretrainingData], np.ndarray]
+
+
+MASKING = Corruption(mask_tokens, num_predictions)
+NEXT_TOKENS = Corruption(next_tokens, num_next_tokens)
+
+
 class PretrainingLoader:
     """Batches of masked instances (BERT paper 3.3.1, 3.3.2), exact in corpus, documents, settings, seed and position.
 
@@ -49,11 +66,13 @@ class PretrainingLoader:
         batch_size: int,
         seed: int,
         rows: slice = slice(None),
+        corruption: Corruption = MASKING,
     ) -> None:
         """Set up the stream; nothing is read before the first batch."""
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, a batch needs at least 1 sequence")
         self._corpus, self._data, self._batch_size, self._seed, self._rows = corpus, data, batch_size, seed, rows
+        self._corruption = corruption
         self._stream = InstanceStream(corpus, documents, data, seed=seed, repeat_instances=data.static_masks)
 
     def batch(self, position: DataPosition) -> tuple[PretrainingBatch, DataPosition]:
@@ -71,7 +90,7 @@ class PretrainingLoader:
         block = self._stream.block(0, 0)
         lengths = block.a_length + block.b_length + self._data.max_length - self._data.num_text_tokens
         uncut = self._data.model_copy(update={"max_predictions_per_seq": self._data.max_length})
-        wanted, predicted = (num_predictions(lengths, data).sum() for data in (uncut, self._data))
+        wanted, predicted = (self._corruption.count(lengths, data).sum() for data in (uncut, self._data))
         return PretrainingAccount(
             num_instances=round(len(block) / self._stream.block_fraction),
             tokens_per_instance=float(lengths.mean()),
@@ -108,7 +127,7 @@ class PretrainingLoader:
             tokens[ends - 1] = vocabulary.sep_id
             b_starts = starts + a_total
             self._fill(tokens, b_starts, instances.b_first, instances.b_last, instances.b_skip, instances.b_length)
-        masked, positions, labels = mask_tokens(
+        masked, positions, labels = self._corruption.apply(
             tokens, lengths, instances.keys, vocabulary, self._data, seed=self._seed, epoch=instances.epochs
         )
         sides = np.stack([a_total, b_total], axis=1).reshape(-1)

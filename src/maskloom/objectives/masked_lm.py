@@ -1,4 +1,4 @@
-"""Masked language modelling with next-sentence prediction (BERT paper 3.3)."""
+"""Language modelling, masked or causal, with next-sentence prediction (BERT paper 3.3)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from maskloom.objectives.objective import encode_batch
 class MaskedLanguageModeling:
     """Sum of the masked-LM loss over predictions and of the next-sentence loss over sequences (paper 3.3.1, 3.3.2).
 
-    The training loss is mean MLM + mean NSP; `next_sentence=False` leaves the second term out.
+    The training loss is mean MLM + mean NSP; `next_sentence=False` leaves the second term out. `part` names the first
+    term and its metrics: it is the loss of a causal language model where batches have the next token to predict.
     """
 
     next_sentence: bool = True
+    part: str = "mlm"
 
     def target_counts(self, batch: PretrainingBatch) -> dict[str, float]:
         """Return the number of masked positions and, with next-sentence prediction, of sequences."""
-        counts = {"mlm": float(len(batch.mlm_labels))}
+        counts = {self.part: float(len(batch.mlm_labels))}
         if self.next_sentence:
             counts["nsp"] = float(batch.num_sequences)
         return counts
@@ -37,7 +39,7 @@ class MaskedLanguageModeling:
     def loss_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, Tensor]:
         """Return the summed losses in nats: `mlm` over masked positions, `nsp` over sequences."""
         vectors = self._vectors(model, batch)
-        sums = {"mlm": cast(MaskedLMHead, model.heads["mlm"]).loss_sum(*vectors["mlm"])}
+        sums = {self.part: cast(MaskedLMHead, model.heads["mlm"]).loss_sum(*vectors["mlm"])}
         if self.next_sentence:
             pooled, labels = vectors["nsp"]
             sums["nsp"] = _cross_entropy_sum(model.heads["nsp"](pooled), labels)
@@ -46,8 +48,8 @@ class MaskedLanguageModeling:
     def evaluation_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, float]:
         """Return loss sums, correct predictions and counts of both parts."""
         sums: dict[str, float] = {}
-        for name, (vectors, labels) in self._vectors(model, batch).items():
-            logits = model.heads[name](vectors)
+        for head, (vectors, labels) in self._vectors(model, batch).items():
+            name, logits = {"mlm": self.part}.get(head, head), model.heads[head](vectors)
             sums[f"{name}_loss"] = float(_cross_entropy_sum(logits, labels))
             sums[f"{name}_correct"] = float((logits.argmax(-1) == labels).sum())
             sums[f"{name}_count"] = float(len(labels))
@@ -56,12 +58,12 @@ class MaskedLanguageModeling:
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Return loss (nats), accuracy and perplexity; every prediction of the evaluation weighs the same."""
         metrics: dict[str, float] = {"loss": 0.0}
-        for name in ("mlm", "nsp") if self.next_sentence else ("mlm",):
+        for name in (self.part, "nsp") if self.next_sentence else (self.part,):
             count = max(sums.get(f"{name}_count", 0.0), 1.0)
             metrics[f"{name}_loss"] = sums.get(f"{name}_loss", 0.0) / count
             metrics[f"{name}_accuracy"] = sums.get(f"{name}_correct", 0.0) / count
             metrics["loss"] += metrics[f"{name}_loss"]
-        metrics["mlm_perplexity"] = math.exp(min(metrics["mlm_loss"], 700.0))
+        metrics[f"{self.part}_perplexity"] = math.exp(min(metrics[f"{self.part}_loss"], 700.0))
         return metrics
 
     def _vectors(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, tuple[Tensor, Tensor]]:

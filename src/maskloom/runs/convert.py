@@ -62,7 +62,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     card = Card(
         "Converted BERT",
         f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
-        pipeline_tag="fill-mask" if "mlm" in model.heads else None,
+        pipeline_tag="fill-mask" if "mlm" in model.heads and not model.config.causal else None,
         base_model=hub_name(found.folder),
     )
     around = modules_folder(found.folder)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from maskloom.checkpoints.huggingface import save_model
+from maskloom.checkpoints.huggingface import CONFIG, save_model
 from maskloom.checkpoints.sentence_transformers import copy_modules
 from maskloom.config import CardSection, ConfigError, FinetuneRecipe, PretrainRecipe, recipe_toml
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
@@ -30,13 +30,13 @@ from maskloom.training.checkpoints import MODEL, REST, step_folders
 
 # The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
 HUB_METRICS = {
-    **dict.fromkeys(("accuracy", "mlm_accuracy", "nsp_accuracy"), "accuracy"),
+    **dict.fromkeys(("accuracy", "mlm_accuracy", "lm_accuracy", "nsp_accuracy"), "accuracy"),
     **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
     **{name: name for name in ("precision", "recall", "exact_match")},
     "matthews": "matthews_correlation",
     "pearson": "pearsonr",
     "spearman": "spearmanr",
-    "mlm_perplexity": "perplexity",
+    **dict.fromkeys(("mlm_perplexity", "lm_perplexity"), "perplexity"),
 }
 # OWNER/NAME, unless it reads like a folder of this machine; or one of the first models, which have no owner.
 _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
@@ -65,10 +65,12 @@ class Card:
 
     def write(self, folder: Path) -> None:
         """Write README.md into a model folder: the facts as YAML, then title, summary, metrics and recipe."""
+        of_ours = str(read_json_object(folder / CONFIG).get("model_type")).startswith("maskloom")
+        opens = "" if of_ours else " and with transformers"
         header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in self._facts().items())
         text = (
             f"---\n{header}---\n\n# {self.title}\n\n{printable(self.summary)}\n\n"
-            "Opens with `maskloom.load(folder)` and with transformers.\n"
+            f"Opens with `maskloom.load(folder)`{opens}.\n"
         )
         if self.metrics:
             rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in _numbers(self.metrics).items())
@@ -90,7 +92,7 @@ class Card:
         }
         numbers = _numbers(self.metrics)
         scores = {name: numbers[name] for name in HUB_METRICS if math.isfinite(numbers.get(name, math.nan))}
-        if scores:
+        if scores and self.pipeline_tag:
             facts["metrics"] = list(dict.fromkeys(HUB_METRICS[name] for name in scores))
             task = {"type": self.pipeline_tag}
             dataset = {"name": self.dataset, "type": "custom"}
@@ -106,11 +108,13 @@ class Card:
 def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: Path | None, more: str = "") -> Card:
     """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
     heads = "masked-LM and next-sentence heads" if recipe.data.next_sentence else "a masked-LM head"
+    if is_causal := recipe.objective == "causal_lm":
+        heads = "a language-model head, whose tokens attend to those before them alone"
     what = f"A BERT ({recipe.model.size})" if init is None else f"A BERT, continued from {model_name(init)},"
     return Card(
         "Pre-trained BERT",
         f"{what} with {heads}. {more}".rstrip(),
-        pipeline_tag="fill-mask",
+        pipeline_tag=None if is_causal else "fill-mask",
         base_model=None if init is None else hub_name(init),
         recipe=recipe,
         metrics=metrics,

@@ -24,7 +24,7 @@ from maskloom.launch import claim, is_restarted
 from maskloom.machine_memory import require_memory
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.bert import BertConfig
-from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.objectives.pretraining import PRETRAINING, Pretraining
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
@@ -214,6 +214,16 @@ class _Run:
     progress: Progress
     ranks: Ranks
 
+    @property
+    def row(self) -> Pretraining:
+        """What is known of the objective."""
+        return PRETRAINING[self.recipe.objective]
+
+    def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, **rows: slice) -> PretrainingLoader:
+        """Return the batches of a phase."""
+        how = {"batch_size": batch_size, "seed": self.recipe.seed, "corruption": self.row.corruption}
+        return PretrainingLoader(self.corpus, documents, plan.data, **how, **rows)
+
     def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:
         """Return the held-out metrics of the initial weights on instances of the last phase.
 
@@ -235,25 +245,23 @@ class _Run:
         """Return metrics on held-out instances of a phase; {} where nothing is held out, and on other ranks."""
         if len(self.held_out) == 0 or self.log_frequencies is None:
             return {}
-        batch_size, seed = _EVALUATION_BATCH, self.recipe.seed
-        loader = PretrainingLoader(self.corpus, self.held_out, plan.data, batch_size=batch_size, seed=seed)
+        loader = self.loader(self.held_out, plan, _EVALUATION_BATCH)
         limit = plan.training.max_evaluation_instances
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
-        objective, tally = MaskedLanguageModeling(next_sentence=plan.data.next_sentence), _Tally(self.log_frequencies)
+        objective, tally = self.row.objective(plan.data.next_sentence), _Tally(self.log_frequencies)
         metrics = evaluate(whole, objective, tally.watch(batches))
         return {**metrics, **tally.metrics()}
 
     def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
         """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
         settings, progress, ranks = plan.training, self.progress, self.ranks
-        rows = {"batch_size": settings.batch_size, "seed": self.recipe.seed, "rows": _rows(plan, ranks)}
-        loader = PretrainingLoader(self.corpus, self.train, plan.data, **rows)
+        loader = self.loader(self.train, plan, settings.batch_size, rows=_rows(plan, ranks))
         state = TrainState.fresh(self.model, settings)
         account = loader.account() if ranks.is_first else None
         with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
             session = TrainingSession(
                 state=state,
-                objective=MaskedLanguageModeling(next_sentence=plan.data.next_sentence),
+                objective=self.row.objective(plan.data.next_sentence),
                 next_batch=loader.next_batch,
                 settings=_with_defaults(settings),
                 seed=self.recipe.seed,
@@ -266,7 +274,7 @@ class _Run:
                 name=plan.name,
                 ranks=ranks,
                 run_id=run_id(self.out, plan.name),
-                score=lambda metrics: -metrics.get("mlm_loss", math.nan),
+                score=lambda metrics: -metrics.get(f"{self.row.part}_loss", math.nan),
             )
             if verify:
                 verify_resuming(session)
@@ -349,9 +357,10 @@ def describe_metrics(metrics: dict[str, float]) -> str:
     """Return held-out metrics as one readable line, or say that nothing is held out."""
     if not metrics:
         return "nothing held out to evaluate"
+    part = next(row.part for row in PRETRAINING.values() if f"{row.part}_loss" in metrics)
     text = (
-        f"held-out MLM loss {metrics['mlm_loss']:.3f} nats (unigram {metrics['unigram_entropy']:.3f}), "
-        f"accuracy {metrics['mlm_accuracy']:.3f}, perplexity {metrics['mlm_perplexity']:.1f}"
+        f"held-out {part.upper()} loss {metrics[f'{part}_loss']:.3f} nats (unigram {metrics['unigram_entropy']:.3f}), "
+        f"accuracy {metrics[f'{part}_accuracy']:.3f}, perplexity {metrics[f'{part}_perplexity']:.1f}"
     )
     if "nsp_accuracy" in metrics:
         text += f"; NSP accuracy {metrics['nsp_accuracy']:.3f} (majority {metrics['nsp_majority_fraction']:.3f})"

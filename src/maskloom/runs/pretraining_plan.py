@@ -51,7 +51,10 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> BertConfig:
         raise ConfigError(
             f"model.config.vocab_size = {given!r:.200}: the corpus was built with a vocabulary, leave it out"
         )
-    return BertConfig.of_size(recipe.model.size, vocab_size=vocab_size, **recipe.model.config)
+    if "causal" in recipe.model.config:
+        raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model, leave it out")
+    own = {**recipe.model.config, "causal": recipe.objective == "causal_lm"}
+    return BertConfig.of_size(recipe.model.size, vocab_size=vocab_size, **own)
 
 
 def heads_of(recipe: PretrainRecipe) -> tuple[str, ...]:
@@ -73,6 +76,9 @@ def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
                 f"{place} = {plan.data.max_length}: it may not exceed "
                 f"{whose} max_position_embeddings = {config.max_position_embeddings}"
             )
+    if config.causal != (recipe.objective == "causal_lm"):
+        kind = "a left-to-right" if config.causal else "a bidirectional"
+        raise ConfigError(f"objective = {recipe.objective!r}: {whose[:-2]} is {kind} one")
     if recipe.data.next_sentence and config.type_vocab_size < 2:
         raise ConfigError(f"{whose} type_vocab_size = 1: data.next_sentence = true tells sentences A and B apart")
 

@@ -14,6 +14,9 @@ _HELD_OUT = (
     ("mlm_loss", "masked-LM loss, nats", "{:.3f}"),
     ("mlm_accuracy", "masked-LM accuracy", "{:.1%}"),
     ("mlm_perplexity", "perplexity", "{:,.1f}"),
+    ("lm_loss", "language-model loss, nats", "{:.3f}"),
+    ("lm_accuracy", "language-model accuracy", "{:.1%}"),
+    ("lm_perplexity", "perplexity", "{:,.1f}"),
     ("nsp_loss", "next-sentence loss, nats", "{:.3f}"),
     ("nsp_accuracy", "next-sentence accuracy", "{:.1%}"),
 )
@@ -31,7 +34,7 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{name:<{widths[0]}}  {first:>{widths[1]}}  {last:>{widths[2]}}" for name, first, last in rows]
     unigram = f"unigram: {result['unigram_entropy']:.3f} nats"
-    return [*lines, f"{result['num_predictions']:,.0f} masked pieces of held-out text; {unigram}"]
+    return [*lines, f"{result['num_predictions']:,.0f} predicted pieces of held-out text; {unigram}"]
 
 
 def finetuning_lines(result: dict[str, Any]) -> list[str]:

@@ -41,12 +41,13 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     metrics = scores(runs[0])
     entropy = metrics.get("unigram_entropy")
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
+    part = "lm" if "lm_loss" in metrics else "mlm"
     loss = _chart(
-        "Masked-LM loss, nats per token",
+        "Language-model loss, nats per token" if part == "lm" else "Masked-LM loss, nats per token",
         runs,
         colours,
-        ("losses", "mlm"),
-        "mlm_loss",
+        ("losses", part),
+        f"{part}_loss",
         levels=[("word frequency", entropy)] if entropy else [],
         marks=marks,
         note="Thin: training; with dots: held out. Below the dashed line the model uses context.",
@@ -62,8 +63,9 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         marks=marks,
         as_percent=True,
     )
+    guessed = "Next tokens" if part == "lm" else "Masked tokens"
     accuracy = _chart(
-        "Masked tokens guessed right, held out", runs, colours, None, "mlm_accuracy", marks=marks, as_percent=True
+        f"{guessed} guessed right, held out", runs, colours, None, f"{part}_accuracy", marks=marks, as_percent=True
     )
     return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs, colours)) if chart is not None]
 

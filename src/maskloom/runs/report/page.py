@@ -107,7 +107,7 @@ def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
 
 def _deciding(run: RunRecord, found: dict[str, float]) -> str | None:
     if run.kind == "pretrain":
-        return "mlm_loss" if "mlm_loss" in found else None
+        return next((name for name in ("mlm_loss", "lm_loss") if name in found), None)
     if run.kind == "glue":
         return next((name for name in ("leaderboard_score", "paper_average") if found.get(name) is not None), None)
     if run.result is None:
