@@ -60,6 +60,9 @@ class PretrainingData(Section):
     next_sentence: Annotated[
         bool, about("Train next-sentence prediction on pairs of texts; false uses single segments.")
     ] = True
+    sentence_order: Annotated[
+        bool, about("Of a pair, tell swapped texts apart (ALBERT) instead of random ones; needs next_sentence.")
+    ] = False
     masked_lm_prob: Annotated[
         float, Field(gt=0.0, lt=1.0), about("Fraction of a sequence's tokens that are predicted.")
     ] = 0.15
@@ -78,7 +81,14 @@ class PretrainingData(Section):
     def _shares_fit(self) -> Self:
         if self.mask_prob + self.keep_prob > 1.0 + 1e-9:
             raise ValueError(f"mask_prob + keep_prob = {self.mask_prob + self.keep_prob}: it may not exceed 1")
+        if self.sentence_order and not self.next_sentence:
+            raise ValueError("sentence_order = true needs pairs: next_sentence = true")
         return self
+
+    @property
+    def pair_task(self) -> str | None:
+        """What is told of a pair of texts: "nsp", "sop" for their order, or None for single segments."""
+        return ("sop" if self.sentence_order else "nsp") if self.next_sentence else None
 
     @property
     def num_text_tokens(self) -> int:

@@ -59,8 +59,8 @@ class PretrainingBatch(PackedBatch):
 
     Shapes in words: `token_ids` and `segment_ids` (tokens,), `lengths` (sequences,) in tokens, `mlm_positions`
     (predictions,) ascending indices into the packed tokens, `mlm_labels` (predictions,) the original ids there,
-    `nsp_labels` (sequences,) 0 for the actual next text and 1 for a random one, or None without next-sentence
-    prediction; all int64.
+    `nsp_labels` (sequences,) 0 for the actual next text and 1 for a random or swapped one, or None without pairs; all
+    int64.
     """
 
     mlm_positions: np.ndarray

@@ -83,6 +83,9 @@ class Instances:
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 
+_Side = tuple[np.ndarray, ...]
+
+
 class InstanceStream:
     """The endless, seekable stream of instances of some documents of a corpus.
 
@@ -190,7 +193,9 @@ class InstanceStream:
             targets=np.repeat(self._targets(visited, epoch), counts),
             token_ends=ends,
         )
-        return self._pairs(chunks, epoch) if self._data.next_sentence else self._segments(chunks, epoch)
+        if not self._data.next_sentence:
+            return self._segments(chunks, epoch)
+        return self._ordered_pairs(chunks, epoch) if self._data.sentence_order else self._pairs(chunks, epoch)
 
     def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
         """Return the number of text tokens that instances of each document aim at, drawn once a document and epoch."""
@@ -216,10 +221,41 @@ class InstanceStream:
         goal = chunks.targets[reached[rows]] - a_length[rows]
         drawn = self._random_texts(chunks.places[reached[rows]], sentences[rows], goal, epoch)
         b_first[rows], b_last[rows], b_length[rows] = drawn
+        a_side = sentences, sentences + (middle - start), a_length
+        return self._truncated(sentences, a_side, (b_first, b_last, b_length), is_random, epoch)
+
+    def _ordered_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
+        """Return pairs of segments of one chunk, half of them swapped (Lan et al. 2020, ALBERT, 3.1).
+
+        A chunk has two sentences at least; the last sentence of a document, left over alone, is not used.
+        """
+        goals = chunks.token_ends[:-1] + chunks.targets
+        last = np.maximum(np.searchsorted(chunks.token_ends, goals), chunks.starts + 2)
+        last = np.minimum(last, chunks.document_ends)
+        reached = _chain(last)
+        start = reached[last[reached] - reached > 1]
+        if len(start) == 0:
+            raise DataError("data.sentence_order = true needs documents of at least two sentences; here are none")
+        sentences, last = chunks.sentences[start], last[start]
+        middle = start + 1 + integers(last - start - 1, self._seed, _A_END, epoch, sentences)
+        ends = chunks.token_ends
+        first = (sentences, sentences + (middle - start), ends[middle] - ends[start])
+        second = (sentences + (middle - start), sentences + (last - start), ends[last] - ends[middle])
+        is_swapped = uniform(self._seed, _IS_RANDOM, epoch, sentences) < 0.5
+        a_side = tuple(np.where(is_swapped, there, here) for here, there in zip(first, second, strict=True))
+        b_side = tuple(np.where(is_swapped, here, there) for here, there in zip(first, second, strict=True))
+        return self._truncated(sentences, a_side, b_side, is_swapped, epoch)
+
+    def _truncated(
+        self, sentences: np.ndarray, a_side: _Side, b_side: _Side, is_random: np.ndarray, epoch: int
+    ) -> Instances:
+        """Return instances of two sides that fit; a side is its first sentences, those after the last, its lengths."""
+        a_first, a_last, a_length = a_side
+        b_first, b_last, b_length = b_side
         a_kept, b_kept = truncated_lengths(a_length, b_length, self._data.num_text_tokens)
         return Instances(
-            a_first=sentences,
-            a_last=sentences + (middle - start),
+            a_first=a_first,
+            a_last=a_last,
             a_skip=_num_heads(a_length - a_kept, self._seed, _FRONT_A, epoch, sentences),
             a_length=a_kept,
             b_first=b_first,
@@ -227,7 +263,7 @@ class InstanceStream:
             b_skip=_num_heads(b_length - b_kept, self._seed, _FRONT_B, epoch, sentences),
             b_length=b_kept,
             is_random=is_random.astype(np.int64),
-            epochs=np.full(len(reached), epoch, dtype=np.int64),
+            epochs=np.full(len(sentences), epoch, dtype=np.int64),
             keys=words(self._seed, _KEY, sentences, 0),
         )
 

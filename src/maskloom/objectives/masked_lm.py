@@ -22,18 +22,20 @@ from maskloom.objectives.objective import encode_batch
 class MaskedLanguageModeling:
     """Sum of the masked-LM loss over predictions and of the next-sentence loss over sequences (paper 3.3.1, 3.3.2).
 
-    The training loss is mean MLM + mean NSP; `next_sentence=False` leaves the second term out. `part` names the first
-    term and its metrics: it is the loss of a causal language model where batches have the next token to predict.
+    The training loss is mean MLM + mean NSP; `next_sentence=False` leaves the second term out. `part` and `pair_part`
+    name the terms and their metrics: the first is the loss of a causal language model where batches have the next token
+    to predict, the second that of sentence order where pairs are swapped.
     """
 
     next_sentence: bool = True
     part: str = "mlm"
+    pair_part: str = "nsp"
 
     def target_counts(self, batch: PretrainingBatch) -> dict[str, float]:
         """Return the number of masked positions and, with next-sentence prediction, of sequences."""
         counts = {self.part: float(len(batch.mlm_labels))}
         if self.next_sentence:
-            counts["nsp"] = float(batch.num_sequences)
+            counts[self.pair_part] = float(batch.num_sequences)
         return counts
 
     def loss_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, Tensor]:
@@ -42,14 +44,14 @@ class MaskedLanguageModeling:
         sums = {self.part: cast(MaskedLMHead, model.heads["mlm"]).loss_sum(*vectors["mlm"])}
         if self.next_sentence:
             pooled, labels = vectors["nsp"]
-            sums["nsp"] = _cross_entropy_sum(model.heads["nsp"](pooled), labels)
+            sums[self.pair_part] = _cross_entropy_sum(model.heads["nsp"](pooled), labels)
         return sums
 
     def evaluation_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, float]:
         """Return loss sums, correct predictions and counts of both parts."""
         sums: dict[str, float] = {}
         for head, (vectors, labels) in self._vectors(model, batch).items():
-            name, logits = {"mlm": self.part}.get(head, head), model.heads[head](vectors)
+            name, logits = {"mlm": self.part, "nsp": self.pair_part}[head], model.heads[head](vectors)
             sums[f"{name}_loss"] = float(_cross_entropy_sum(logits, labels))
             sums[f"{name}_correct"] = float((logits.argmax(-1) == labels).sum())
             sums[f"{name}_count"] = float(len(labels))
@@ -58,7 +60,7 @@ class MaskedLanguageModeling:
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Return loss (nats), accuracy and perplexity; every prediction of the evaluation weighs the same."""
         metrics: dict[str, float] = {"loss": 0.0}
-        for name in (self.part, "nsp") if self.next_sentence else (self.part,):
+        for name in (self.part, self.pair_part) if self.next_sentence else (self.part,):
             count = max(sums.get(f"{name}_count", 0.0), 1.0)
             metrics[f"{name}_loss"] = sums.get(f"{name}_loss", 0.0) / count
             metrics[f"{name}_accuracy"] = sums.get(f"{name}_correct", 0.0) / count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from maskloom.data.pretraining_loader import MASKING, NEXT_TOKENS, Corruption
@@ -14,20 +13,20 @@ class Pretraining:
     """What is known of a pre-training objective.
 
     `title` is what a person calls it and `part` the name of its loss and metrics, of which PART_loss decides which
-    checkpoint is best. `corruption` makes inputs and targets from sequences; `objective` takes whether the next
-    sentence is predicted as well.
+    checkpoint is best. `corruption` makes inputs and targets from sequences.
     """
 
     title: str
     part: str
     corruption: Corruption
-    objective: Callable[[bool], MaskedLanguageModeling]
+
+    def objective(self, pair_task: str | None) -> MaskedLanguageModeling:
+        """Return the objective, with what is told of pairs of texts: "nsp", "sop", or None."""
+        return MaskedLanguageModeling(pair_task is not None, part=self.part, pair_part=pair_task or "nsp")
 
 
 PRETRAINING = {
-    "masked_lm": Pretraining("masked-LM", "mlm", MASKING, MaskedLanguageModeling),
-    "causal_lm": Pretraining(
-        "causal-LM", "lm", NEXT_TOKENS, lambda next_sentence: MaskedLanguageModeling(next_sentence, part="lm")
-    ),
+    "masked_lm": Pretraining("masked-LM", "mlm", MASKING),
+    "causal_lm": Pretraining("causal-LM", "lm", NEXT_TOKENS),
 }
 """The pre-training objectives by the names of recipes."""

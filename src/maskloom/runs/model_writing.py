@@ -30,7 +30,7 @@ from maskloom.training.checkpoints import MODEL, REST, step_folders
 
 # The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
 HUB_METRICS = {
-    **dict.fromkeys(("accuracy", "mlm_accuracy", "lm_accuracy", "nsp_accuracy"), "accuracy"),
+    **dict.fromkeys(("accuracy", "mlm_accuracy", "lm_accuracy", "nsp_accuracy", "sop_accuracy"), "accuracy"),
     **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
     **{name: name for name in ("precision", "recall", "exact_match")},
     "matthews": "matthews_correlation",
@@ -107,7 +107,8 @@ class Card:
 
 def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: Path | None, more: str = "") -> Card:
     """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
-    heads = "masked-LM and next-sentence heads" if recipe.data.next_sentence else "a masked-LM head"
+    pair = {"nsp": "next-sentence", "sop": "sentence-order"}.get(recipe.data.pair_task or "")
+    heads = f"masked-LM and {pair} heads" if pair else "a masked-LM head"
     if is_causal := recipe.objective == "causal_lm":
         heads = "a language-model head, whose tokens attend to those before them alone"
     what = f"A BERT ({recipe.model.size})" if init is None else f"A BERT, continued from {model_name(init)},"

@@ -248,7 +248,7 @@ class _Run:
         loader = self.loader(self.held_out, plan, _EVALUATION_BATCH)
         limit = plan.training.max_evaluation_instances
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
-        objective, tally = self.row.objective(plan.data.next_sentence), _Tally(self.log_frequencies)
+        objective, tally = self.row.objective(plan.data.pair_task), _Tally(self.log_frequencies, plan.data.pair_task)
         metrics = evaluate(whole, objective, tally.watch(batches))
         return {**metrics, **tally.metrics()}
 
@@ -261,7 +261,7 @@ class _Run:
         with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
             session = TrainingSession(
                 state=state,
-                objective=self.row.objective(plan.data.next_sentence),
+                objective=self.row.objective(plan.data.pair_task),
                 next_batch=loader.next_batch,
                 settings=_with_defaults(settings),
                 seed=self.recipe.seed,
@@ -332,8 +332,8 @@ def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
 class _Tally:
     """Follows evaluation batches to score, on the same targets, the guesses that need no model."""
 
-    def __init__(self, log_frequencies: np.ndarray) -> None:
-        self._log_frequencies = log_frequencies
+    def __init__(self, log_frequencies: np.ndarray, pair_task: str | None) -> None:
+        self._log_frequencies, self._pair_task = log_frequencies, pair_task
         self._nats, self._targets, self._random, self._sequences = 0.0, 0, 0, 0
 
     def watch(self, batches: Any) -> Any:
@@ -349,7 +349,7 @@ class _Tally:
         metrics = {"unigram_entropy": self._nats / max(self._targets, 1), "num_predictions": float(self._targets)}
         if self._sequences:
             fraction = self._random / self._sequences
-            metrics["nsp_majority_fraction"] = max(fraction, 1.0 - fraction)
+            metrics[f"{self._pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
         return metrics
 
 
@@ -362,6 +362,8 @@ def describe_metrics(metrics: dict[str, float]) -> str:
         f"held-out {part.upper()} loss {metrics[f'{part}_loss']:.3f} nats (unigram {metrics['unigram_entropy']:.3f}), "
         f"accuracy {metrics[f'{part}_accuracy']:.3f}, perplexity {metrics[f'{part}_perplexity']:.1f}"
     )
-    if "nsp_accuracy" in metrics:
-        text += f"; NSP accuracy {metrics['nsp_accuracy']:.3f} (majority {metrics['nsp_majority_fraction']:.3f})"
+    for pair in ("nsp", "sop"):
+        if f"{pair}_accuracy" in metrics:
+            majority = metrics[f"{pair}_majority_fraction"]
+            text += f"; {pair.upper()} accuracy {metrics[f'{pair}_accuracy']:.3f} (majority {majority:.3f})"
     return text

@@ -19,6 +19,8 @@ _HELD_OUT = (
     ("lm_perplexity", "perplexity", "{:,.1f}"),
     ("nsp_loss", "next-sentence loss, nats", "{:.3f}"),
     ("nsp_accuracy", "next-sentence accuracy", "{:.1%}"),
+    ("sop_loss", "sentence-order loss, nats", "{:.3f}"),
+    ("sop_accuracy", "sentence-order accuracy", "{:.1%}"),
 )
 
 

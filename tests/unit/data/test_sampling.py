@@ -271,3 +271,31 @@ def test_cuts_at_the_front_are_binomial() -> None:
         assert drawn.max() <= number
         assert drawn.mean() == pytest.approx(number / 2, abs=4 * np.sqrt(number / 4 / 4000) + 1e-9)
         assert drawn.var() == pytest.approx(number / 4, rel=0.12)
+
+
+def test_sentence_order_swaps_half_of_the_pairs_of_consecutive_texts(random_corpus) -> None:
+    corpus = random_corpus(60)
+    data = PretrainingData(max_length=64, sentence_order=True, short_seq_prob=0.5)
+    pairs = InstanceStream(corpus, None, data, seed=3).block(0, 0)
+    is_swapped = pairs.is_random == 1
+    assert 0.4 < is_swapped.mean() < 0.6
+    first, middle = np.where(is_swapped, pairs.b_first, pairs.a_first), np.where(is_swapped, pairs.b_last, pairs.a_last)
+    follows, last = np.where(is_swapped, pairs.a_first, pairs.b_first), np.where(is_swapped, pairs.a_last, pairs.b_last)
+    assert (middle == follows).all()
+    assert ((first < middle) & (middle < last)).all()
+    assert ((pairs.a_length > 0) & (pairs.b_length > 0) & (pairs.a_length + pairs.b_length <= 61)).all()
+    offsets = np.asarray(corpus.document_offsets)
+    assert (np.searchsorted(offsets, first, side="right") == np.searchsorted(offsets, last - 1, side="right")).all()
+    order = np.argsort(first)
+    assert (last[order][:-1] <= first[order][1:]).all()
+    # what is left over is the last sentence of a document
+    unused = np.setdiff1d(
+        np.arange(offsets[-1]), np.concatenate([np.arange(*ends) for ends in zip(first, last, strict=True)])
+    )
+    assert np.isin(unused + 1, offsets).all()
+
+
+def test_sentence_order_needs_two_sentences(memory_corpus) -> None:
+    stream = InstanceStream(memory_corpus([[[9, 8]], [[7]]]), None, PretrainingData(sentence_order=True), seed=0)
+    with pytest.raises(DataError, match="at least two sentences"):
+        stream.block(0, 0)

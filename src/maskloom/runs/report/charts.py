@@ -52,13 +52,14 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         marks=marks,
         note="Thin: training; with dots: held out. Below the dashed line the model uses context.",
     )
-    majority = metrics.get("nsp_majority_fraction")
+    pair = "sop" if "sop_accuracy" in metrics else "nsp"
+    majority = metrics.get(f"{pair}_majority_fraction")
     sentence = _chart(
-        "Next-sentence accuracy, held out",
+        "Sentence-order accuracy, held out" if pair == "sop" else "Next-sentence accuracy, held out",
         runs,
         colours,
         None,
-        "nsp_accuracy",
+        f"{pair}_accuracy",
         levels=[("majority", majority)] if majority else [],
         marks=marks,
         as_percent=True,
