@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from maskloom.errors import ConfigError as ConfigError
-from maskloom.errors import DataError as DataError
+from maskloom.errors import ConfigError
 from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import reason_of as reason_of
 from maskloom.recipe_files import recipe_toml as recipe_toml

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import DataError, FinetuneRecipe, validate_recipe
+from maskloom.config import FinetuneRecipe, validate_recipe
+from maskloom.errors import DataError
 from maskloom.inference import Prediction, Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

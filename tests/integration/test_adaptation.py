@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import ConfigError, PretrainRecipe, load_recipe
+from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.data.corpus_building import build_corpus
+from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.pretrain import pretrain

@@ -8,7 +8,8 @@ import pytest
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
-from maskloom.config import DataError, FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.config import FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.errors import DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.config import DataError
 from maskloom.data.corpus import Corpus
+from maskloom.errors import DataError
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 

@@ -8,7 +8,8 @@ from scipy.special import logsumexp, softmax
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
-from maskloom.config import ConfigError, FinetuneRecipe, validate_recipe
+from maskloom.config import FinetuneRecipe, validate_recipe
+from maskloom.errors import ConfigError
 from maskloom.files import write_json
 from maskloom.inference import Ensemble, Predictor
 from maskloom.models.assembled import build_model

@@ -9,7 +9,7 @@ import torch
 
 import maskloom
 from maskloom.checkpoints.huggingface import load_model
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import write_json
 from maskloom.inference.model_folder import read_settings
 from maskloom.runs.convert import convert

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.cli import app
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.config import FinetuneRecipe, load_recipe, validate_recipe
 from maskloom.data.feature_files import FeatureFile
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

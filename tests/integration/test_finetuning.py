@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, validate_recipe
+from maskloom.config import FinetuneRecipe, validate_recipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

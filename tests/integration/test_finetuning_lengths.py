@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, load_recipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export, export_lines

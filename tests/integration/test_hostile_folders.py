@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from maskloom.checkpoints.huggingface import load_model
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from tools.fuzzing import escapes, pickles
 from tools.fuzzing.seeds import write_model

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import maskloom
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import app
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.inference import Predictor
 from maskloom.layers import int8
 from maskloom.models.assembled import build_model

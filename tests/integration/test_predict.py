@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.integration.tiny_models import WORDS, model_folder
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.runs import predict as predict_run
 from maskloom.runs.embed import embed

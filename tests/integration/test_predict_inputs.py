@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.integration.tiny_models import model_folder
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.inference import Predictor
 from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate

@@ -271,7 +271,7 @@ def test_a_left_to_right_model_learns_to_predict_the_next_token(corpus: Path, tm
 
 def test_sentence_order_in_place_of_next_sentences(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "ordered"
-    done = run(*_pretrain(corpus, out, "--set", "data.sentence_order=true", "--steps", "10"))
+    done = run(*_pretrain(corpus, out, "--set", "data.sentence_order=true", "--set", "training.steps=10"))
     assert "SOP accuracy" in done.stdout + done.stderr
     metrics = json.loads((out / "metrics.json").read_text())
     assert {"sop_loss", "sop_accuracy", "sop_majority_fraction"} <= set(metrics)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import maskloom
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.runs.progress import Progress
 from maskloom.runs.quickstart import documentation, journey, quickstart, summary_lines
 from maskloom.runs.quickstart.tasks import TaskSettings, build_tasks

@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import ConfigError, FinetuneRecipe, validate_recipe
+from maskloom.config import FinetuneRecipe, validate_recipe
+from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.finetune import finetune

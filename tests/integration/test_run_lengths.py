@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from maskloom.config import ConfigError, PretrainRecipe, load_recipe
+from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.errors import ConfigError
 from maskloom.recipe_files import recipe_toml
 from maskloom.runs import extension
 from maskloom.runs.corpus import build_corpus_from_files

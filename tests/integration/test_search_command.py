@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import app
-from maskloom.config import ConfigError, FinetuneRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, load_recipe
+from maskloom.errors import ConfigError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

@@ -7,7 +7,8 @@ import pytest
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.cli import main
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, validate_recipe
+from maskloom.config import FinetuneRecipe, validate_recipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor
 from maskloom.metrics.entities import entity_scores
 from maskloom.models.assembled import build_model

@@ -10,7 +10,8 @@ import pytest
 from sklearn.metrics import f1_score
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.config import FinetuneRecipe, load_recipe, validate_recipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model

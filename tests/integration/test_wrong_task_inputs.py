@@ -5,8 +5,8 @@ import json
 import pytest
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, validate_recipe
-from maskloom.errors import UsageError
+from maskloom.config import FinetuneRecipe, validate_recipe
+from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model

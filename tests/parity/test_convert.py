@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForPreTraining
 
 import maskloom
 from maskloom.checkpoints.huggingface import load_model
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.convert import conversion_lines, convert
 from maskloom.text.tokenizer import Tokenizer

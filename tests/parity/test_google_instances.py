@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from maskloom.config import ConfigError
 from maskloom.data.google_instances import GoogleInstance, google_instances
+from maskloom.errors import ConfigError
 from maskloom.runs.instances import write_google_instances
 from maskloom.text.vocabulary import Vocabulary
 

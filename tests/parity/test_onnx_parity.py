@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.onnx_export import ONNX_FILE, write_onnx

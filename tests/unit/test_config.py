@@ -3,7 +3,6 @@ import tomllib
 import pytest
 
 from maskloom.config import (
-    ConfigError,
     FinetuneRecipe,
     PretrainingData,
     PretrainRecipe,
@@ -12,6 +11,7 @@ from maskloom.config import (
     recipe_toml,
     validate_recipe,
 )
+from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LAYER_CHOICES
 
 

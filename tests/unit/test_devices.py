@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from maskloom.config import ConfigError, FinetuneRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.devices import chosen_device, describe_device
+from maskloom.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.errors import ConfigError
 from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import MODEL_KEYS, OTHER_NAMES, SHIPPED, recipe_keys, recipe_path, shipped_recipes
 

@@ -182,7 +182,7 @@ def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
 
 def _raised(problems: list[str]) -> None:
     """Raise what a check returns, so that it counts as a refusal."""
-    from maskloom.config import DataError
+    from maskloom.errors import DataError
 
     if problems:
         raise DataError("; ".join(problems))

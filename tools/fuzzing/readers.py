@@ -108,7 +108,7 @@ def read_model(path: Path) -> object:
 
 def read_predictor(path: Path) -> object:
     """Read: predictor."""
-    from maskloom.config import ConfigError
+    from maskloom.errors import ConfigError
     from maskloom.inference import Predictor
 
     predictor = Predictor.load(path.parent)

@@ -24,7 +24,8 @@ from maskloom.checkpoints.bert_names import (
 )
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
-from maskloom.config import ConfigError, DataError, Section, validate_recipe
+from maskloom.config import Section, validate_recipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
 from maskloom.files import replacing, write_json
 from maskloom.foreign_files import file_inside, read_json_object

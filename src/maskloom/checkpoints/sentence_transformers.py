@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.checkpoints.tensor_files import open_weights
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import write_bytes, write_json
 from maskloom.foreign_files import file_inside, read_bytes, read_json, read_json_object
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from maskloom.checkpoints.safetensors_header import MAX_TENSORS, read_header
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import file_inside, read_json_object
 
 WEIGHTS = "model.safetensors"

@@ -78,8 +78,7 @@ def main() -> None:
     says), 130 the same by SIGINT. Commands of seconds or minutes are ended by SIGTERM itself (143 in a shell), and by
     SIGINT with 130.
     """
-    from maskloom.config import ConfigError, DataError
-    from maskloom.errors import UsageError
+    from maskloom.errors import ConfigError, DataError, UsageError
 
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files

@@ -83,7 +83,7 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
     """Return the space of a grid, None for none given; raises ConfigError for a flag whose key it goes through."""
     if grid is None:
         return None
-    from maskloom.config import ConfigError
+    from maskloom.errors import ConfigError
     from maskloom.runs.search_space import parse_space
     from maskloom.runs.training_flags import FLAG_KEYS
 

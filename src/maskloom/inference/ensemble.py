@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.inference.predictor import Predictor, TaskModel
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging

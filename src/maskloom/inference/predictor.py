@@ -14,9 +14,9 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.checkpoints.sentence_transformers import PoolingMode, SentenceModules, read_modules
-from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import PackedBatch
 from maskloom.devices import chosen_device
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import MaskCandidate, Prediction
 from maskloom.layers.int8 import quantize_dense_layers

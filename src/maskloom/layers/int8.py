@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.layers.activations import Activation
 from maskloom.layers.attention import SelfAttention
 from maskloom.layers.matrix_products import Dense

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 
 Join = Literal["each", "sum", "concat", "mix"]
 LayerChoice = str | int | Sequence[int]

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.layers.initialization import initialize
 from maskloom.machine_memory import require_memory
 from maskloom.models.architectures import architecture_of

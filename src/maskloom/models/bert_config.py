@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from maskloom.config import ConfigError, DataError, reason_of
+from maskloom.config import reason_of
+from maskloom.errors import ConfigError, DataError
 
 SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
 

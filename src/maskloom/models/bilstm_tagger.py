@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LayerChoice, LayerCombination, ScalarMix
 from maskloom.layers.recurrent import BiLSTM
 from maskloom.layers.sequence_layout import SequenceLayout

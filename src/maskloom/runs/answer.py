@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.first_look import check_questions, read_context

@@ -12,7 +12,7 @@ from maskloom.checkpoints.pickled_weights import open_pickled
 from maskloom.checkpoints.sentence_transformers import MODULES
 from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
 from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
 from maskloom.models.assembled import EncoderWithHeads

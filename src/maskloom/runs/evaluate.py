@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.metrics.calibration import CalibrationMetric

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from maskloom.checkpoints.huggingface import CONFIG, read_config
 from maskloom.checkpoints.sentence_transformers import PoolingMode, write_modules
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import copy_files, replacing_folder
 from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import load_tokenizer, read_settings

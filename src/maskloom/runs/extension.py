@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from maskloom.config import ConfigError, DataError, Extension, FinetuneRecipe, PretrainRecipe, TrainingSection
+from maskloom.config import Extension, FinetuneRecipe, PretrainRecipe, TrainingSection
+from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import read_json_value
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.run_folder import METRICS, RECIPE, check_same_recipe, run_id

@@ -12,10 +12,10 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from maskloom.checkpoints.huggingface import load_model
-from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import sorted_batches
 from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
 from maskloom.devices import chosen_device
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import output_file
 from maskloom.folder_lock import alone_in_folder
 from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder

@@ -12,8 +12,8 @@ import torch
 
 import maskloom
 from maskloom.checkpoints.huggingface import CONFIG, read_config
-from maskloom.config import ConfigError, FinetuneRecipe, TrainingSection
-from maskloom.errors import UsageError
+from maskloom.config import FinetuneRecipe, TrainingSection
+from maskloom.errors import ConfigError, UsageError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object, read_json_value

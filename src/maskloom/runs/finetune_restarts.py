@@ -11,8 +11,9 @@ from typing import Any
 
 from maskloom.checkpoints.huggingface import CONFIG, load_model, save_model
 from maskloom.checkpoints.tensor_files import WEIGHTS
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.data.pretraining_loader import rows_of_rank
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import copy_files, replacing_folder, write_json
 from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import check_regular
 from maskloom.tasks.choice.published import race_files
 

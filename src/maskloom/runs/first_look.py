@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
-from maskloom.errors import UsageError
+from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.files import is_stream
 from maskloom.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import Kind, catalog_row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import read_json_object
 from maskloom.recipe_files import read_toml
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, kind_of_run

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.huggingface import CONFIG, save_model
 from maskloom.checkpoints.sentence_transformers import copy_modules
-from maskloom.config import CardSection, ConfigError, FinetuneRecipe, PretrainRecipe, recipe_toml
+from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
+from maskloom.errors import ConfigError
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.inference.model_folder import SETTINGS_FILE

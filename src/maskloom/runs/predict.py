@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.files import is_stream, output_file
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
-from maskloom.config import ConfigError, PretrainRecipe, TrainingSection
+from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus, split_documents
 from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
+from maskloom.errors import ConfigError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import file_inside

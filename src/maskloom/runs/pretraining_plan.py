@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from maskloom.config import MOST_STEPS, ConfigError, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.config import MOST_STEPS, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.errors import ConfigError
 from maskloom.models.bert_config import BertConfig
 
 # So large that no id of a special token is refused before the corpus tells its own number.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.inference import Ensemble, Predictor
 from maskloom.runs.first_look import options_for
 from maskloom.tasks.catalog import catalog_row

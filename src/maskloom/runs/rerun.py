@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from maskloom.checkpoints.tensor_files import WEIGHTS
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus, describe_source
 from maskloom.data.corpus_manifest import BUILD, MANIFEST, check_files, file_sum, read_manifest
 from maskloom.data.documents import source_files
+from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.launch import num_processes
 from maskloom.runs.finetune import finetune

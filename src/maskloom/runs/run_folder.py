@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import maskloom
-from maskloom.config import ConfigError, DataError, Section, load_recipe, recipe_toml
+from maskloom.config import Section, load_recipe, recipe_toml
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import remove_tree, write_json, write_text
 from maskloom.folder_lock import LOCK
 from maskloom.foreign_files import check_name, read_json_object, shown_name

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import ConfigError, DataError, FinetuneRecipe
-from maskloom.errors import UsageError
+from maskloom.config import FinetuneRecipe
+from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.files import write_bytes
 from maskloom.foreign_files import check_regular
 from maskloom.runs.search_space import Space, ValueRange

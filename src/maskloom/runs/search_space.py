@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from maskloom.config import ConfigError, FinetuneRecipe, validate_recipe
+from maskloom.config import FinetuneRecipe, validate_recipe
+from maskloom.errors import ConfigError
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     # BERT paper, A.3: the values that worked well across all tasks; every combination is tried.

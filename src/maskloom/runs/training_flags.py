@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.errors import ConfigError
 from maskloom.launch import is_first_process
 from maskloom.recipe_files import recipe_path
 from maskloom.runs.run_folder import RECIPE

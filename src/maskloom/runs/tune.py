@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import write_json
 from maskloom.inference import Predictor, resolve_model_folder
 from maskloom.inference.model_folder import SETTINGS_FILE, read_settings

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.training.checkpoints import MODEL, OPTIMIZER, REST, Snapshot, check_checkpoint, step_folders, step_of
 from maskloom.training.events import NoLog
 from maskloom.training.loop import StepReport

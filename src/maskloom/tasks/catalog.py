@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 
 Kind = Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 
 # Tried in this order; a first text is only taken together with the second text of the same row.
 _PAIRS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import is_utf8
 from maskloom.tasks.examples import Example
 

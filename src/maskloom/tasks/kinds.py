@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.choice.task import CHOICE
 from maskloom.tasks.classification import classification_kind

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import is_utf8, read_bytes
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.columns import ReadingOptions

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import is_utf8
 from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.columns import Columns, ReadingOptions, choose_names, columns_by_number, numbered, wants_numbers

@@ -12,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import check_regular, is_utf8, read_bytes
 
 MAX_ROW_BYTES = 16 << 20

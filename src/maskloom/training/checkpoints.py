@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.files import DISK_ERRORS, is_running, remove_tree, rename, sync, write_hashed
 from maskloom.launch import num_processes
 from maskloom.training.loop import TrainState

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from maskloom.checkpoints.safetensors_header import MAX_TENSORS, read_header
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from tools.fuzzing.headers import lying_files
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]

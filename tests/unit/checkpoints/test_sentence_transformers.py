@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.checkpoints.sentence_transformers import SentenceModules, read_modules, write_modules
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model

@@ -11,7 +11,7 @@ from tests.tensorflow_files import entry, header, message, number, snappy, table
 
 from maskloom.checkpoints.sorted_table import DamagedError, decompressed
 from maskloom.checkpoints.tensor_bundle import open_bundle
-from maskloom.config import DataError
+from maskloom.errors import DataError
 
 RNG = np.random.default_rng(0)
 VARIABLES = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from maskloom.checkpoints.tensor_files import open_weights
-from maskloom.config import DataError
+from maskloom.errors import DataError
 
 
 def write_header(path, header, data=b"", length=None):

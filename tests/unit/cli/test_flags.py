@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from maskloom.cli import app
 from maskloom.cli.options import verification
 from maskloom.cli.training_options import Size, complete_key, space_beside
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
-from maskloom.errors import UsageError
+from maskloom.config import FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
+from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import recipe_keys
 from maskloom.runs.glue.table import notes_of
 from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, run_to_resume

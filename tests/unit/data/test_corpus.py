@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.config import DataError
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
 from maskloom.data.corpus_manifest import write_manifest
+from maskloom.errors import DataError
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 

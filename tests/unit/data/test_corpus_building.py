@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import zstandard
 
-from maskloom.config import ConfigError, DataError
 from maskloom.data import corpus_building
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import _Counts, build_corpus
 from maskloom.data.documents import source_files
 from maskloom.data.sentence_encoding import SentenceEncoder
 from maskloom.data.shards import ShardRecord
+from maskloom.errors import ConfigError, DataError
 from maskloom.folder_lock import FolderInUseError, folder_lock
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.text.tokenizer import Tokenizer

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from maskloom.config import ConfigError, DataError
 from maskloom.data import documents
 from maskloom.data.documents import Document, ReadingReport, read_documents, source_files
+from maskloom.errors import ConfigError, DataError
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -4,8 +4,8 @@ import json
 import numpy as np
 import pytest
 
-from maskloom.config import DataError
 from maskloom.data.feature_files import FEATURES, MANIFEST, OFFSETS, FeatureFile, FeaturePlan, FeatureWriter
+from maskloom.errors import DataError
 
 PLAN = FeaturePlan("model-sum", "text-sum", ("3", "4"), 5, np.array([2, 0, 3, 1]))
 ROWS = np.random.default_rng(0).standard_normal((6, 2, 5)).astype(np.float32)

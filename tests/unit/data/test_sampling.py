@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.config import DataError, PretrainingData
+from maskloom.config import PretrainingData
 from maskloom.data.sampling import (
     DataPosition,
     Instances,
@@ -9,6 +9,7 @@ from maskloom.data.sampling import (
     _num_heads,
     truncated_lengths,
 )
+from maskloom.errors import DataError
 
 
 def _epoch(stream: InstanceStream, epoch: int = 0) -> Instances:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from maskloom.config import ConfigError
 from maskloom.data.corpus import split_documents
+from maskloom.errors import ConfigError
 
 
 @pytest.mark.parametrize("num_documents", [2, 3, 10, 997])

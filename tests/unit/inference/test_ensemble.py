@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit, logsumexp, softmax
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference.ensemble import Ensemble, average_rows, open_models, restart_models
 from maskloom.inference.predictor import Predictor
 from maskloom.models.assembled import build_model

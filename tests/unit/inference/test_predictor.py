@@ -8,7 +8,7 @@ import torch
 
 import maskloom
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import write_json
 from maskloom.inference import Ensemble, Predictor, resolve_model_folder
 from maskloom.models.assembled import build_model

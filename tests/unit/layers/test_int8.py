@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.layers import int8
 from maskloom.layers.int8 import Int8Dense, largest_weight, quantize_dense_layers
 from maskloom.layers.matrix_products import Dense

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LAYER_CHOICES, LayerCombination, ScalarMix
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.metrics.answers import (
     AnswerMetric,
     answer_scores,

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.models.bert import BertConfig
 
 GOOGLE = {

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

@@ -6,7 +6,8 @@ import math
 import pytest
 from huggingface_hub import ModelCard
 
-from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.errors import ConfigError
 from maskloom.runs.model_writing import HUB_METRICS, Card, finetuning_card, hub_name, model_name, pretraining_card
 
 SCORES = {"accuracy": 0.75, "loss": math.nan}

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from maskloom.cli import app
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.recipe_files import SHIPPED, shipped_recipes
 from maskloom.runs.recipe_reference import explained, explained_lines, listed_recipes, reference
 

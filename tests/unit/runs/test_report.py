@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from maskloom.config import ConfigError, DataError, PretrainRecipe, recipe_toml, validate_recipe
+from maskloom.config import PretrainRecipe, recipe_toml, validate_recipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.runs.pages import distinct_names, visible
 from maskloom.runs.report import report
 from maskloom.runs.report.charts import charts_of, evaluations, mean_curve, phase_marks, steps

@@ -3,7 +3,8 @@ import os
 
 import pytest
 
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.folder_lock import folder_lock
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder, run_id
 

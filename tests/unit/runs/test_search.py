@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from maskloom.config import ConfigError, DataError, FinetuneRecipe, load_recipe, recipe_toml, validate_recipe
-from maskloom.errors import UsageError
+from maskloom.config import FinetuneRecipe, load_recipe, recipe_toml, validate_recipe
+from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.files import write_json, write_text
 from maskloom.runs import search as search_run
 from maskloom.runs.progress import Progress

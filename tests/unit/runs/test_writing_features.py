@@ -7,8 +7,8 @@ import torch
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
-from maskloom.config import DataError
 from maskloom.data.feature_files import FeatureFile
+from maskloom.errors import DataError
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

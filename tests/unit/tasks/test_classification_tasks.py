@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.kinds import make_task
 

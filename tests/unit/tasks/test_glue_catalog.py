@@ -2,7 +2,7 @@
 
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.labels import label_names_of, read_label_names

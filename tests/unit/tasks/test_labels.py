@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.labels import (
     balanced_weights,

@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.tasks import tables
 from maskloom.tasks.tables import MAX_ROW_BYTES, layout_of, read_rows
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.text.agreed_characters import agreed_ranges, is_agreed
 from maskloom.text.normalization import split_chunks
 from maskloom.text.tokenizer import Encoding, Tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 TOKENS = ["[MASK]", "a", "##b", "[UNK]", "[PAD]", "##", "[SEP]", "[CLS]", "文"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.vocabulary_training import TrainedVocabulary, longest_token, measure_coverage, train_vocabulary

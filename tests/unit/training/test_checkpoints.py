@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from maskloom.config import DataError, TrainingSection
+from maskloom.config import TrainingSection
+from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.training.checkpoints import Snapshot, restore_checkpoint, verify_checkpoint, write_checkpoint

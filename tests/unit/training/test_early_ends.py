@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.unit.training.tiny_sessions import are_equal, run_session, tiny_session, weights_of
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.runs.verification import verify_resuming
 from maskloom.training.events import read_events
 from maskloom.training.schedules import clock_factor

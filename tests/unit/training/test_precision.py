@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.config import ConfigError, TrainingSection
+from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
+from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling

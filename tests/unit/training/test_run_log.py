@@ -6,7 +6,8 @@ import importlib.util
 import pytest
 from tests.unit.training.tiny_sessions import tiny_session
 
-from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
+from maskloom.errors import ConfigError
 from maskloom.training.events import EventLog, NoLog, TensorBoardLog, check_log_targets, open_run_log, read_events
 
 needs_tensorboard = pytest.mark.skipif(

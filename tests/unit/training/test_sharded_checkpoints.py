@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from maskloom.config import DataError, TrainingSection
+from maskloom.config import TrainingSection
+from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.training import sharded_checkpoints

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from maskloom.config import DataError, TrainingSection
+from maskloom.config import TrainingSection
 from maskloom.data.batch import ChoiceBatch, PretrainingBatch
+from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling

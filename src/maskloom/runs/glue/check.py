@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import check_regular
 from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
 

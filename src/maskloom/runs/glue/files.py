@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.tables import read_rows
 
 _MATCHED = frozenset({"fiction", "government", "slate", "telephone", "travel"})

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError, FinetuneRecipe
+from maskloom.config import FinetuneRecipe
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import write_json, write_text
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import is_stream, output_file
 from maskloom.inference import Prediction, Predictor
 from maskloom.runs.first_look import check_place

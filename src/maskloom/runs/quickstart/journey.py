@@ -15,8 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import ConfigError, FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.counter_random import Permutation
+from maskloom.errors import ConfigError
 from maskloom.files import write_json, write_text
 from maskloom.folder_lock import LOCK, alone_in_folder
 from maskloom.foreign_files import read_json_object

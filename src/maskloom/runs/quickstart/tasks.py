@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
 from maskloom.data.counter_random import Permutation, integers, uniform
+from maskloom.errors import DataError
 from maskloom.files import write_text
 from maskloom.runs.quickstart.documentation import STANDARD_LIBRARY, GatheredDocument
 

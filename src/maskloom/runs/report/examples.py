@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.inference import Predictor
 from maskloom.metrics.answers import answer_scores
 from maskloom.metrics.entities import entities_of

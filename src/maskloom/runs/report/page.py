@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import escape
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.files import output_file
 from maskloom.runs.charts import DotRow, dot_chart
 from maskloom.runs.pages import distinct_names, page_template, visible

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import read_bytes, read_json_object
 from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described, kind_of_run, runs_within
 from maskloom.training.events import read_events

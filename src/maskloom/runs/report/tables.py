@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from maskloom.config import DataError, FinetuneRecipe, PretrainRecipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.data.corpus import Corpus
+from maskloom.errors import DataError
 from maskloom.metrics.answers import is_percent
 from maskloom.runs.display import lines_of
 from maskloom.runs.pages import visible

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions, check_given, check_single, is_column_number, listed, no_labels
 
 _CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import is_utf8
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.metrics.calibration import checked_temperature, softmax
 from maskloom.metrics.choice import ChoiceMetric
 from maskloom.objectives.choice import MultipleChoice

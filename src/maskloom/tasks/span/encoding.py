@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import ConfigError
 from maskloom.data.batch import ClassificationBatch
+from maskloom.errors import ConfigError
 from maskloom.tasks.span.questions import Question
 from maskloom.tasks.span.windows import window_starts
 from maskloom.tasks.span.words import ContextWords, answer_pieces, answer_words, split_words

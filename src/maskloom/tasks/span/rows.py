@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions, check_given, check_single, is_column_number, no_labels
 from maskloom.tasks.tables import BadRowError, Row, by_name, layout_of, read_rows, up_to_first
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.metrics.answers import AnswerReport, score_answers
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.foreign_files import parse_json, read_bytes
 from maskloom.tasks.tables import Row
 

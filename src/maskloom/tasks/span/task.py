@@ -8,7 +8,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from maskloom.config import DataError, SpanSection
+from maskloom.config import SpanSection
+from maskloom.errors import DataError
 from maskloom.metrics.answers import AnswerMetric
 from maskloom.objectives.span import SpanPrediction
 from maskloom.tasks.examples import ReadExamples

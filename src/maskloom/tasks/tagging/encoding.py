@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import ConfigError, DataError
 from maskloom.data.batch import TokenBatch
+from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
 from maskloom.objectives.task_objective import NOT_SCORED
 from maskloom.tasks.tagging.sentences import TaggedSentence

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.metrics.entities import is_tag
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.columns import ReadingOptions

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
 from maskloom.tasks.columns import ReadingOptions, is_column_number
 from maskloom.tasks.examples import ReadingReport, kept_examples

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from maskloom.config import ConfigError, DataError, TaggingSection
+from maskloom.config import TaggingSection
+from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.calibration import checked_temperature
 from maskloom.metrics.entities import EntityMetric, TagTable, is_tag
 from maskloom.metrics.metric import checked_primary

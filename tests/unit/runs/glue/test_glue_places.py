@@ -2,7 +2,7 @@
 
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.runs.glue.files import SUBMISSION, TASKS, check_genres, chosen_tasks, count_test_rows, diagnostic_file
 from maskloom.runs.glue.run import answer_by_majority, majority_label
 from maskloom.tasks.catalog import catalog_row

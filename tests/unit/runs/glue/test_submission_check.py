@@ -4,7 +4,7 @@ import zipfile
 
 import pytest
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.runs.glue.check import check_submission
 from maskloom.runs.glue.files import SUBMISSION
 

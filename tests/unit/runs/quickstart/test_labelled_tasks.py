@@ -1,6 +1,6 @@
 import pytest
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.runs.quickstart.documentation import GatheredDocument
 from maskloom.runs.quickstart.tasks import NEXT, QuickstartTasks, TaskSettings, build_tasks, mention_pattern
 

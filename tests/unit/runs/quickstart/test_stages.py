@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.runs.quickstart.journey import Stages
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.tasks.choice.encoding import encode_choices
 from maskloom.tasks.choice.examples import ChoiceExample
 from maskloom.text.tokenizer import Tokenizer

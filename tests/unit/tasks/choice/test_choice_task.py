@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.tasks.choice.examples import ChoiceExample

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from maskloom.config import DataError
+from maskloom.errors import DataError
 from maskloom.tasks import tables
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maskloom.config import ConfigError
+from maskloom.errors import ConfigError
 from maskloom.tasks.span import encoding
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.questions import Answer, Question

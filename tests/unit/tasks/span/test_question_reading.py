@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.span.questions import Answer
 from maskloom.tasks.span.task import SPAN

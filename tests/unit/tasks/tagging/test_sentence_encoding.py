@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.encoding import ShuffledBatches, batches_by_length
 from maskloom.tasks.tagging.encoding import NOT_SCORED, encode_sentences
 from maskloom.tasks.tagging.sentences import TaggedSentence

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import entities_of
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from maskloom.config import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS, make_task
