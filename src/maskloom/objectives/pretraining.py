@@ -12,11 +12,10 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 class Pretraining:
     """What is known of a pre-training objective.
 
-    `title` is what a person calls it and `part` the name of its loss and metrics, of which PART_loss decides which
-    checkpoint is best. `corruption` makes inputs and targets from sequences.
+    `part` is the name of its loss and metrics, of which PART_loss decides which checkpoint is best. `corruption` makes
+    inputs and targets from sequences.
     """
 
-    title: str
     part: str
     corruption: Corruption
 
@@ -26,7 +25,7 @@ class Pretraining:
 
 
 PRETRAINING = {
-    "masked_lm": Pretraining("masked-LM", "mlm", MASKING),
-    "causal_lm": Pretraining("causal-LM", "lm", NEXT_TOKENS),
+    "masked_lm": Pretraining("mlm", MASKING),
+    "causal_lm": Pretraining("lm", NEXT_TOKENS),
 }
 """The pre-training objectives by the names of recipes."""
