@@ -220,10 +220,19 @@ class _Run:
         """What is known of the objective."""
         return PRETRAINING[self.recipe.objective]
 
-    def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, **rows: slice) -> PretrainingLoader:
+    def loader(
+        self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)
+    ) -> PretrainingLoader:
         """Return the batches of a phase."""
-        how = {"batch_size": batch_size, "seed": self.recipe.seed, "corruption": self.row.corruption}
-        return PretrainingLoader(self.corpus, documents, plan.data, **how, **rows)
+        return PretrainingLoader(
+            self.corpus,
+            documents,
+            plan.data,
+            batch_size=batch_size,
+            seed=self.recipe.seed,
+            rows=rows,
+            corruption=self.row.corruption,
+        )
 
     def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:
         """Return the held-out metrics of the initial weights on instances of the last phase.
