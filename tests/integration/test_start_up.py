@@ -207,3 +207,18 @@ def test_ctrl_c_while_an_error_is_written_leaves_no_traceback(tmp_path: Path) ->
     command = [sys.executable, "-c", ENDS, "info", "absent"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+WITHIN = """
+import os, signal, time, maskloom.__main__, maskloom.runs.info
+def interrupted(folder):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+maskloom.runs.info.describe_folder = interrupted
+maskloom.__main__.main()
+"""
+
+
+def test_ctrl_c_within_a_command_is_said(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHIN, "info", "."], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "stopped\n")

@@ -71,7 +71,12 @@ def test_a_former_key_is_refused_with_its_new_name(tmp_path, former, key):
 def test_other_names_lead_to_keys_that_there_are():
     leaves = {key.path.rpartition(".")[2] for kind in (PretrainRecipe, FinetuneRecipe) for key in recipe_keys(kind)}
     assert {name for names in OTHER_NAMES.values() for name in names} <= leaves | {"patience", *MODEL_KEYS}
-    assert set(MODEL_KEYS) == BertConfig.model_fields.keys() - {"vocab_size", "pad_token_id", "classifier_dropout"}
+    assert set(MODEL_KEYS) == BertConfig.model_fields.keys() - {
+        "vocab_size",
+        "pad_token_id",
+        "classifier_dropout",
+        "causal",
+    }
 
 
 def test_a_key_of_a_phase_can_be_set_by_its_number(tmp_path):

@@ -94,7 +94,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # another one ends the way out at once
         _tell_how_to_go_on(stop)
         sys.exit(code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != EXIT_INTERRUPTED:  # which is typer's own answer to Ctrl-C
+            raise
         _end_quietly_when_interrupted()
         typer.echo("stopped", err=True)
         sys.exit(EXIT_INTERRUPTED)

@@ -66,9 +66,12 @@ class Card:
 
     def write(self, folder: Path) -> None:
         """Write README.md into a model folder: the facts as YAML, then title, summary, metrics and recipe."""
-        of_ours = str(read_json_object(folder / CONFIG).get("model_type")).startswith("maskloom")
-        opens = "" if of_ours else " and with transformers"
-        header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in self._facts().items())
+        opens, facts = " and with transformers", self._facts()
+        if (folder / CONFIG).exists() and str(read_json_object(folder / CONFIG).get("model_type")).startswith(
+            "maskloom"
+        ):
+            opens, facts = "", {**facts, "library_name": "maskloom"}
+        header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in facts.items())
         text = (
             f"---\n{header}---\n\n# {self.title}\n\n{printable(self.summary)}\n\n"
             f"Opens with `maskloom.load(folder)`{opens}.\n"
