@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -82,7 +83,7 @@ def main() -> None:
 
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, _interrupt)
         _check_arguments()
         app(prog_name="maskloom")
     except (ConfigError, DataError) as error:
@@ -101,17 +102,29 @@ def main() -> None:
         typer.echo("stopped", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
-        code = _expected_failure(error)
+        code = EXIT_INTERRUPTED if _interruptions else _expected_failure(error)
         if code is None:
             raise
         _end_quietly_when_interrupted()
-        _print_error(error)
+        if _interruptions:
+            typer.echo("stopped", err=True)
+        else:
+            _print_error(error)
         sys.exit(code)
+
+
+# Ctrl-C that came: some libraries make an error of their own of the exception.
+_interruptions: list[int] = []
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _interruptions.append(number)
+    signal.default_int_handler(number, frame)
 
 
 def _end_quietly_when_interrupted() -> None:
     """Let Ctrl-C end the process without a word, now that only its last line is to be written."""
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) == _interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
