@@ -33,6 +33,7 @@ def logits_of(model, sequences):
     return model.vocabulary_head(hidden)
 
 
+@torch.no_grad()
 def log_probability(model, prompt, tokens):
     rows = torch.log_softmax(logits_of(model, [[*prompt, *tokens]]), -1)
     places = range(len(prompt) - 1, len(prompt) + len(tokens) - 1)
