@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -103,6 +104,27 @@ def test_the_ids_are_those_of_the_tokenizer_in_the_order_of_the_text(text: Path,
     ]
     assert len(manifest["shards"]) > 5
     assert not (tmp_path / "out" / "building").exists()
+
+
+def test_the_manifest_of_a_wordpiece_corpus_is_what_it_always_was(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.txt", random_documents(60))
+    manifest = build_corpus(path, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
+    assert manifest["settings"] == {
+        "vocabulary_sha256": hashlib.sha256("\n".join(TOKENIZER.vocabulary.tokens).encode()).hexdigest(),
+        "vocabulary_size": 21,
+        "lowercase": True,
+        "compatibility": "google",
+        "max_length": 512,
+        "sentences": "lines",
+        "language": "en",
+        "on_bad_text": "error",
+        "shard_tokens": 100,
+    }
+    # tokenizer.json is written by the library, whose releases may differ
+    stable = {name: value for name, value in manifest.items() if name != "checksum"}
+    stable["files"] = {name: value for name, value in manifest["files"].items() if name != "tokenizer.json"}
+    digest = hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()
+    assert digest == "5529909547ac111798776d60a5fe5dfbed192092e116a9986e87b46aa7bfd583"
 
 
 def test_sentences_are_found_when_asked_for(tmp_path: Path) -> None:
