@@ -18,8 +18,8 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.tune import tune
 from maskloom.tasks.span.scoring import score_files
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 COLORS = ["red", "green", "blue", "black", "white"]
 THINGS = ["cat", "dog", "car", "hat", "door"]
@@ -38,7 +38,7 @@ def start(tmp_path_factory):
         max_position_embeddings=32, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
-    Tokenizer(vocabulary, max_length=32).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder)
     return folder
 
 

@@ -18,8 +18,8 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import finetuning_lines
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.loop import NumericalError
 
 FINE = b"text,label\na,x\nb,y\n"
@@ -33,7 +33,7 @@ def folder_of(path, heads, num_labels=None, **extra):
         max_position_embeddings=16,
     )  # fmt: skip
     save_model(build_model(config, heads, num_labels, seed=1), path, extra_config=extra)
-    Tokenizer(vocabulary, max_length=16).save(path)
+    WordPieceTokenizer(vocabulary, max_length=16).save(path)
     return path
 
 

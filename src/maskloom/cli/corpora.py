@@ -47,6 +47,9 @@ def vocab_train(
     size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
     out: Out,
     *,
+    model: Annotated[
+        Literal["wordpiece", "bpe"], typer.Option("--model", help="wordpiece: for BERT; bpe: byte pairs, for GPT.")
+    ] = "wordpiece",
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
         Literal["frequency", "likelihood", "pmi"],
@@ -68,13 +71,14 @@ def vocab_train(
     work: Any,
     as_json: AsJson = False,
 ) -> None:
-    """Train a WordPiece vocabulary: the same text gives the same file, byte for byte."""
+    """Train a vocabulary: the same text gives the same file, byte for byte."""
     from maskloom.runs.vocabulary import train_vocabulary_from_files
 
     report = train_vocabulary_from_files(
         texts,
         size=size,
         out=out,
+        model=model,
         cased=cased,
         score=score,
         min_frequency=min_frequency,

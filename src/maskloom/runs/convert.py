@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     # the published configuration of Google's layout is not one that tokenizers look into
     is_google = not (found.folder / "config.json").exists() and not (found.folder / "tokenizer_config.json").exists()
     max_length = model.config.max_position_embeddings if is_google else tokenizer.max_length
-    tokenizer = Tokenizer(
-        tokenizer.vocabulary, lowercase=lowercase, max_length=max_length, compatibility=tokenizer.compatibility
-    )
+    tokenizer = replace(tokenizer, lowercase=lowercase, max_length=max_length)
     has_labels = any(HEADS[head].is_labelled for head in model.heads)
     labels = {key: config[key] for key in _OF_LABELS if key in config and has_labels}
     card = Card(

@@ -30,13 +30,20 @@ from maskloom.objectives.pretraining import PRETRAINING, Pretraining
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
-from maskloom.runs.pretraining_plan import PhasePlan, check_model, heads_of, left_aside, model_config, phase_plans
+from maskloom.runs.pretraining_plan import (
+    PhasePlan,
+    check_model,
+    check_special_tokens,
+    heads_of,
+    left_aside,
+    model_config,
+    phase_plans,
+)
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, device_line, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
-from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
@@ -87,6 +94,7 @@ def _pretrain(
 ) -> dict[str, Any]:
     check_model(recipe, None if init is None else published_config(read_config(init), str(init)))
     opened = Corpus.open(corpus)
+    check_special_tokens(recipe, opened)
     resume = resume or is_restarted(out)
     if resume:
         last = phase_plans(recipe)[-1].name
@@ -161,17 +169,18 @@ def _check_vocabulary(init: Path, num_embedded: int, corpus: Corpus) -> None:
     hint = f"build the corpus with --vocab {init}"
     if len(pieces) > num_embedded:
         raise ConfigError(f"{init}: it embeds {num_embedded} pieces, the corpus was built with {len(pieces)}; {hint}")
-    if not any(file_inside(init, name) for name in ("vocab.txt", "tokenizer.json")):
+    if not any(file_inside(init, name) for name in TOKEN_FILES):
         return
-    own = Vocabulary.load(init)
-    if own != pieces:
+    tokenizer = Tokenizer.load(init)
+    own = tokenizer.vocabulary
+    if tokenizer.identity()["vocabulary_sha256"] != corpus.tokenizer.identity()["vocabulary_sha256"]:
         differing = (
             place for place, pair in enumerate(zip(own.tokens, pieces.tokens, strict=False)) if pair[0] != pair[1]
         )
         first = next(differing, min(len(own), len(pieces)))
+        place = "in its merges" if own == pieces else f"from id {first} on"
         raise ConfigError(
-            f"{init}: its vocabulary of {len(own)} pieces is not that of {len(pieces)} of the corpus, from id {first} "
-            f"on; {hint}"
+            f"{init}: its vocabulary of {len(own)} pieces is not that of {len(pieces)} of the corpus, {place}; {hint}"
         )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from maskloom.config import MOST_STEPS, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.models.architectures import ARCHITECTURES, architecture_of
 from maskloom.models.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from maskloom.data.corpus import Corpus
 
 # So large that no id of a special token is refused before the corpus tells its own number.
 _ANY_VOCABULARY = 10_000_000
@@ -90,6 +94,19 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
         has_key = "type_vocab_size" in type(config).model_fields
         what = f"{whose} type_vocab_size = 1" if has_key else f"{model} has no segments"
         raise ConfigError(f"{what}: data.next_sentence = true tells sentences A and B apart")
+
+
+def check_special_tokens(recipe: PretrainRecipe, corpus: Corpus) -> None:
+    """Raise ConfigError for an objective that needs a special token which the vocabulary of the corpus lacks."""
+    special = corpus.vocabulary.special
+    hint = f"the vocabulary of {corpus.folder} has none; build the corpus with a WordPiece vocabulary"
+    if recipe.objective == "masked_lm" and special.mask is None:
+        raise ConfigError(f"objective = 'masked_lm' needs a mask token, {hint}, or set objective = 'causal_lm'")
+    if recipe.data.next_sentence and None in (special.classify, special.separator):
+        raise ConfigError(
+            f"data.next_sentence = true needs a token that is read as the pair and one between its texts, {hint}, or "
+            "set data.next_sentence = false"
+        )
 
 
 def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:

@@ -10,11 +10,11 @@ from maskloom.tasks.tagging.features import FeatureSentences, all_tokens, chain_
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.task import tagging_task
 from maskloom.tasks.tagging.windows import Context
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = [f"w{number}" for number in range(30)]
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##x"]), max_length=40)
+TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##x"]), max_length=40)
 OPTIONS = {"layers": "last", "lstm_size": 8, "lstm_layers": 1, "dropout": 0.0, "precision": "float32"}
 
 
