@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Generation, continue_texts
-from maskloom.inference.predictor import Predictor
+from maskloom.inference.results import GeneratedText
 from maskloom.tasks.inputs import checked_inputs, checked_text
 
+if TYPE_CHECKING:
+    from maskloom.inference.predictor import Predictor
+
 _AT_ONCE = 16
-
-
-class GeneratedText(TypedDict):
-    """What follows a prompt.
-
-    `text` is without the prompt, `num_tokens` counts its tokens, `log_probability` is that of all of them and of the
-    end, in nats, and `finish` says what ended it: the model's own "end", or the "length".
-    """
-
-    text: str
-    num_tokens: int
-    log_probability: float
-    finish: Literal["end", "length"]
 
 
 def generate(

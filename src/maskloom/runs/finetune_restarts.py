@@ -43,7 +43,8 @@ _RESULT = "result.json"
 class FinetunePlan:
     """Everything that the restarts of a run in `folder` share.
 
-    `settings` are those of the recipe with the steps counted, `num_tokens` those of the tokenizer; `verify` shows that resuming gives the bits.
+    `settings` are those of the recipe with the steps counted, `num_tokens` counts those of the tokenizer; `verify`
+    shows that resuming gives the bits.
     """
 
     folder: Path
