@@ -112,6 +112,7 @@ def test_damaged_merges_are_named_by_line(tmp_path: Path, merges: str, message: 
         ("vocab.json", {"low</w>": 0}, "vocab.json: no '<unk>', the token for characters that are not in the vocab"),
         ("vocab.json", {"<unk>": 0, "a</w>": 2}, "vocab.json: the ids of 2 tokens are not 0 to 1 without gaps"),
         ("vocab.json", {"<unk>": 0, "a</w>": "1"}, "vocab.json: the token 'a</w>' has the id '1'"),
+        ("vocab.json", {"<unk>": 0, "a": 1}, "vocab.json: no token ends with '</w>', .* and 255 bytes have no token"),
         ("vocab.json", [1], "vocab.json: a JSON object is expected"),
         ("vocab.json", '{"<unk>": 0,', "vocab.json: line 1, column 13: not valid JSON"),
         ("tokenizer_config.json", {"do_lower_case": 1}, "do_lower_case is 1, it must be true or false"),
