@@ -65,8 +65,9 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path}: the vocabulary is not an object but {type(ids).__name__}")
     added = library.get("added_tokens")
     for token in added if isinstance(added, list) else []:
-        if isinstance(token, dict) and {"content", "id"} <= token.keys():
-            ids.setdefault(token["content"], token["id"])
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            raise DataError(f"{folder / 'tokenizer.json'}: the added token {token!r:.80} has no content")
+        ids.setdefault(token["content"], token.get("id"))
     tokens = tokens_by_id(ids, path)
     suffix = END_OF_WORD if any(token.endswith(END_OF_WORD) for token in tokens) else ""
     missing = [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids))
