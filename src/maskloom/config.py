@@ -41,7 +41,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
 
-    architecture: Annotated[Literal["bert"], about("Kind of encoder.")] = "bert"
+    architecture: Annotated[Literal["bert", "gpt"], about("Kind of encoder.")] = "bert"
     size: Annotated[
         Literal["tiny", "mini", "small", "medium", "base", "large"],
         about("Published size: layers, hidden size, heads."),
@@ -348,6 +348,14 @@ class FinetuneTraining(TrainingSection):
         return counted
 
 
+class PairSection(Section):
+    """Pairs of texts, with one label or a score."""
+
+    both_orders: Annotated[
+        bool, about("Read A B and B A and add their vectors, as GPT does where neither text comes first.")
+    ] = False
+
+
 class SpanSection(Section):
     """Answers as spans of a context (paper 4.2, 4.3), in the terms of the published code.
 
@@ -424,9 +432,15 @@ class FinetuneRecipe(Section):
         Literal["none", "balanced"] | dict[str, Positive],
         about("Class weights in the loss: none, balanced, or one per label."),
     ] = "none"
+    auxiliary_lm: Annotated[
+        float,
+        Field(ge=0.0, le=100.0, allow_inf_nan=False),
+        about("Weight of a language-model loss beside the task's (lambda of GPT); for left-to-right models."),
+    ] = 0.0
     from_scratch: Annotated[bool, about("Start from random weights instead of the model's.")] = False
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
+    pair: PairSection = PairSection()
     span: SpanSection = SpanSection()
     tagging: TaggingSection = TaggingSection()
     features: FeaturesSection | None = None
@@ -444,11 +458,17 @@ class FinetuneRecipe(Section):
             )
         if self.tune_on_dev and self.task == "regression":
             raise ValueError("tune_on_dev = true: task = 'regression' has neither a temperature nor thresholds to fit")
+        if self.pair.both_orders and self.task not in ("pair", "regression"):
+            raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
+        if self.auxiliary_lm and self.task in ("span", "tagging"):
+            raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} reads tokens, not sequences")
         self.training.refuse_contradictions()
         return self
 
     def task_settings(self) -> dict[str, Any]:
         """Return the section of the kind of task as plain values; {} for a kind that has none."""
+        if self.pair.both_orders:
+            return self.pair.model_dump()
         section = getattr(self, self.task, None)
         settings = section.model_dump() if isinstance(section, Section) else {}
         return settings if self.features is None else {**settings, "features": self.features.model_dump()}

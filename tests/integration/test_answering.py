@@ -20,6 +20,7 @@ from maskloom.runs.tune import tune
 from maskloom.tasks.span.scoring import score_files
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.training.events import read_events
 
 COLORS = ["red", "green", "blue", "black", "white"]
 THINGS = ["cat", "dog", "car", "hat", "door"]
@@ -91,6 +92,15 @@ def test_answers_are_learnt_and_scored_officially(trained, tmp_path):
     assert official.missing == ()
     assert official.scores["f1"] == pytest.approx(scores["f1"])
     assert official.scores["exact_match"] == pytest.approx(scores["exact_match"])
+
+
+def test_an_epoch_is_a_pass_over_all_windows(trained):
+    """It once counted questions while batches held windows, so that 10 epochs were 5."""
+    run, _, result, _ = trained
+    windows = result["data"]["train"]["num_windows"]
+    assert windows > 200 > result["data"]["train"]["num_kept"] == 150
+    steps = [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
+    assert max(steps) == 10 * windows // 16
 
 
 def test_rows_of_predictions_hold_places_and_candidates(trained, tmp_path):

@@ -192,7 +192,7 @@ def corpus_instances(
     max_length: Annotated[int, typer.Option("--max-length", min=5, help="Longest instance in tokens.")] = 128,
     dupe_factor: Annotated[int, typer.Option("--dupe-factor", min=1, help="Passes, each with new masks.")] = 10,
     max_predictions_per_seq: Annotated[
-        int, typer.Option("--max-predictions-per-seq", min=1, help="Most masks per instance.")
+        int, typer.Option("--max-predictions", min=1, help="Most masks per instance.")
     ] = 20,
     masked_lm_prob: Annotated[
         float, typer.Option("--masked-lm-prob", help="Fraction of tokens that are masked.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class PretrainingAccount:
     """What an epoch holds, told from its first block: instances, tokens of each with special ones, predictions.
 
-    `cut_fraction` is the share of the predictions asked for by the rate that `max_predictions_per_seq` cuts off.
+    `cut_fraction` is the fraction of the predictions asked for by the rate that `max_predictions_per_seq` cuts off.
     """
 
     num_instances: int

@@ -238,7 +238,7 @@ class Predictor(TaskModel):
         """
         if "mlm" not in self.model.heads:
             raise ConfigError("this model has no masked-LM head; pre-train one, or take a model that kept its head")
-        if self.model.config.causal:
+        if self.model.config.is_causal:
             raise ConfigError("this model reads from left to right: it cannot see what follows a [MASK]")
         if type(top_k) is not int or top_k < 1:
             raise ConfigError(f"top_k {top_k!r:.80}: a whole number of at least 1 is expected")

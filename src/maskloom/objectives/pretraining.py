@@ -21,7 +21,7 @@ class Pretraining:
 
     def objective(self, pair_task: str | None) -> MaskedLanguageModeling:
         """Return the objective, with what is told of pairs of texts: "nsp", "sop", or None."""
-        return MaskedLanguageModeling(pair_task is not None, part=self.part, pair_part=pair_task or "nsp")
+        return MaskedLanguageModeling(self.part, pair_task)
 
 
 PRETRAINING = {

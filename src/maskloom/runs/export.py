@@ -19,10 +19,11 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.files import copy_files, replacing_folder
 from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import load_tokenizer, read_settings
+from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model
-from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.extension import BEST_STEP
+from maskloom.runs.finetune_restarts import heads_of as task_heads
 from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.model_writing import (
     check_new_folder,
@@ -184,8 +185,8 @@ def _export_pretraining(
         words = next(tensor for name, tensor in weights.items() if name.endswith(_WORDS))
         config = model_config(recipe, vocab_size=len(words))
     else:
-        config = BertConfig.from_published(read_config(init), str(init))
-    model = _filled(partial(build_model, config, heads_of(recipe)), weights, checkpoint)
+        config = published_config(read_config(init), str(init))
+    model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
     card = pretraining_card(recipe, scores, init, f"Step {step_of(checkpoint)} of {checkpoint.parent.name}.")
     write_model_folder(out, model, Tokenizer.load(corpus), card)
 
@@ -194,8 +195,9 @@ def _export_finetuning(
     checkpoint: Path, run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], scores: dict[str, float]
 ) -> None:
     source, settings, task = _task(run, content)
-    config = BertConfig.from_published(read_config(source), str(source))
-    build = partial(build_model, config, task.heads, task.num_outputs, head_options=task.head_options)
+    config = published_config(read_config(source), str(source))
+    heads = task_heads(recipe, task, config)
+    build = partial(build_model, config, heads, task.num_outputs, head_options=task.head_options)
     model = _filled(build, checkpoint_weights(checkpoint), checkpoint)
     what = f"{checkpoint.parent.parent.name.replace('-', ' ')}, step {step_of(checkpoint)}"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])

@@ -19,6 +19,7 @@ from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
 from maskloom.launch import claim, is_restarted
+from maskloom.models.architectures import published_config
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
@@ -123,6 +124,7 @@ def _finetune(
     source = resolve_model_folder(model)
     recipe = with_task(recipe, reading)
     tokenizer = load_tokenizer(source)
+    _check_model(recipe, source)
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
     paths = {"model": source, "train": train, "dev": dev}
@@ -250,8 +252,18 @@ def _reading_of_run(
     return stored, metric or inputs["metric"]
 
 
+def _check_model(recipe: FinetuneRecipe, source: Path) -> None:
+    """Raise ConfigError for a language model's loss on a model that sees what it would predict."""
+    config = published_config(read_config(source), str(source))
+    if recipe.auxiliary_lm and not config.is_causal:
+        raise ConfigError(
+            f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} reads both ways, so it would see the tokens that it is "
+            "to predict; a GPT or a left-to-right BERT can"
+        )
+
+
 def _check_length(max_length: int, source: Path, tokenizer: Tokenizer) -> None:
-    limit = min(read_config(source).get("max_position_embeddings", 512), tokenizer.max_length)
+    limit = min(published_config(read_config(source), str(source)).max_position_embeddings, tokenizer.max_length)
     if max_length > limit:
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
 

@@ -23,7 +23,9 @@ from maskloom.errors import ConfigError
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.inference.model_folder import SETTINGS_FILE
+from maskloom.metrics.language_model import PAIR_TASKS, PARTS
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.heads import LanguageModelHead
 from maskloom.runs.display import printable
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
@@ -31,13 +33,13 @@ from maskloom.training.checkpoints import MODEL, REST, step_folders
 
 # The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
 HUB_METRICS = {
-    **dict.fromkeys(("accuracy", "mlm_accuracy", "lm_accuracy", "nsp_accuracy", "sop_accuracy"), "accuracy"),
+    **dict.fromkeys(("accuracy", *(f"{name}_accuracy" for name in (*PARTS, *PAIR_TASKS))), "accuracy"),
     **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
     **{name: name for name in ("precision", "recall", "exact_match")},
     "matthews": "matthews_correlation",
     "pearson": "pearsonr",
     "spearman": "spearmanr",
-    **dict.fromkeys(("mlm_perplexity", "lm_perplexity"), "perplexity"),
+    **dict.fromkeys((f"{part}_perplexity" for part in PARTS), "perplexity"),
 }
 # OWNER/NAME, unless it reads like a folder of this machine; or one of the first models, which have no owner.
 _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
@@ -66,11 +68,10 @@ class Card:
 
     def write(self, folder: Path) -> None:
         """Write README.md into a model folder: the facts as YAML, then title, summary, metrics and recipe."""
-        opens, facts = " and with transformers", self._facts()
-        if (folder / CONFIG).exists() and str(read_json_object(folder / CONFIG).get("model_type")).startswith(
-            "maskloom"
-        ):
-            opens, facts = "", {**facts, "library_name": "maskloom"}
+        config = read_json_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
+        is_own = str(config.get("model_type")).startswith("maskloom")
+        opens = "" if is_own else " and with transformers"
+        facts = self._facts() | ({"library_name": "maskloom"} if is_own else {})
         header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in facts.items())
         text = (
             f"---\n{header}---\n\n# {self.title}\n\n{printable(self.summary)}\n\n"
@@ -111,7 +112,7 @@ class Card:
 
 def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: Path | None, more: str = "") -> Card:
     """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
-    pair = {"nsp": "next-sentence", "sop": "sentence-order"}.get(recipe.data.pair_task or "")
+    pair = PAIR_TASKS.get(recipe.data.pair_task or "")
     heads = f"masked-LM and {pair} heads" if pair else "a masked-LM head"
     if is_causal := recipe.objective == "causal_lm":
         heads = "a language-model head, whose tokens attend to those before them alone"
@@ -139,6 +140,13 @@ def finetuning_card(recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, A
         metrics=scores,
         dataset=Path(dev).name,
     )
+
+
+def pretrained_tag(model: EncoderWithHeads) -> str | None:
+    """Return what a hub calls the task of a pre-trained model, or None where its hubs run none."""
+    if isinstance(model.vocabulary_head, LanguageModelHead):
+        return "text-generation"
+    return "fill-mask" if model.vocabulary_head is not None and not model.config.is_causal else None
 
 
 def model_name(folder: Path) -> str:

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from maskloom.foreign_files import file_inside
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.machine_memory import require_memory
+from maskloom.metrics.language_model import pair_task_of, part_of
+from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
-from maskloom.models.bert import BertConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
@@ -91,7 +92,7 @@ def _pretrain(
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    check_model(recipe, None if init is None else BertConfig.from_published(read_config(init), str(init)))
+    check_model(recipe, None if init is None else published_config(read_config(init), str(init)))
     opened = Corpus.open(corpus)
     check_special_tokens(recipe, opened)
     resume = resume or is_restarted(out)
@@ -155,8 +156,9 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
     """
     if init is None:
         config = model_config(recipe, vocab_size=len(corpus.vocabulary))
-        return build_model(config, heads=heads_of(recipe), seed=recipe.seed), []
-    model, report = load_model(init, heads=heads_of(recipe), seed=recipe.seed)
+        return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
+    config = published_config(read_config(init), str(init))
+    model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
     _check_vocabulary(init, model.config.vocab_size, corpus)
     return model, _new_parts(report)
 
@@ -199,10 +201,10 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
     if init is None:
         config = model_config(recipe, vocab_size=len(corpus.vocabulary))
     else:
-        config = BertConfig.from_published(read_config(init), str(init))
+        config = published_config(read_config(init), str(init))
         _check_vocabulary(init, config.vocab_size, corpus)
     with torch.device("meta"):
-        num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe)).parameters())
+        num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
 
@@ -376,13 +378,12 @@ def describe_metrics(metrics: dict[str, float]) -> str:
     """Return held-out metrics as one readable line, or say that nothing is held out."""
     if not metrics:
         return "nothing held out to evaluate"
-    part = next(row.part for row in PRETRAINING.values() if f"{row.part}_loss" in metrics)
+    part, pair = cast(str, part_of(metrics)), pair_task_of(metrics)
     text = (
         f"held-out {part.upper()} loss {metrics[f'{part}_loss']:.3f} nats (unigram {metrics['unigram_entropy']:.3f}), "
         f"accuracy {metrics[f'{part}_accuracy']:.3f}, perplexity {metrics[f'{part}_perplexity']:.1f}"
     )
-    for pair in ("nsp", "sop"):
-        if f"{pair}_accuracy" in metrics:
-            majority = metrics[f"{pair}_majority_fraction"]
-            text += f"; {pair.upper()} accuracy {metrics[f'{pair}_accuracy']:.3f} (majority {majority:.3f})"
+    if pair is not None:
+        majority = metrics[f"{pair}_majority_fraction"]
+        text += f"; {pair.upper()} accuracy {metrics[f'{pair}_accuracy']:.3f} (majority {majority:.3f})"
     return text

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from maskloom.config import MOST_STEPS, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError
-from maskloom.models.bert_config import BertConfig
+from maskloom.models.architectures import ARCHITECTURES, architecture_of
+from maskloom.models.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from maskloom.data.corpus import Corpus
@@ -49,7 +50,7 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
     return plans
 
 
-def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> BertConfig:
+def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
     """Return the model's configuration; raises ConfigError for a wrong key or value of [model.config]."""
     if "vocab_size" in recipe.model.config:
         given = recipe.model.config["vocab_size"]
@@ -58,22 +59,26 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> BertConfig:
         )
     if "causal" in recipe.model.config:
         raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model, leave it out")
-    own = {**recipe.model.config, "causal": recipe.objective == "causal_lm"}
-    return BertConfig.of_size(recipe.model.size, vocab_size=vocab_size, **own)
+    own = dict(recipe.model.config)
+    if recipe.model.architecture == "bert":
+        own["causal"] = recipe.objective == "causal_lm"
+    row = ARCHITECTURES[recipe.model.architecture]
+    return row.config_type.of_size(recipe.model.size, vocab_size=vocab_size, **own)
 
 
-def heads_of(recipe: PretrainRecipe) -> tuple[str, ...]:
+def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:
     """Return the heads of the model that a recipe trains."""
-    return ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
+    head = architecture_of(config).vocabulary_head
+    return (head, "nsp") if recipe.data.next_sentence else (head,)
 
 
-def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
+def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None:
     """Raise ConfigError where [model], [data] and [[phases]] do not fit together, whatever the corpus holds.
 
     `init` is the configuration of the model whose weights are the start; it counts in place of [model].
     """
     config = model_config(recipe, vocab_size=_ANY_VOCABULARY) if init is None else init
-    whose = "[model.config]" if init is None else "the initial model's"
+    whose, model = ("[model.config]", "the model") if init is None else ("the initial model's", "the initial model")
     places = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
     for place, plan in zip(places, phase_plans(recipe), strict=True):
         if plan.data.max_length > config.max_position_embeddings:
@@ -81,11 +86,14 @@ def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
                 f"{place} = {plan.data.max_length}: it may not exceed "
                 f"{whose} max_position_embeddings = {config.max_position_embeddings}"
             )
-    if config.causal != (recipe.objective == "causal_lm"):
-        kind = "a left-to-right" if config.causal else "a bidirectional"
-        raise ConfigError(f"objective = {recipe.objective!r}: {whose[:-2]} is {kind} one")
-    if recipe.data.next_sentence and config.type_vocab_size < 2:
-        raise ConfigError(f"{whose} type_vocab_size = 1: data.next_sentence = true tells sentences A and B apart")
+    if config.is_causal != (recipe.objective == "causal_lm"):
+        kind = "a left-to-right" if config.is_causal else "a bidirectional"
+        hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
+        raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind} one{hint}")
+    if recipe.data.next_sentence and config.num_segments < 2:
+        has_key = "type_vocab_size" in type(config).model_fields
+        what = f"{whose} type_vocab_size = 1" if has_key else f"{model} has no segments"
+        raise ConfigError(f"{what}: data.next_sentence = true tells sentences A and B apart")
 
 
 def check_special_tokens(recipe: PretrainRecipe, corpus: Corpus) -> None:

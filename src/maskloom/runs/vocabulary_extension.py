@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
@@ -120,9 +120,9 @@ def _give_rows(
     # some models embed more rows than their vocabulary names
     if vocab_size > model.config.vocab_size:
         model.resize_vocabulary(vocab_size, seed=0)
-    rows = [model.encoder.embeddings.word.weight]
-    if "mlm" in model.heads:
-        rows.append(cast(MaskedLMHead, model.heads["mlm"]).bias)
+    rows = [model.encoder.word_embeddings]
+    if isinstance(head := model.vocabulary_head, MaskedLMHead):
+        rows.append(head.bias)
     for place, piece in zip(places, pieces, strict=True):
         sources = [old.ids[token] for token in piece.old_pieces]
         for parameter in rows:
