@@ -154,6 +154,13 @@ def write_model(folder: Path, heads: tuple[str, ...] = ("classifier",), num_labe
     (folder / "maskloom.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
+def write_byte_pairs(folder: Path) -> None:
+    """Train a tiny byte-pair vocabulary."""
+    from maskloom.text.vocabulary_training import train_vocabulary
+
+    train_vocabulary(["the ab the bing"] * 3, size=24, model="bpe").tokenizer.save(folder)
+
+
 def write_corpus(folder: Path) -> None:
     """Build a tiny corpus."""
     from maskloom.data.corpus_building import build_corpus

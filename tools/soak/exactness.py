@@ -45,7 +45,7 @@ def cut_by_rule(tokenizer: Any, texts: list[str]) -> list[_Cut]:
     from maskloom.text.tokenizer import Encoding
     from maskloom.text.vocabulary import SPECIAL_TOKENS
 
-    vocabulary, library = tokenizer.vocabulary, tokenizer._build_library_tokenizer()
+    vocabulary, library = tokenizer.vocabulary, tokenizer._build_library()
     at_special = re.compile("|".join(f"({re.escape(token)})" for token in SPECIAL_TOKENS))
 
     def pieces(text: str) -> list[_Piece]:

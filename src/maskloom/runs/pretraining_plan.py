@@ -115,15 +115,16 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
 
 def check_special_tokens(recipe: PretrainRecipe, corpus: Corpus) -> None:
     """Raise ConfigError for an objective that needs a special token which the vocabulary of the corpus lacks."""
-    special = corpus.vocabulary.special
-    hint = f"the vocabulary of {corpus.folder} has none; build the corpus with a WordPiece vocabulary"
+    special, data, lacks = corpus.vocabulary.special, recipe.data, f"the vocabulary of {corpus.folder} has none"
+    hint = "build the corpus with a WordPiece vocabulary, or set"
     if recipe.objective == "masked_lm" and special.mask is None:
-        raise ConfigError(f"objective = 'masked_lm' needs a mask token, {hint}, or set objective = 'causal_lm'")
-    if recipe.data.next_sentence and None in (special.classify, special.separator):
-        raise ConfigError(
-            f"data.next_sentence = true needs a token that is read as the pair and one between its texts, {hint}, or "
-            "set data.next_sentence = false"
-        )
+        raise ConfigError(f"objective = 'masked_lm' needs a mask token, {lacks}; {hint} objective = 'causal_lm'")
+    if data.next_sentence and None in (special.classify, special.separator):
+        needs = "a token that stands for a pair and one between its texts"
+        raise ConfigError(f"data.next_sentence = true needs {needs}, {lacks}; {hint} data.next_sentence = false")
+    if data.whole_word_masking and not corpus.vocabulary.prefix:
+        needs = "pieces that show by '##' that they continue a word"
+        raise ConfigError(f"data.whole_word_masking = true needs {needs}, {lacks}; {hint} it to false")
 
 
 def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:

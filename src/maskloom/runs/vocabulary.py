@@ -117,7 +117,7 @@ def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
     report = read_json_object(out / REPORT)
     before = report.get("made_from")
     before = before if isinstance(before, dict) else {}
-    changed = ", ".join(name for name, value in made_from.items() if before.get(name) != value)
+    changed = ", ".join(name for name in {**made_from, **before} if before.get(name) != made_from.get(name))
     if not changed and _sum_of_tokens(out) != report["sha256"]:
         changed = " or ".join(name for name in _FILES_OF_TOKENS if (out / name).exists())
     if changed:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, pre_tokenizers
 
 from maskloom.errors import DataError
 from maskloom.files import write_json, write_text
@@ -65,10 +65,17 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path}: the vocabulary is not an object but {type(ids).__name__}")
     added = library.get("added_tokens")
     for token in added if isinstance(added, list) else []:
-        if isinstance(token, dict) and {"content", "id"} <= token.keys():
-            ids.setdefault(token["content"], token["id"])
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            raise DataError(f"{folder / 'tokenizer.json'}: the added token {token!r:.80} has no content")
+        ids.setdefault(token["content"], token.get("id"))
     tokens = tokens_by_id(ids, path)
     suffix = END_OF_WORD if any(token.endswith(END_OF_WORD) for token in tokens) else ""
+    missing = [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids))
+    if missing:
+        raise DataError(
+            f"{path}: no token ends with {END_OF_WORD!r}, as in GPT, and {len(missing)} bytes have no token of their "
+            f"own, as in GPT-2, such as {missing[0]!r}"
+        )
     special = _special_tokens(folder, config, ids, suffix, path)
     vocabulary = Vocabulary(tokens, special, prefix="", suffix=suffix, source=str(path))
     _check_merges(merges, vocabulary, path)

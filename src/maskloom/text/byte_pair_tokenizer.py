@@ -89,16 +89,17 @@ class BytePairTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Join pieces to words, and words with a space where "</w>" ends one; bytes become the text that they spell."""
-        suffix, special_ids = self.vocabulary.suffix, self.vocabulary.special_ids
-        decoder = decoders.BPEDecoder(suffix) if suffix else decoders.ByteLevel()
+        suffix, special_ids, tokens = self.vocabulary.suffix, self.vocabulary.special_ids, self.vocabulary.tokens
         text = ""
         for is_special, group in groupby(ids, key=special_ids.__contains__):
-            tokens = [self.vocabulary.tokens[index] for index in group]
-            if not is_special:
-                text += decoder.decode(tokens)
-            elif not skip_special_tokens:
-                text += "".join(tokens)
-        return text
+            found = [tokens[index] for index in group]
+            if is_special:
+                text += "" if skip_special_tokens else "".join(found)
+            elif suffix:
+                text += "".join(token.removesuffix(suffix) + " " * token.endswith(suffix) for token in found)
+            else:
+                text += decoders.ByteLevel().decode(found)
+        return text.removesuffix(" ") if suffix else text
 
     @property
     def cuts_at_white_space(self) -> bool:
@@ -106,16 +107,12 @@ class BytePairTokenizer(Tokenizer):
         return bool(self.vocabulary.suffix)
 
     def _build_library(self) -> tokenizers.Tokenizer:
-        suffix = self.vocabulary.suffix or None
-        model = models.BPE(
-            dict(self.vocabulary.ids),
-            list(self.merges),
-            unk_token=self.vocabulary.special.unknown if suffix else None,
-            end_of_word_suffix=suffix,
-        )
-        if suffix:
+        ids, merges, vocabulary = dict(self.vocabulary.ids), list(self.merges), self.vocabulary
+        if vocabulary.suffix:
+            unknown = vocabulary.tokens[vocabulary.unk_id]
+            model = models.BPE(ids, merges, unk_token=unknown, end_of_word_suffix=vocabulary.suffix)
             return library_of(model, lowercase=self.lowercase)
-        library = tokenizers.Tokenizer(model)
+        library = tokenizers.Tokenizer(models.BPE(ids, merges))
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.prefix_space)  # pyright: ignore[reportAttributeAccessIssue]
         return library
 
