@@ -181,9 +181,9 @@ def test_bad_utf8_is_skipped_and_counted_when_asked(texts: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"no text \(0 documents were empty, 0 were skipped\)"),
-        ("\n \n\t\n", r"no text \(0 documents were empty, 0 were skipped\)"),
-        ("\u3000\n", r"no text \(1 documents were empty"),
+        ("", r"empty\.txt: no text \(0 documents were empty, 0 were skipped\)"),
+        ("\n \n\t\n", r"empty\.txt: no text \(0 documents were empty, 0 were skipped\)"),
+        ("\u3000\n", r"empty\.txt: no text \(1 documents were empty"),
         ("\u00ad\u200b\n", "1 texts hold no words"),
     ],
 )
