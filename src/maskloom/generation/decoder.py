@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -26,6 +27,7 @@ class Decoder:
             raise ConfigError("only a left-to-right model with a language-model head continues a text")
         self._encoder, self._head, self._room = model.encoder, head, room
         self._device = model.encoder.word_embeddings.device
+        self._single: SequenceLayout | None = None  # of one token a sequence
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read prompts, each of at least one token, and return the logits of what follows: (sequences, vocabulary)."""
@@ -38,9 +40,11 @@ class Decoder:
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Add a token to every sequence, (sequences,), and return the logits of what follows."""
-        self._past.add_token()
-        positions = (self._past.lengths - 1).cpu().numpy()
-        layout = SequenceLayout.from_lengths([1] * len(token_ids), self._device, position_ids=positions)
+        past = self._past
+        past.add_token()
+        if self._single is None or self._single.num_sequences != len(token_ids):
+            self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
+        layout = replace(self._single, position_ids=past.lengths - 1, max_position=past.longest - 1)
         return self._logits(token_ids, layout)
 
     def take(self, rows: Tensor) -> None:

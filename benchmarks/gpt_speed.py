@@ -1,0 +1,222 @@
+"""Time GPT's training step and its continuations against transformers, in turn, in one process, on real text.
+
+Training: our loop, drawing of rows included, beside OpenAIGPTLMHeadModel with fused AdamW and clipping, as shipped and,
+with --compiled, under torch.compile. Both have the same sizes and read the same rows; the peer's tensors are made
+beforehand. Before timing, without dropout, both must give the same loss.
+
+Continuing: 128 tokens, greedy, after prompts of 32, by a GPT in GPT-2's layout, since OpenAIGPT has no cache in
+transformers; both must give the same tokens.
+
+    python benchmarks/gpt_speed.py [--jobs train generate] [--sizes tiny mini base] [--rounds 5] [--compiled]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rounds import in_turn, order_said, quiet_load, reached
+from surroundings import processor, write_real_text
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.config import PretrainingData, TrainingSection
+from maskloom.data.batch import PretrainingBatch
+from maskloom.data.corpus import Corpus
+from maskloom.data.running_text import RunningTextLoader
+from maskloom.generation.search import Generation, continue_texts
+from maskloom.models.assembled import build_model
+from maskloom.models.gpt_config import GptConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.vocabulary import train_vocabulary_from_files
+from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
+from maskloom.training.optimizers import parameter_groups
+
+NUM_THREADS, VOCABULARY, NUM_TOKENS, PROMPT = 2, 8000, 128, 32
+BATCHES = {128: {"tiny": 64, "mini": 32, "small": 16, "base": 8}, 512: {"tiny": 16, "mini": 8, "small": 4, "base": 2}}
+TRAINING_AIMS = {"tiny": (1.6, 2.0, 2.5), "mini": (1.2, 1.5, 1.8), "base": (1.1, 1.3, 1.5)}
+GENERATION_AIMS = {"mini": (1.5, 2.0, 3.0), "base": (1.1, 1.3, 1.6)}
+OURS, PEER, COMPILED = "maskloom", "transformers", "transformers, compiled"
+
+
+def main() -> None:
+    """Measure what is asked for and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", nargs="*", default=["train", "generate"], choices=["train", "generate"])
+    parser.add_argument("--sizes", nargs="*", default=["tiny", "mini", "base"], choices=list(BATCHES[128]))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compiled", action="store_true", help="the peer under torch.compile as well")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("gpt_speed"))
+    options = parser.parse_args()
+    torch.set_num_threads(NUM_THREADS)
+    load, results = quiet_load(), []
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = real_corpus(Path(folder))
+        for size in options.sizes if "train" in options.jobs else ():
+            for length in BATCHES:
+                results.append(train(corpus, size, length, options.rounds, options.compiled, Path(folder)))
+                print(results[-1], flush=True)
+        for size in (size for size in options.sizes if "generate" in options.jobs and size in GENERATION_AIMS):
+            for batch in (1, 8):
+                results.append(generate(corpus, size, batch, options.rounds, Path(folder)))
+                print(results[-1], flush=True)
+    write_page(options.out, results, options.rounds, load)
+
+
+def real_corpus(folder: Path) -> Corpus:
+    """Return a corpus of byte pairs of real English."""
+    text = folder / "text.txt"
+    write_real_text(text, 6_000_000)
+    train_vocabulary_from_files([text], out=folder / "vocab", size=VOCABULARY, model="bpe")
+    build_corpus_from_files([text], vocab=folder / "vocab", out=folder / "corpus")
+    return Corpus.open(folder / "corpus")
+
+
+def config_of(size: str, corpus: Corpus, **more: Any) -> GptConfig:
+    """Return a GPT of a size."""
+    return GptConfig.of_size(size, vocab_size=len(corpus.vocabulary), **more)  # pyright: ignore[reportArgumentType]
+
+
+def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, folder: Path) -> dict[str, Any]:
+    """Return tokens per second of both sides at a size and a length of rows."""
+    from transformers import OpenAIGPTLMHeadModel
+
+    number = BATCHES[length][size]
+    loader = RunningTextLoader(corpus, None, PretrainingData(max_length=length), batch_size=number, seed=0)
+    settings = TrainingSection(steps=10**6, batch_size=number, learning_rate=1e-4, num_threads=NUM_THREADS)
+    model = build_model(config_of(size, corpus), ("lm",), seed=0)
+    save_model(model, folder / f"{size}-{length}")
+    objective = MaskedLanguageModeling("lm", None)
+    steps = train_steps(TrainState.fresh(model, settings), objective, loader.next_batch, settings=settings, seed=0)
+    peers = {PEER: OpenAIGPTLMHeadModel.from_pretrained(folder / f"{size}-{length}")}
+    if compiled:
+        peers[COMPILED] = OpenAIGPTLMHeadModel.from_pretrained(folder / f"{size}-{length}")
+        peers[COMPILED].compile()
+    first = loader.next_batch({})[0]
+    difference = check_losses(model, objective, first, peers[PEER], length)
+    sides: dict[str, Callable[[torch.Tensor], None]] = {OURS: lambda _: next(steps) and None}
+    sides |= {name: peer_step(peer) for name, peer in peers.items()}
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    position: dict[str, int] = {}
+    for number_of_round in range(-1, rounds):  # the first warms up
+        batches = []
+        for _ in range({"tiny": 4, "mini": 2}.get(size, 1)):
+            batch, position = loader.next_batch(position)
+            batches.append(torch.from_numpy(batch.token_ids).view(-1, length))
+        for name in in_turn(list(sides), number_of_round):
+            started = time.perf_counter()
+            for ids in batches:
+                sides[name](ids)
+            if number_of_round >= 0:
+                rates[name].append(sum(ids.numel() for ids in batches) / (time.perf_counter() - started))
+    what = f"training, {size}, rows of {length}"
+    return {"what": what, "aims": TRAINING_AIMS.get(size), "difference": difference, "rates": rates}
+
+
+def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:
+    """Return a training step of transformers' model as its Trainer takes it."""
+    optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-4, eps=1e-6, fused=True)
+    peer.train()
+
+    def step(ids: torch.Tensor) -> None:
+        peer(input_ids=ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def check_losses(model: Any, objective: Any, batch: PretrainingBatch, peer: Any, length: int) -> float:
+    """Return by how much the losses of both sides differ on the targets that both have, without dropout."""
+    model.eval()
+    ours = accumulate_gradients(model, objective, batch, None)["lm"]
+    model.zero_grad()
+    with torch.no_grad():
+        logits = peer.eval()(torch.from_numpy(batch.token_ids).view(-1, length)).logits
+        theirs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.mlm_labels))
+    if (difference := abs(ours - float(theirs))) > 1e-4:
+        raise SystemExit(f"the losses differ: {ours} and {float(theirs)}")
+    return difference
+
+
+def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Return tokens per second of both sides at a size and a number of prompts."""
+    from transformers import GPT2LMHeadModel
+
+    model = build_model(config_of(size, corpus, pre_norm=True, initializer_range=0.1), ("lm",), seed=0).eval()
+    place = folder / f"{size}-generate-{batch}"
+    save_model(model, place)
+    peer = GPT2LMHeadModel.from_pretrained(place).eval()
+    prompts = torch.from_numpy(corpus.sentences(0, 400)[: batch * PROMPT].astype("int64")).view(batch, PROMPT)
+    how = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0, "eos_token_id": None}
+
+    def ours() -> list[list[int]]:
+        found = continue_texts(model, prompts.tolist(), Generation(max_tokens=NUM_TOKENS, temperature=0.0))
+        return [text.token_ids for text in found]
+
+    def theirs() -> list[list[int]]:
+        with torch.inference_mode():
+            return peer.generate(prompts, attention_mask=torch.ones_like(prompts), **how)[:, PROMPT:].tolist()
+
+    same = sum(a == b for one, other in zip(ours(), theirs(), strict=True) for a, b in zip(one, other, strict=True))
+    rates: dict[str, list[float]] = {OURS: [], PEER: []}
+    for number in range(rounds):
+        for name, run in in_turn([(OURS, ours), (PEER, theirs)], number):
+            started = time.perf_counter()
+            run()
+            rates[name].append(batch * NUM_TOKENS / (time.perf_counter() - started))
+    what = f"continuing by {NUM_TOKENS} tokens, {size}, {batch} prompt{'s' if batch > 1 else ''}"
+    equal = same / (batch * NUM_TOKENS)
+    return {"what": what, "aims": GENERATION_AIMS.get(size), "equal_tokens": equal, "rates": rates}
+
+
+def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
+    """Write PATH.md and PATH.json."""
+    lines = [
+        "# GPT: training and continuing",
+        "",
+        f"{order_said(rounds)} Tokens per second, median of the rounds; ratio of ours to the peer with its range.",
+        "",
+        "| job | maskloom | peer | tokens/s | ratio | reached (floor / target / stretch) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        ours = result["rates"][OURS]
+        for name in (name for name in result["rates"] if name != OURS):
+            peer = result["rates"][name]
+            ratios = [a / b for a, b in zip(ours, peer, strict=True)]
+            middle, aims = statistics.median(ratios), result["aims"] if name == PEER else None
+            lines.append(
+                f"| {result['what']} | {statistics.median(ours):,.0f} | {name} | {statistics.median(peer):,.0f} | "
+                f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {reached(middle, aims)} |"
+            )
+    checks = [
+        f"{result['what']}: {100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result
+    ]
+    differences = [result["difference"] for result in results if "difference" in result]
+    if differences:
+        lines += ["", f"Losses of both sides before timing differ by at most {max(differences):.1e} nats."]
+    if checks:
+        lines += ["", f"Tokens that both sides give alike: {'; '.join(checks)}."]
+    machine = f"{processor()}, {NUM_THREADS} threads; Python {platform.python_version()}, torch {torch.__version__}"
+    command = " ".join(["python", "benchmarks/gpt_speed.py", *sys.argv[1:]])
+    lines += ["", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
+    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+    content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
