@@ -458,7 +458,8 @@ class FinetuneRecipe(Section):
             )
         if self.tune_on_dev and self.task == "regression":
             raise ValueError("tune_on_dev = true: task = 'regression' has neither a temperature nor thresholds to fit")
-        if self.pair.both_orders and self.task not in ("pair", "regression"):
+        is_named = "task" in self.model_fields_set  # else a --format names it
+        if is_named and self.pair.both_orders and self.task not in ("pair", "regression"):
             raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
         if self.auxiliary_lm and self.task in ("span", "tagging"):
             raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} reads tokens, not sequences")

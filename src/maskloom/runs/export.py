@@ -18,7 +18,7 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.files import copy_files, replacing_folder
 from maskloom.foreign_files import read_json_object
-from maskloom.inference.model_folder import load_tokenizer, read_settings
+from maskloom.inference.model_folder import load_tokenizer, read_settings, task_tokenizer
 from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.recipe_files import load_recipe
@@ -32,7 +32,7 @@ from maskloom.runs.model_writing import (
     pretraining_card,
     write_model_folder,
 )
-from maskloom.runs.pretraining_plan import heads_of, model_config
+from maskloom.runs.pretraining_plan import config_for, heads_of
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
@@ -40,7 +40,6 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpoints import check_checkpoint, check_shapes, checkpoint_weights, step_folders, step_of
 from maskloom.training.events import read_events
 
-_WORDS = "embeddings.word.weight"
 _SHOWN = 12
 # Where the runs of a search, and the searches of a GLUE run with theirs, lie in its folder.
 _RUNS_WITHIN = ("trials/*", "*", "*/trials/*")
@@ -181,14 +180,14 @@ def _export_pretraining(
     corpus, init = (_place(content, name) for name in ("corpus", "init"))
     assert corpus is not None
     weights = checkpoint_weights(checkpoint)
+    tokenizer = Tokenizer.load(corpus)
     if init is None:
-        words = next(tensor for name, tensor in weights.items() if name.endswith(_WORDS))
-        config = model_config(recipe, vocab_size=len(words))
+        config = config_for(recipe, tokenizer.vocabulary)
     else:
         config = published_config(read_config(init), str(init))
     model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
     card = pretraining_card(recipe, scores, init, f"Step {step_of(checkpoint)} of {checkpoint.parent.name}.")
-    write_model_folder(out, model, Tokenizer.load(corpus), card)
+    write_model_folder(out, model, tokenizer, card)
 
 
 def _export_finetuning(
@@ -196,12 +195,13 @@ def _export_finetuning(
 ) -> None:
     source, settings, task = _task(run, content)
     config = published_config(read_config(source), str(source))
+    tokenizer = task_tokenizer(source)
+    config = config.model_copy(update={"vocab_size": max(config.vocab_size, len(tokenizer.vocabulary))})
     heads = task_heads(recipe, task, config)
     build = partial(build_model, config, heads, task.num_outputs, head_options=task.head_options)
     model = _filled(build, checkpoint_weights(checkpoint), checkpoint)
     what = f"{checkpoint.parent.parent.name.replace('-', ' ')}, step {step_of(checkpoint)}"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
-    tokenizer = load_tokenizer(source)
     write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
 
 
@@ -222,7 +222,7 @@ def _export_best(
     which = "step not known" if step is None else f"step {step}"
     what = f"{name.replace('-', ' ')}, {which}: the best on dev by {task.primary} when it was exported"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
-    write_model_folder(out, run / "restarts" / name / "best", load_tokenizer(source), card, settings=settings)
+    write_model_folder(out, run / "restarts" / name / "best", task_tokenizer(source), card, settings=settings)
     return _result(name, step, scores, out, [])
 
 

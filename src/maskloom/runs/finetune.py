@@ -17,7 +17,7 @@ from maskloom.errors import ConfigError, UsageError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object, read_json_value
-from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
+from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, task_tokenizer
 from maskloom.launch import claim, is_restarted
 from maskloom.models.architectures import published_config
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
@@ -123,7 +123,7 @@ def _finetune(
     reading, metric = _reading_of_run(out, reading, metric, resume=resume)
     source = resolve_model_folder(model)
     recipe = with_task(recipe, reading)
-    tokenizer = load_tokenizer(source)
+    tokenizer = task_tokenizer(source)
     _check_model(recipe, source)
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
@@ -133,7 +133,8 @@ def _finetune(
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
     recipe = _extended(recipe, len(prepared.train), out) if resume else recipe
     settings = _settings(recipe, len(prepared.train))
-    plan = FinetunePlan(out, recipe, prepared.task, source, prepared.train, prepared.dev, settings, verify)
+    num_tokens = len(tokenizer.vocabulary)
+    plan = FinetunePlan(out, recipe, prepared.task, source, prepared.train, prepared.dev, settings, num_tokens, verify)
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:

@@ -43,7 +43,8 @@ _RESULT = "result.json"
 class FinetunePlan:
     """Everything that the restarts of a run in `folder` share.
 
-    `settings` are those of the recipe with the steps counted; `verify` shows that resuming gives the bits.
+    `settings` are those of the recipe with the steps counted, `num_tokens` counts those of the tokenizer; `verify`
+    shows that resuming gives the bits.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class FinetunePlan:
     train: EncodedData
     dev: EncodedData
     settings: TrainingSection
+    num_tokens: int
     verify: bool = False
 
     @property
@@ -187,6 +189,8 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
     model, _report = load_model(
         plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=task.heads, head_options=options
     )
+    if plan.num_tokens > model.config.vocab_size:  # the marks of tasks, which a published GPT has not seen
+        model.resize_vocabulary(plan.num_tokens, seed=seed)
     if plan.recipe.from_scratch:
         model = build_model(model.config, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.task.freezes_encoder:

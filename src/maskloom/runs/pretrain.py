@@ -16,6 +16,7 @@ from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus, split_documents
 from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
+from maskloom.data.running_text import RunningTextLoader
 from maskloom.errors import ConfigError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
@@ -34,9 +35,9 @@ from maskloom.runs.pretraining_plan import (
     PhasePlan,
     check_model,
     check_special_tokens,
+    config_for,
     heads_of,
     left_aside,
-    model_config,
     phase_plans,
 )
 from maskloom.runs.progress import Progress
@@ -155,7 +156,7 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
     than the corpus.
     """
     if init is None:
-        config = model_config(recipe, vocab_size=len(corpus.vocabulary))
+        config = config_for(recipe, corpus.vocabulary)
         return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
     config = published_config(read_config(init), str(init))
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
@@ -199,7 +200,7 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
     Of several processes each may have a share of it, or have it elsewhere: only the weights are asked for then.
     """
     if init is None:
-        config = model_config(recipe, vocab_size=len(corpus.vocabulary))
+        config = config_for(recipe, corpus.vocabulary)
     else:
         config = published_config(read_config(init), str(init))
         _check_vocabulary(init, config.vocab_size, corpus)
@@ -233,17 +234,10 @@ class _Run:
 
     def loader(
         self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)
-    ) -> PretrainingLoader:
+    ) -> PretrainingLoader | RunningTextLoader:
         """Return the batches of a phase."""
-        return PretrainingLoader(
-            self.corpus,
-            documents,
-            plan.data,
-            batch_size=batch_size,
-            seed=self.recipe.seed,
-            rows=rows,
-            corruption=self.row.corruption,
-        )
+        seed = self.recipe.seed
+        return self.row.loader(self.corpus, documents, plan.data, batch_size=batch_size, seed=seed, rows=rows)
 
     def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:
         """Return the held-out metrics of the initial weights on instances of the last phase.
@@ -269,8 +263,11 @@ class _Run:
         loader = self.loader(self.held_out, plan, _EVALUATION_BATCH)
         limit = plan.training.max_evaluation_instances
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
-        objective, tally = self.row.objective(plan.data.pair_task), _Tally(self.log_frequencies, plan.data.pair_task)
+        objective = self.row.objective(plan.data.pair_task)
+        tally = _Tally(self.log_frequencies, self.corpus.vocabulary.num_characters, plan.data.pair_task)
         metrics = evaluate(whole, objective, tally.watch(batches))
+        if self.row.part == "lm":
+            metrics["lm_bits_per_character"] = tally.bits_per_character(metrics["lm_loss"])
         return {**metrics, **tally.metrics()}
 
     def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
@@ -344,6 +341,8 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
 def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
     """Return the log probability of each token in documents: what a model without context could know."""
     counts = np.ones(len(corpus.vocabulary))
+    if not corpus.tokenizer.has_segments:
+        counts[[*corpus.tokenizer.running_text.end]] += len(documents)
     for document in documents:
         first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
         counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
@@ -353,18 +352,24 @@ def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
 class _Tally:
     """Follows evaluation batches to score, on the same targets, the guesses that need no model."""
 
-    def __init__(self, log_frequencies: np.ndarray, pair_task: str | None) -> None:
+    def __init__(self, log_frequencies: np.ndarray, num_characters: np.ndarray, pair_task: str | None) -> None:
         self._log_frequencies, self._pair_task = log_frequencies, pair_task
+        self._sizes, self._characters = num_characters, 0
         self._nats, self._targets, self._random, self._sequences = 0.0, 0, 0, 0
 
     def watch(self, batches: Any) -> Any:
         for batch in batches:
             self._nats -= float(self._log_frequencies[batch.mlm_labels].sum())
             self._targets += len(batch.mlm_labels)
+            self._characters += int(self._sizes[batch.mlm_labels].sum())
             if batch.nsp_labels is not None:
                 self._random += int(batch.nsp_labels.sum())
                 self._sequences += len(batch.nsp_labels)
             yield batch
+
+    def bits_per_character(self, nats_per_token: float) -> float:
+        """Return a loss per character of the predicted text, as the tokenizer normalises it."""
+        return nats_per_token * self._targets / max(self._characters, 1) / math.log(2)
 
     def metrics(self) -> dict[str, float]:
         metrics = {"unigram_entropy": self._nats / max(self._targets, 1), "num_predictions": float(self._targets)}

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from maskloom.config import MOST_STEPS, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.models.architectures import ARCHITECTURES, architecture_of
+from maskloom.models.bert_config import BertConfig
 from maskloom.models.model_config import ModelConfig
+from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from maskloom.data.corpus import Corpus
@@ -48,6 +50,14 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
         data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions_per_seq": cap})
         plans.append(PhasePlan(f"phase-{number}", data, training.model_copy(update=given)))
     return plans
+
+
+def config_for(recipe: PretrainRecipe, vocabulary: Vocabulary) -> ModelConfig:
+    """Return the configuration of a model that embeds a vocabulary; a BERT's padding token has id 0 by its recipe."""
+    pad = vocabulary.special.pad
+    own = {"pad_token_id": vocabulary.ids[pad]} if recipe.model.architecture != "bert" and pad is not None else {}
+    config = model_config(recipe, vocab_size=len(vocabulary))
+    return config.model_copy(update={} if "pad_token_id" in recipe.model.config else own)
 
 
 def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
@@ -90,6 +100,13 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
         kind = "a left-to-right" if config.is_causal else "a bidirectional"
         hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
         raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind} one{hint}")
+    if config.is_causal and not isinstance(config, BertConfig):
+        data, plain = recipe.data, PretrainingData()
+        unused = [name for name in ("short_seq_prob", "static_masks") if getattr(data, name) != getattr(plain, name)]
+        if unused:
+            raise ConfigError(
+                f"data.{unused[0]} = {getattr(data, unused[0])!r}: {model} reads running text; leave it out"
+            )
     if recipe.data.next_sentence and config.num_segments < 2:
         has_key = "type_vocab_size" in type(config).model_fields
         what = f"{whose} type_vocab_size = 1" if has_key else f"{model} has no segments"

@@ -135,7 +135,8 @@ def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[st
         yield document.text
     if not reading.num_documents:
         left_out = f"{reading.num_empty_documents} documents were empty, {reading.num_skipped_documents} were skipped"
-        raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
+        names = ", ".join(map(str, [*reading.sums][:3]))
+        raise DataError(f"{names}: no text ({left_out}); a vocabulary needs some")
 
 
 @contextmanager

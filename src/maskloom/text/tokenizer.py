@@ -97,6 +97,10 @@ class Tokenizer(ABC):
     def identity(self) -> dict[str, Any]:
         """Return as plain values what decides the ids of a text; a corpus keeps them."""
 
+    def with_task_tokens(self) -> Tokenizer:
+        """Return a tokenizer that has the marks of fine-tuning; ids stay as they are."""
+        return self
+
     @cached_property
     def template(self) -> SequenceTemplate:
         """The marks around the texts of a task."""

@@ -140,6 +140,19 @@ class Vocabulary:
         return found
 
     @cached_property
+    def num_characters(self) -> np.ndarray:
+        """The characters that each token stands for, (tokens,): with the blank beside a word, and none for marks.
+
+        A token of bytes counts these.
+        """
+        sizes = []
+        for token, is_first in zip(self.tokens, ~self.is_continuation, strict=True):
+            has_blank = token.endswith(self.suffix) if self.suffix else self.prefix and is_first
+            piece = token.removesuffix(self.suffix) if is_first else token[len(self.prefix) :]
+            sizes.append(0 if token in self.special.tokens else len(piece) + bool(has_blank))
+        return np.array(sizes, dtype=np.int64)
+
+    @cached_property
     def is_continuation(self) -> np.ndarray:
         """For every token, as (tokens,) booleans, whether it continues a word, that is, starts with `##`."""
         length = len(self.prefix)

@@ -47,6 +47,20 @@ def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "rule"),
+    [
+        ("--epochs", "x", "'x': it must be a valid number"),
+        ("--seed", "1.5", "'1.5': it must be a valid integer"),
+        ("--restarts", "0", "'0': it must be greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_number_is_named_with_its_rule(flag, value, rule):
+    result = CliRunner().invoke(app, ["finetune", flag, value])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}': {rule}" in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
     ("arguments", "choices"),
     [
         (["finetune", "--task", "multilable"], "single, pair, regression, multilabel, .*; did you mean multilabel[?]"),

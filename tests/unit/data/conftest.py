@@ -19,7 +19,8 @@ class MemoryCorpus:
         self.sentence_lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int32)
         self.num_documents, self.num_sentences = len(documents), len(sentences)
         self.num_tokens = int(self.sentence_lengths.sum())
-        self._ends = np.concatenate([[0], np.cumsum(self.sentence_lengths)])
+        self._ends = self.sentence_offsets = np.concatenate([[0], np.cumsum(self.sentence_lengths)])
+        self.folder = "memory"
         self._ids = np.concatenate([*sentences, np.array([], dtype=np.uint16)])
 
     def sentences(self, first: int, last: int) -> np.ndarray:
