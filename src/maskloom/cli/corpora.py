@@ -44,12 +44,12 @@ corpus_app = typer.Typer(help="Build and check corpora, and show their statistic
 @_works
 def vocab_train(
     texts: Texts,
-    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
-    out: Out,
     *,
     model: Annotated[
         Literal["wordpiece", "bpe"], typer.Option("--model", help="wordpiece: for BERT; bpe: byte pairs, for GPT.")
     ] = "wordpiece",
+    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
+    out: Out,
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
         Literal["frequency", "likelihood", "pmi"],
