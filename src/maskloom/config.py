@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import load_recipe as load_recipe
@@ -32,6 +34,38 @@ def about(meaning: str) -> Any:
     return Field(description=meaning)
 
 
+_NAMES = {
+    "model.architecture": ["bert", "gpt"],
+    "objective": ["masked_lm", "causal_lm"],
+    "task": ["single", "pair", "regression", "multilabel", "span", "tagging", "choice"],
+}
+_Row = TypeVar("_Row")
+
+
+class Rows(dict[str, _Row]):
+    """A table of rows by name. A recipe may have the name of any row, also of one added later, at the key `key`."""
+
+    def __init__(self, key: str, rows: Mapping[str, _Row]) -> None:
+        super().__init__(rows)
+        self._names = _NAMES[key]
+
+    def __setitem__(self, name: str, row: _Row) -> None:
+        """Add a row, or replace the one of that name."""
+        super().__setitem__(name, row)
+        if name not in self._names:
+            self._names.append(name)
+
+
+def _row_of(key: str) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in _NAMES[key]:
+            expected = ", ".join(map(repr, _NAMES[key]))
+            raise PydanticCustomError("literal_error", "{expected} is expected", {"expected": expected})
+        return name
+
+    return AfterValidator(check)
+
+
 class Section(BaseModel):
     """Base of every recipe section: frozen, no unknown keys, no silent conversion of types."""
 
@@ -41,7 +75,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
 
-    architecture: Annotated[Literal["bert", "gpt"], about("Kind of encoder.")] = "bert"
+    architecture: Annotated[str, _row_of("model.architecture"), about("Kind of encoder: bert or gpt.")] = "bert"
     size: Annotated[
         Literal["tiny", "mini", "small", "medium", "base", "large"],
         about("Published size: layers, hidden size, heads."),
@@ -276,8 +310,9 @@ class PretrainRecipe(Section):
     kind: Annotated[Literal["pretrain"], about("Kind of run.")] = "pretrain"
     seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of weights, sampling, masks and dropout.")] = 0
     objective: Annotated[
-        Literal["masked_lm", "causal_lm"],
-        about("What is predicted: masked tokens, or each token from those before it, by a left-to-right model."),
+        str,
+        _row_of("objective"),
+        about("What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it."),
     ] = "masked_lm"
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
@@ -426,7 +461,7 @@ class FinetuneRecipe(Section):
     keep_restarts: Annotated[bool, about("Keep the best model of every seed, for an ensemble.")] = False
     tune_on_dev: Annotated[bool, about("Fit temperature and thresholds on the dev set at the end.")] = False
     task: Annotated[
-        Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"], about("Kind of task.")
+        str, _row_of("task"), about("Kind of task: single, pair, regression, multilabel, span, tagging or choice.")
     ] = "single"
     class_weights: Annotated[
         Literal["none", "balanced"] | dict[str, Positive],

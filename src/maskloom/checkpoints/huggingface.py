@@ -32,7 +32,8 @@ CONFIG = "config.json"
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
-_FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT}
+FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT}
+"""How architectures are published, by the names of their rows."""
 
 # Problems of a file that an error names one by one.
 _NUM_NAMED = 100
@@ -213,7 +214,7 @@ class _Contents:
 
 def format_of(config: ModelConfig) -> PublishedFormat:
     """Return how the architecture of a configuration is published."""
-    return _FORMATS[architecture_of(config).name]
+    return FORMATS[architecture_of(config).name]
 
 
 def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelConfig) -> list[str]:

@@ -48,8 +48,8 @@ def vocab_train(
     model: Annotated[
         Literal["wordpiece", "bpe"], typer.Option("--model", help="wordpiece: for BERT; bpe: byte pairs, for GPT.")
     ] = "wordpiece",
-    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
     out: Out,
+    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
         Literal["frequency", "likelihood", "pmi"],

@@ -13,7 +13,7 @@ from maskloom.cli.options import AsJson, Device, Model, print_json, progress_dis
 @reads("text_column", "on_bad_rows")
 def generate(
     model: Model,
-    reading: Any,
+    *,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Text to continue.")] = None,
     input_file: Annotated[
         Path | None, typer.Option("--input", help="Prompts: .txt with one per line, .csv, .tsv, .jsonl.")
@@ -23,13 +23,16 @@ def generate(
     temperature: Annotated[
         float, typer.Option("--temperature", help="Below 1 likelier tokens come more often; 0 takes the likeliest.")
     ] = 1.0,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw among so many likeliest tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw among this many of the likeliest tokens.")] = None,
     top_p: Annotated[
         float, typer.Option("--top-p", help="Draw among the fewest tokens that have this probability together.")
     ] = 1.0,
-    beam: Annotated[int | None, typer.Option("--beam", help="Search with so many candidates, drawing nothing.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the draws.")] = 0,
+    beam: Annotated[
+        int | None, typer.Option("--beam", help="Search with this many candidates instead of drawing.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts at once.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the draws.")] = 0,
+    reading: Any,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from maskloom.config import Rows
 from maskloom.errors import DataError
 from maskloom.models.bert_config import CAUSAL_MODEL_TYPE, CRF_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
@@ -43,24 +44,27 @@ def _gpt(config: GptConfig) -> Encoder:
     return Gpt(config)
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "bert": Architecture(
-        name="bert",
-        paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
-        config_type=BertConfig,
-        build=_bert,
-        model_types=("bert", CAUSAL_MODEL_TYPE, *CRF_MODEL_TYPES),
-        vocabulary_head="mlm",
-    ),
-    "gpt": Architecture(
-        name="gpt",
-        paper="Radford et al. 2018, Improving Language Understanding by Generative Pre-Training",
-        config_type=GptConfig,
-        build=_gpt,
-        model_types=GPT_MODEL_TYPES,
-        vocabulary_head="lm",
-    ),
-}
+ARCHITECTURES: Rows[Architecture] = Rows(
+    "model.architecture",
+    {
+        "bert": Architecture(
+            name="bert",
+            paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
+            config_type=BertConfig,
+            build=_bert,
+            model_types=("bert", CAUSAL_MODEL_TYPE, *CRF_MODEL_TYPES),
+            vocabulary_head="mlm",
+        ),
+        "gpt": Architecture(
+            name="gpt",
+            paper="Radford et al. 2018, Improving Language Understanding by Generative Pre-Training",
+            config_type=GptConfig,
+            build=_gpt,
+            model_types=GPT_MODEL_TYPES,
+            vocabulary_head="lm",
+        ),
+    },
+)
 
 
 def architecture_of(config: ModelConfig) -> Architecture:

@@ -15,6 +15,7 @@ from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTen
 from maskloom.errors import DataError
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
+from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import HEADS
 from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, pretrained_tag, write_model_folder
@@ -57,7 +58,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     has_labels = any(HEADS[head].is_labelled for head in model.heads)
     labels = {key: config[key] for key in _OF_LABELS if key in config and has_labels}
     card = Card(
-        "Converted BERT",
+        f"Converted {architecture_of(model.config).name.upper()}",
         f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
         pipeline_tag=pretrained_tag(model),
         base_model=hub_name(found.folder),

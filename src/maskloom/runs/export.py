@@ -186,7 +186,8 @@ def _export_pretraining(
     else:
         config = published_config(read_config(init), str(init))
     model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
-    card = pretraining_card(recipe, scores, init, f"Step {step_of(checkpoint)} of {checkpoint.parent.name}.")
+    more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
+    card = pretraining_card(recipe, scores, init, more, config=config)
     write_model_folder(out, model, tokenizer, card)
 
 
@@ -201,7 +202,7 @@ def _export_finetuning(
     build = partial(build_model, config, heads, task.num_outputs, head_options=task.head_options)
     model = _filled(build, checkpoint_weights(checkpoint), checkpoint)
     what = f"{checkpoint.parent.parent.name.replace('-', ' ')}, step {step_of(checkpoint)}"
-    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
+    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
     write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
 
 
@@ -220,8 +221,9 @@ def _export_best(
         return _copied(run, out, _stages(run), stage)
     *_, name, step, scores = max(kept, key=lambda entry: entry[:3])
     which = "step not known" if step is None else f"step {step}"
+    config = published_config(read_config(source), str(source))
     what = f"{name.replace('-', ' ')}, {which}: the best on dev by {task.primary} when it was exported"
-    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
+    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
     write_model_folder(out, run / "restarts" / name / "best", task_tokenizer(source), card, settings=settings)
     return _result(name, step, scores, out, [])
 

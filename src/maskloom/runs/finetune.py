@@ -417,11 +417,13 @@ def _write_models(
 ) -> None:
     """Write the model of the best restart, and those of all where they are to be kept."""
     recipe, settings = plan.recipe, read_json_object(plan.folder / TASK)
+    config = published_config(read_config(plan.source), str(plan.source))
     chosen, dev = f"the best on dev by {plan.task.primary}", prepared.account["dev"]["path"]
     for restart in results:
         folder, seed = plan.of_seed(restart["seed"]), restart["seed"]
         what = f"seed {seed}, epoch {restart['best']['epoch']}: {chosen}"
-        card = finetuning_card(recipe, what=what, scores=restart["best"]["scores"], base=plan.source, dev=dev)
+        scores = restart["best"]["scores"]
+        card = finetuning_card(recipe, what=what, scores=scores, base=plan.source, dev=dev, config=config)
         wanted = {plan.folder / "model": seed == result["best_seed"], folder / "model": recipe.keep_restarts}
         for final in (path for path, is_wanted in wanted.items() if is_wanted):
             write_model_folder(final, folder / "best", tokenizer, card, settings=settings)

@@ -317,7 +317,8 @@ class _Run:
     ) -> None:
         """Write the model folders, and the metrics last: they say that the run is finished."""
         out, tokenizer = self.out, Tokenizer.load(self.corpus.folder)
-        write_model_folder(out / "model", whole, tokenizer, pretraining_card(self.recipe, metrics, init))
+        card = pretraining_card(self.recipe, metrics, init, config=whole.config)
+        write_model_folder(out / "model", whole, tokenizer, card)
         if self.recipe.training.keep_best:
             step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
             told = "no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}"

@@ -10,6 +10,7 @@ from maskloom.errors import ConfigError
 from maskloom.models.architectures import ARCHITECTURES, architecture_of
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
         raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model, leave it out")
     own = dict(recipe.model.config)
     if recipe.model.architecture == "bert":
-        own["causal"] = recipe.objective == "causal_lm"
+        own["causal"] = PRETRAINING[recipe.objective].is_causal
     row = ARCHITECTURES[recipe.model.architecture]
     return row.config_type.of_size(recipe.model.size, vocab_size=vocab_size, **own)
 
@@ -96,7 +97,7 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
                 f"{place} = {plan.data.max_length}: it may not exceed "
                 f"{whose} max_position_embeddings = {config.max_position_embeddings}"
             )
-    if config.is_causal != (recipe.objective == "causal_lm"):
+    if config.is_causal != PRETRAINING[recipe.objective].is_causal:
         kind = "a left-to-right" if config.is_causal else "a bidirectional"
         hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
         raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind} one{hint}")
