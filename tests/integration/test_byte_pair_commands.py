@@ -130,7 +130,7 @@ def test_what_needs_wordpiece_says_so(folder: Path, run: Path, tmp_path: Path) -
 def test_bad_text_and_damaged_vocabularies_end_with_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"the \xff river")
     (tmp_path / "empty.txt").write_bytes(b"\n")
-    for name, message in (("bad.txt", "not UTF-8"), ("empty.txt", "the files hold no text")):
+    for name, message in (("bad.txt", "not UTF-8"), ("empty.txt", "empty.txt: no text")):
         with pytest.raises(DataError, match=message):
             train_vocabulary_from_files([tmp_path / name], size=60, out=tmp_path / "v", model="bpe")
     damaged = Path(shutil.copytree(folder / "vocab", tmp_path / "damaged"))

@@ -218,14 +218,11 @@ class SentenceEncoder:
             for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
         ]
         is_odd = spans.is_odd.tolist()
-        odd = iter(
-            self._tokenizer.token_ids_batch([text for text, of_odd in zip(texts, is_odd, strict=True) if of_odd])
-        )
-        word_ids, lowercase = self._tokenizer.word_ids, self._tokenizer.lowercase
-        lists = [
-            next(odd) if of_odd else word_ids(text.lower() if lowercase else text)
-            for text, of_odd in zip(texts, is_odd, strict=True)
-        ]
+        plain, odd = ([text for text, of_odd in zip(texts, is_odd, strict=True) if of_odd == kind] for kind in (0, 1))
+        if self._tokenizer.lowercase:
+            plain = map(str.lower, plain)
+        both = self._tokenizer.word_ids(plain), iter(self._tokenizer.token_ids_batch(odd))
+        lists = [next(both[of_odd]) for of_odd in is_odd]
         return RaggedIds.of_lists(lists, self.type)
 
 

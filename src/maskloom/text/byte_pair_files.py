@@ -39,7 +39,7 @@ def is_byte_pair(folder: Path) -> bool:
     """Return whether the folder holds vocab.json, or a tokenizer.json of byte pairs, and no vocab.txt."""
     if (folder / "vocab.txt").exists():
         return False
-    return any((folder / name).exists() for name in FILES[:2]) or _library_model(folder).get("type") == "BPE"
+    return any((folder / name).exists() for name in FILES[:2]) or _model_of(_library(folder)).get("type") == "BPE"
 
 
 def read_byte_pairs(folder: Path) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
     are neither GPT's nor GPT-2's.
     """
     config, library = read_object(folder, "tokenizer_config.json"), _library(folder)
-    model = _library_model(folder)
+    model = _model_of(library)
     path = file_inside(folder, "vocab.json")
     if path is not None:
         merges_path = file_inside(folder, "merges.txt")
@@ -101,8 +101,8 @@ def _library(folder: Path) -> dict[str, Any]:
     return read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
 
 
-def _library_model(folder: Path) -> dict[str, Any]:
-    model = _library(folder).get("model")
+def _model_of(library: dict[str, Any]) -> dict[str, Any]:
+    model = library.get("model")
     if not isinstance(model, dict):
         return {}
     return model if "type" in model else {**model, "type": "BPE" if "merges" in model else None}

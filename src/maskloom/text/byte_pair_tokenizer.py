@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -83,9 +83,12 @@ class BytePairTokenizer(Tokenizer):
         short = iter(self._library_ids([text for text in plain if len(text) <= LONGEST_PART]))
         return [next(short) if len(text) <= LONGEST_PART else self._long_pieces(text).ids for text in plain]
 
-    def word_ids(self, word: str) -> list[int]:
-        """Return the ids of the pieces of a word."""
-        return [piece.id for piece in self._library.model.tokenize(word)]
+    def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
+        """Return the ids of the pieces of each word; as bytes a word begins with the blank before it."""
+        if not self.vocabulary.suffix:
+            return (self.token_ids(f" {word}") for word in words)
+        cut = self._library.model.tokenize
+        return ([piece.id for piece in cut(word)] for word in words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Join pieces to words, and words with a space where "</w>" ends one; bytes become the text that they spell."""

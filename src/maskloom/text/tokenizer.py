@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -154,8 +154,8 @@ class Tokenizer(ABC):
         """Return the ids of many texts, without special tokens and uncut; faster than one by one."""
 
     @abstractmethod
-    def word_ids(self, word: str) -> list[int]:
-        """Return the ids of a normalised word."""
+    def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
+        """Return the ids of each of some normalised words."""
 
     def tokens(self, text: str | bytes) -> list[str]:
         """Return the tokens of a text as strings, without special tokens and uncut."""
@@ -268,16 +268,19 @@ class Tokenizer(ABC):
         if not kept_second:
             # Google's code asks after cutting whether there is a second text
             second = None
-        begin, end = template.begin, template.middle if second else template.end
-        ids = [*begin, *first.ids[:kept_first], *end]
-        segments = [0] * len(ids)
-        words: list[int | None] = [*_none(begin), *first.words[:kept_first], *_none(end)]
-        offsets = [*_nowhere(begin), *first.offsets[:kept_first], *_nowhere(end)]
+        num_begin = len(template.begin)
+        ids = [*template.begin, *first.ids[:kept_first], *(template.middle if second else template.end)]
+        num_a = len(ids)
         if second:
             ids += [*second.ids[:kept_second], *template.end]
-            segments += [int(template.has_segments)] * (len(ids) - len(segments))
-            words += [*second.words[:kept_second], *_none(template.end)]
-            offsets += [*second.offsets[:kept_second], *_nowhere(template.end)]
+        segments = [0] * num_a + [int(template.has_segments)] * (len(ids) - num_a)
+        words: list[int | None] = [None] * len(ids)
+        offsets = [(0, 0)] * len(ids)
+        words[num_begin : num_begin + kept_first] = first.words[:kept_first]
+        offsets[num_begin : num_begin + kept_first] = first.offsets[:kept_first]
+        if second:
+            words[num_a : num_a + kept_second] = second.words[:kept_second]
+            offsets[num_a : num_a + kept_second] = second.offsets[:kept_second]
         num_truncated = num_first + num_second - kept_first - kept_second
         return Encoding(ids, segments, words, offsets, num_truncated)
 
@@ -290,14 +293,6 @@ def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
     return library
-
-
-def _none(marks: tuple[int, ...]) -> list[None]:
-    return [None] * len(marks)
-
-
-def _nowhere(marks: tuple[int, ...]) -> list[tuple[int, int]]:
-    return [(0, 0)] * len(marks)
 
 
 def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]:

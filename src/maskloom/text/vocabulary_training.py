@@ -235,8 +235,8 @@ def measure_coverage(tokenizer: Tokenizer, counts: dict[str, int]) -> dict[str, 
     special = tokenizer.vocabulary.special
     unknown = None if special.unknown is None else tokenizer.vocabulary.unk_id
     num_words = num_unknown = num_single = num_pieces = num_characters = 0
-    for word, count in counts.items():
-        pieces = tokenizer.word_ids(word) if word.isascii() or not _has_surrogates(word) else []
+    readable = (word if word.isascii() or not _has_surrogates(word) else "" for word in counts)
+    for (word, count), pieces in zip(counts.items(), tokenizer.word_ids(readable), strict=True):
         is_unknown = not pieces or unknown in pieces
         num_words += count
         num_pieces += count * max(1, len(pieces))

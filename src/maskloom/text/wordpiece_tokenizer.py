@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -88,10 +88,10 @@ class WordPieceTokenizer(Tokenizer):
             for text, ok in zip(plain, is_fast, strict=True)
         ]  # fmt: skip
 
-    def word_ids(self, word: str) -> list[int]:
-        """Return the id of a word that is a piece, or those of its pieces."""
-        whole = self.vocabulary.ids.get(word)
-        return [piece.id for piece in self._library.model.tokenize(word)] if whole is None else [whole]
+    def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
+        """Return the id of each word that is a piece, or those of its pieces."""
+        whole, cut = self.vocabulary.ids, self._library.model.tokenize
+        return ([whole[word]] if word in whole else [piece.id for piece in cut(word)] for word in words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Glue `##` pieces to what stands before, and put a space between words."""

@@ -43,7 +43,7 @@ def gpt2(folder: Path) -> Path:
 
 def test_words_are_merged_in_the_order_of_the_merges() -> None:
     assert OURS.tokens("Low lower.") == ["low</w>", "low", "er</w>", ".</w>"]
-    assert OURS.word_ids("lower") == OURS.token_ids("lower")
+    assert list(OURS.word_ids(["lower", "o"])) == [OURS.token_ids("lower"), OURS.token_ids("o")]
 
 
 def test_an_unknown_character_is_the_unknown_token_and_nothing_more() -> None:
@@ -73,6 +73,7 @@ def test_a_published_folder_has_no_marks_until_it_is_given_some(tmp_path: Path) 
 def test_a_folder_of_bytes_keeps_white_space_and_case(tmp_path: Path) -> None:
     found = Tokenizer.load(gpt2(tmp_path))
     assert found.vocabulary.special == SpecialTokens(begin="<|endoftext|>", end="<|endoftext|>")
+    assert list(found.word_ids(["the"])) == [found.token_ids(" the")]
     assert found.tokens(" the  The") == ["Ġthe", "Ġ", "Ġ", "T", "h", "e"]
     text = " The  Café\n\n🙂 the "
     assert found.decode(found.token_ids(text)) == text
