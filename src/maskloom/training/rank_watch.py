@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from maskloom.training.disk_waits import waits_for_disk
 
@@ -33,22 +33,6 @@ _BUSY_SHARE = 0.05
 
 Work = Literal["step", "own", "save"]
 """What a rank is at: a step, which takes its course on all; work of its own, such as evaluating; or a save."""
-
-
-class Store(Protocol):
-    """What is used of a torch.distributed store."""
-
-    def set(self, key: str, value: str) -> object:
-        """Set a value."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Return a value, waiting until it is set."""
-        ...
-
-    def check(self, keys: list[str]) -> bool:
-        """Tell whether all the keys are set."""
-        ...
 
 
 def torchrun_keeps_store() -> bool:
@@ -124,11 +108,11 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
 class RankWatch:
     """The thread that signs and looks, from `start` to `stop`.
 
-    It ends this process, with exit code 1 and a message that names the culprit, when another rank is lost, hangs or has
-    failed and the main thread does not end by itself.
+    `store` is one of torch.distributed. The watch ends this process, with exit code 1 and a message that names the
+    culprit, when another rank is lost, hangs or has failed and the main thread does not end by itself.
     """
 
-    store: Store
+    store: Any
     rank: int
     world_size: int
     limit: float
