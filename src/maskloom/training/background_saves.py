@@ -12,10 +12,58 @@ from typing import Any, Self
 
 import torch
 
+from maskloom.files import DISK_ERRORS
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.loop import TrainState
 from maskloom.training.memory import available_memory
-from maskloom.training.saves import DiskTroubles, Saves
+
+
+class Saves:
+    """A context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing.
+
+    The ranks of a run all ask, each of its own. Checkpoints of the `pinned` steps are kept.
+    """
+
+    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
+        """Save the state as it stands, perhaps while training goes on."""
+
+    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> object:
+        """Return when the state is saved."""
+
+    def check(self) -> None:
+        """Raise what a save that has ended failed with."""
+
+    def wait(self) -> None:
+        """Return when no save is under way; raises what it failed with."""
+
+    def __enter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the save under way."""
+
+
+class DiskTroubles:
+    """Forgives one failed save for the disk's sake, and says so; the second in a row is raised."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._failures = say, 0
+
+    def outlive(self, work: Callable[[], object]) -> None:
+        """Do what may fail for the disk's sake."""
+        try:
+            work()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS or self._failures:
+                raise
+            self._failures += 1
+            self._say(f"WARNING: {error}. Training continues; if the next save fails too, it stops")
+
+    def end(self) -> None:
+        """Forget what failed, as a save has succeeded."""
+        self._failures = 0
+
 
 # A copy that would take more of the memory that is left than this is not made: training waits for the disk instead.
 _LARGEST_SHARE = 0.5

@@ -14,8 +14,7 @@ from typing import Any
 from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.objectives.objective import Objective
-from maskloom.training.background_saves import BackgroundSaves
-from maskloom.training.bad_steps import BadSteps
+from maskloom.training.background_saves import BackgroundSaves, Saves
 from maskloom.training.checkpoints import drop_old_checkpoints, restore_checkpoint
 from maskloom.training.events import EventLog
 from maskloom.training.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
@@ -29,13 +28,16 @@ from maskloom.training.loop import (
     train_steps,
 )
 from maskloom.training.loss_watch import LossWatch
-from maskloom.training.memory import note_micro_batch_size, noted_micro_batch_size, release_free_memory
-from maskloom.training.micro_batches import fitting_micro_batch_size
+from maskloom.training.memory import (
+    fitting_micro_batch_size,
+    note_micro_batch_size,
+    noted_micro_batch_size,
+    release_free_memory,
+)
 from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks import ONE_RANK, Ranks
-from maskloom.training.saves import Saves
-from maskloom.training.step_dumps import write_dump
-from maskloom.training.time_budget import TimeBudget
+from maskloom.training.schedules import TimeBudget
+from maskloom.training.step_dumps import BadSteps, write_dump
 
 # What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
 # time, and it bounds what batches of different sizes leave behind.

@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from maskloom.cli import app
-from maskloom.cli.options import verification
-from maskloom.cli.training_options import Size, complete_key, space_beside
+from maskloom.cli.options import Size, complete_key, space_beside, verification
 from maskloom.config import FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import recipe_keys

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from maskloom.data.batch import ChoiceBatch
-from maskloom.tasks.choice.examples import ChoiceExample
+from maskloom.tasks.choice.reading import ChoiceExample
 from maskloom.tasks.encoding import EncodedExamples, encoded_texts
 from maskloom.tasks.examples import are_labelled
 from maskloom.text.tokenizer import Tokenizer

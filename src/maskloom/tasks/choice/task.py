@@ -10,11 +10,10 @@ import numpy as np
 
 from maskloom.errors import DataError
 from maskloom.metrics.calibration import checked_temperature, softmax
-from maskloom.metrics.choice import ChoiceMetric
+from maskloom.metrics.labels import ChoiceMetric
 from maskloom.objectives.choice import MultipleChoice
 from maskloom.tasks.choice.encoding import EncodedChoices, encode_choices
-from maskloom.tasks.choice.examples import ChoiceExample
-from maskloom.tasks.choice.reading import iterate_choices
+from maskloom.tasks.choice.reading import ChoiceExample, iterate_choices
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.task import Outputs, Task, TaskKind

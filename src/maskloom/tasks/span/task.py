@@ -16,8 +16,7 @@ from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.span.decoding import DecodedAnswer, DecodingOptions, decode_answers
 from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions
-from maskloom.tasks.span.questions import Question
-from maskloom.tasks.span.reading import iterate_questions
+from maskloom.tasks.span.reading import Question, iterate_questions
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.text.tokenizer import Tokenizer
 

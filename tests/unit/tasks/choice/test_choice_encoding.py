@@ -5,7 +5,7 @@ import pytest
 
 from maskloom.errors import DataError
 from maskloom.tasks.choice.encoding import encode_choices
-from maskloom.tasks.choice.examples import ChoiceExample
+from maskloom.tasks.choice.reading import ChoiceExample
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
