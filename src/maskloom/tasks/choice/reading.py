@@ -11,9 +11,10 @@ from typing import Any
 from maskloom.errors import DataError
 from maskloom.foreign_files import is_utf8
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns
 from maskloom.tasks.choice.published import (
     PLAIN_COLUMNS,
+    ChoiceColumns,
+    choose_columns,
     is_race_folder,
     plain_rows,
     published_form,
