@@ -1,4 +1,4 @@
-"""What follows a step whose loss or gradient is not finite, and what is written down of it."""
+"""What is written down of a step whose loss or gradient is not finite, so that it can be looked into."""
 
 from __future__ import annotations
 
@@ -8,47 +8,19 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
-from maskloom.config import TrainingSection
 from maskloom.files import replacing_folder, write_hashed, write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.objectives.objective import Objective
 from maskloom.training.loop import NonFiniteStepError, StepDraws, TrainState, counts_and_first_row
 from maskloom.training.memory import is_out_of_memory
 from maskloom.training.ranks import ONE_RANK, Ranks
-
-Action = Literal["stop", "skip", "rewind"]
-
-
-class BadSteps:
-    """Counts the bad steps of a run and says what follows each; `rewinds` is what a checkpoint has to remember."""
-
-    def __init__(self, settings: TrainingSection) -> None:
-        self._rule: Action = settings.on_nonfinite
-        self._most = settings.max_skips
-        self._step, self._skips = 0, 0
-        self.rewinds = 0
-
-    def action_after(self, step: int) -> Action:
-        """Return what follows a bad step of that number: its batch is skipped, the run goes back, or it stops.
-
-        A skipped batch leaves the number of the step as it is, so skips in a row are those at one number.
-        """
-        if self._rule == "skip":
-            self._skips = self._skips + 1 if step == self._step else 1
-            self._step = step
-            return "skip" if self._skips <= self._most else "stop"
-        if self._rule == "rewind":
-            self.rewinds += 1
-            return "rewind" if self.rewinds <= self._most else "stop"
-        return "stop"
-
 
 FORMAT_VERSION = 1
 REPORT, BATCH, WEIGHTS = "report.json", "batch.safetensors", "model.safetensors"
