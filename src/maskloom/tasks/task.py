@@ -27,15 +27,15 @@ class Task:
     """A kind of task with its labels, as plain functions.
 
     `heads` names the heads of its models. `encode(data, tokenizer, max_length, for_training=)` turns examples into
-    token ids; for training, what cannot be learned from is left out, counted and listed. `decide(encoded, outputs)` gives
-    what the metric takes beside `targets(encoded)`, or None where the data has no labels; `decode(encoded, outputs)`
-    one dictionary an example, in order. `settings` are the kind's own, plain values that are kept beside the model;
-    `published_config` are the keys of config.json that say what its outputs mean.
+    token ids; for training, what cannot be learned from is left out, counted and listed. `decide(encoded, outputs)`
+    gives what the metric takes beside `targets(encoded)`, or None where the data has no labels; `decode(encoded,
+    outputs)` one dictionary an example, in order. `settings` are the kind's own, plain values that are kept beside the
+    model; `published_config` are the keys of config.json that say what its outputs mean.
 
     `tune(encoded, outputs, leave_out)` returns settings fitted to labelled data by name, plain values, but those left
-    out; it is None for a kind that has none to fit. `scored_logits(encoded, outputs)` gives what becomes the probabilities
-    of the targets, (examples, classes) for softmax where targets are (examples,) ids, (examples, labels) for the
-    logistic function where they are 0/1, without any temperature; None for a kind whose probabilities are not
+    out; it is None for a kind that has none to fit. `scored_logits(encoded, outputs)` gives what becomes the
+    probabilities of the targets, (examples, classes) for softmax where targets are (examples,) ids, (examples, labels)
+    for the logistic function where they are 0/1, without any temperature; None for a kind whose probabilities are not
     calibrated.
 
     `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
