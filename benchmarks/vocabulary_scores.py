@@ -110,7 +110,7 @@ def masked_loss(model_folder: Path, held_out: Corpus) -> dict[str, float]:
                 seen["pieces"] += len(batch.mlm_labels)
                 yield batch
 
-    metrics = evaluate(model, MaskedLanguageModeling(next_sentence=False), watched())
+    metrics = evaluate(model, MaskedLanguageModeling(pair_part=None), watched())
     nats = metrics["mlm_loss"] * seen["pieces"]
     return {"by_piece": metrics["mlm_loss"], "by_character": nats / seen["characters"], "pieces": seen["pieces"]}
 

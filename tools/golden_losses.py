@@ -27,8 +27,8 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 STORED = Path(__file__).parents[1] / "tests" / "golden" / "losses.json"
 STEPS = 20
@@ -111,7 +111,7 @@ def _pretrain(name: str, folder: Path) -> None:
     draw = random.Random(1)
     documents = ("\n".join(_sentence(draw) for _ in range(draw.randint(2, 9))) for _ in range(60))
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    Tokenizer(_VOCABULARY, max_length=64).save(folder / "vocab")
+    WordPieceTokenizer(_VOCABULARY, max_length=64).save(folder / "vocab")
     build_corpus_from_files(folder / "text.txt", vocab=folder / "vocab", out=folder / "corpus", sentences="lines")
     values = {"model": {"size": "tiny", "config": _CONFIG}, **_PRETRAINING[name]}
     recipe = validate_recipe(PretrainRecipe, values, source=name)
@@ -122,7 +122,7 @@ def finetuning(name: str, folder: Path) -> tuple[FinetuneRecipe, dict[str, Path]
     """Return the recipe of a golden run of fine-tuning, and the files for it, written into an empty folder."""
     config = BertConfig(vocab_size=len(_VOCABULARY), **_CONFIG)
     save_model(build_model(config, (), seed=0), folder / "bert")
-    Tokenizer(_VOCABULARY, max_length=64).save(folder / "bert")
+    WordPieceTokenizer(_VOCABULARY, max_length=64).save(folder / "bert")
     values = {**_FINETUNING[name]}
     training = {**_TRAINING, "learning_rate": 1e-3, "evaluate_every": STEPS, **values.pop("training", {})}
     task = name.partition("_")[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import load_recipe as load_recipe
@@ -32,6 +34,38 @@ def about(meaning: str) -> Any:
     return Field(description=meaning)
 
 
+_NAMES = {
+    "model.architecture": ["bert", "gpt"],
+    "objective": ["masked_lm", "causal_lm"],
+    "task": ["single", "pair", "regression", "multilabel", "span", "tagging", "choice"],
+}
+_Row = TypeVar("_Row")
+
+
+class Rows(dict[str, _Row]):
+    """A table of rows by name. A recipe may have the name of any row, also of one added later, at the key `key`."""
+
+    def __init__(self, key: str, rows: Mapping[str, _Row]) -> None:
+        super().__init__(rows)
+        self._names = _NAMES[key]
+
+    def __setitem__(self, name: str, row: _Row) -> None:
+        """Add a row, or replace the one of that name."""
+        super().__setitem__(name, row)
+        if name not in self._names:
+            self._names.append(name)
+
+
+def _row_of(key: str) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in _NAMES[key]:
+            expected = ", ".join(map(repr, _NAMES[key]))
+            raise PydanticCustomError("literal_error", "{expected} is expected", {"expected": expected})
+        return name
+
+    return AfterValidator(check)
+
+
 class Section(BaseModel):
     """Base of every recipe section: frozen, no unknown keys, no silent conversion of types."""
 
@@ -41,7 +75,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
 
-    architecture: Annotated[Literal["bert"], about("Kind of encoder.")] = "bert"
+    architecture: Annotated[str, _row_of("model.architecture"), about("Kind of encoder: bert or gpt.")] = "bert"
     size: Annotated[
         Literal["tiny", "mini", "small", "medium", "base", "large"],
         about("Published size: layers, hidden size, heads."),
@@ -276,8 +310,9 @@ class PretrainRecipe(Section):
     kind: Annotated[Literal["pretrain"], about("Kind of run.")] = "pretrain"
     seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of weights, sampling, masks and dropout.")] = 0
     objective: Annotated[
-        Literal["masked_lm", "causal_lm"],
-        about("What is predicted: masked tokens, or each token from those before it, by a left-to-right model."),
+        str,
+        _row_of("objective"),
+        about("What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it."),
     ] = "masked_lm"
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
@@ -346,6 +381,14 @@ class FinetuneTraining(TrainingSection):
         if self.extensions and (at := self.extensions[-1].at) >= steps:
             raise ConfigError(f"training.extensions at {at}: {num_examples} examples give {steps} steps")
         return counted
+
+
+class PairSection(Section):
+    """Pairs of texts, with one label or a score."""
+
+    both_orders: Annotated[
+        bool, about("Read A B and B A and add their vectors, as GPT does where neither text comes first.")
+    ] = False
 
 
 class SpanSection(Section):
@@ -418,15 +461,21 @@ class FinetuneRecipe(Section):
     keep_restarts: Annotated[bool, about("Keep the best model of every seed, for an ensemble.")] = False
     tune_on_dev: Annotated[bool, about("Fit temperature and thresholds on the dev set at the end.")] = False
     task: Annotated[
-        Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"], about("Kind of task.")
+        str, _row_of("task"), about("Kind of task: single, pair, regression, multilabel, span, tagging or choice.")
     ] = "single"
     class_weights: Annotated[
         Literal["none", "balanced"] | dict[str, Positive],
         about("Class weights in the loss: none, balanced, or one per label."),
     ] = "none"
+    auxiliary_lm: Annotated[
+        float,
+        Field(ge=0.0, le=100.0, allow_inf_nan=False),
+        about("Weight of a language-model loss beside the task's (lambda of GPT); for left-to-right models."),
+    ] = 0.0
     from_scratch: Annotated[bool, about("Start from random weights instead of the model's.")] = False
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
+    pair: PairSection = PairSection()
     span: SpanSection = SpanSection()
     tagging: TaggingSection = TaggingSection()
     features: FeaturesSection | None = None
@@ -444,11 +493,18 @@ class FinetuneRecipe(Section):
             )
         if self.tune_on_dev and self.task == "regression":
             raise ValueError("tune_on_dev = true: task = 'regression' has neither a temperature nor thresholds to fit")
+        is_named = "task" in self.model_fields_set  # else a --format names it
+        if is_named and self.pair.both_orders and self.task not in ("pair", "regression"):
+            raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
+        if self.auxiliary_lm and self.task in ("span", "tagging"):
+            raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} reads tokens, not sequences")
         self.training.refuse_contradictions()
         return self
 
     def task_settings(self) -> dict[str, Any]:
         """Return the section of the kind of task as plain values; {} for a kind that has none."""
+        if self.pair.both_orders:
+            return self.pair.model_dump()
         section = getattr(self, self.task, None)
         settings = section.model_dump() if isinstance(section, Section) else {}
         return settings if self.features is None else {**settings, "features": self.features.model_dump()}

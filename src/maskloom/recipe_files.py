@@ -280,8 +280,9 @@ def _hint(kind: type[BaseModel], path: list[str]) -> str:
 
 
 def reason_of(problem: Any) -> str:
-    """Return why pydantic refuses a value, without its own terms: its prefix, names of classes."""
-    return problem["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
+    """Return why pydantic refuses a value, without its own terms: its prefix, names of classes, what it parses."""
+    reason = problem["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
+    return reason.partition(", unable to parse ")[0].replace("Input should", "it must", 1)
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,7 @@ import torch
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES
-from maskloom.models.assembled import build_model
+from maskloom.models.assembled import blocks_of, build_model
 from maskloom.models.heads import HEADS
 
 NUM_LABELS = 3
@@ -21,7 +21,15 @@ SMALL = {
         "num_attention_heads": 13,
         "intermediate_size": 37,
         "max_position_embeddings": 41,
-    }
+    },
+    "gpt": {
+        "vocab_size": 99,
+        "hidden_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "intermediate_size": 160,
+        "max_position_embeddings": 41,
+    },
 }
 
 
@@ -36,8 +44,14 @@ def config(architecture):
 
 
 @pytest.fixture
-def model(architecture, config):
-    return build_model(config, ("mlm", "nsp", "classifier"), num_labels=NUM_LABELS, seed=1)
+def heads(architecture):
+    pairs = ("nsp",) if architecture.name == "bert" else ()
+    return (architecture.vocabulary_head, *pairs, "classifier")
+
+
+@pytest.fixture
+def model(config, heads):
+    return build_model(config, heads, num_labels=NUM_LABELS, seed=1)
 
 
 def batch(lengths=(41, 1, 17, 16, 2)):
@@ -57,18 +71,32 @@ def test_names_its_paper_and_fits_its_key(architecture):
     assert architecture.paper
 
 
-def test_shapes(model, config):
+def test_shapes(model, config, heads):
     ids, segments, mask = batch()
     output = model.encoder(ids, segments, mask, keep_hidden_states=True)
-    assert output.last_hidden_state.shape == (5, 41, 39)
-    assert output.pooled.shape == (5, 39)
-    assert [tuple(state.shape) for state in output.hidden_states] == [(5, 41, 39)] * (config.num_hidden_layers + 1)
+    width = config.hidden_size
+    assert output.last_hidden_state.shape == (5, 41, width)
+    assert output.pooled.shape == (5, width)
+    assert [tuple(state.shape) for state in output.hidden_states] == [(5, 41, width)] * (config.num_hidden_layers + 1)
     shapes = {name: tuple(values.shape) for name, values in logits(model, output).items()}
-    assert shapes == {"mlm": (5, 41, 99), "nsp": (5, 2), "classifier": (5, NUM_LABELS)}
+    expected = {heads[0]: (5, 41, 99), "nsp": (5, 2), "classifier": (5, NUM_LABELS)}
+    assert shapes == {name: expected[name] for name in heads}
 
 
-def test_blocks_are_the_repeated_parts(architecture, model, config):
-    assert len(architecture.blocks(model.encoder)) == config.num_hidden_layers
+def test_blocks_are_the_repeated_parts(model, config):
+    assert len(blocks_of(model)) == config.num_hidden_layers
+    assert len({type(block) for block in blocks_of(model)}) == 1
+
+
+@torch.no_grad()
+def test_a_causal_encoder_and_only_that_hides_what_follows(model, config):
+    model.eval()
+    ids, segments, _ = batch((17, 17))
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 1) % 99
+    before, after = (model.encoder(part, segments).last_hidden_state for part in (ids, changed))
+    assert torch.equal(before[:, :-1], after[:, :-1]) == config.is_causal
+    assert not torch.equal(before[:, -1], after[:, -1])
 
 
 @torch.no_grad()
@@ -146,11 +174,12 @@ def test_gathered_head_equals_head_on_all_positions(model):
     layout = SequenceLayout.from_lengths(mask.sum(1))
     output = model.encoder.encode_packed(ids[mask], segments[mask], layout)
     positions, labels = torch.tensor([0, 3, 40, 41, 60]), torch.tensor([5, 1, 98, 0, 7])
-    gathered = model.heads["mlm"](output.last_hidden_state[positions])
+    head = model.vocabulary_head
+    gathered = head(output.last_hidden_state[positions])
     every = torch.full((layout.num_tokens,), -100)
     every[positions] = labels
     loss = torch.nn.functional.cross_entropy(gathered, labels)
-    full = torch.nn.functional.cross_entropy(model.heads["mlm"](output.last_hidden_state), every)
+    full = torch.nn.functional.cross_entropy(head(output.last_hidden_state), every)
     torch.testing.assert_close(loss, full, rtol=1e-6, atol=0)
 
 
@@ -158,10 +187,10 @@ def test_a_copy_is_independent_and_tied(model):
     other = copy.deepcopy(model)
     other.encoder.word_embeddings.data.zero_()
     assert model.encoder.word_embeddings.any()
-    assert other.heads["mlm"].decoder is other.encoder.word_embeddings
+    assert other.vocabulary_head.decoder is other.encoder.word_embeddings
 
 
-def test_meta_device_costs_nothing(architecture, config):
+def test_meta_device_costs_nothing(config, heads):
     with torch.device("meta"):
-        model = build_model(config, ("mlm", "nsp", "classifier"), num_labels=NUM_LABELS)
+        model = build_model(config, heads, num_labels=NUM_LABELS)
     assert all(parameter.is_meta for parameter in model.parameters())

@@ -27,6 +27,7 @@ from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = [
     "the",
@@ -147,7 +148,7 @@ def recipe(name):
 def model_folder(tmp_path):
     folder = tmp_path / "bert"
     save_model(build_model(CONFIG, (), seed=0), folder)
-    Tokenizer(VOCABULARY, max_length=64).save(folder)
+    WordPieceTokenizer(VOCABULARY, max_length=64).save(folder)
     return folder
 
 
@@ -298,7 +299,7 @@ def test_files_of_another_form_are_refused_by_name(name, recipe, files, content)
 def test_a_left_to_right_encoder_is_fine_tuned_alike(name, recipe, files, tmp_path):
     folder = tmp_path / "causal"
     save_model(build_model(CONFIG.model_copy(update={"causal": True}), (), seed=0), folder)
-    Tokenizer(VOCABULARY, max_length=64).save(folder)
+    WordPieceTokenizer(VOCABULARY, max_length=64).save(folder)
     result = finetune(recipe, model=folder, train=files[0], dev=files[1], out=tmp_path / "run")
     assert load_model(tmp_path / "run" / "model")[0].config.causal
     scored = evaluate(tmp_path / "run", files[1])

@@ -15,8 +15,8 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.task_summaries import pretraining_lines
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.events import read_events
 
 WORDS = [f"w{number}" for number in range(30)]
@@ -28,7 +28,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
     lines = [" ".join([*WORDS[:3], WORDS[number // 3], *WORDS[:3]]) for number in range(60)]
     (folder / "text.txt").write_text("\n\n".join("\n".join(lines[n : n + 3]) for n in range(0, 60, 3)))
-    tokenizer = Tokenizer(Vocabulary([*SPECIAL_TOKENS, *WORDS]))
+    tokenizer = WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *WORDS]))
     build_corpus([folder / "text.txt"], tokenizer=tokenizer, out=folder / "corpus", sentences="lines")
     return folder / "corpus"
 
@@ -44,7 +44,7 @@ def model_folder(folder: Path, heads: tuple[str, ...], *, tokens: list[str] | No
         max_position_embeddings=32,
     )
     save_model(build_model(config, heads=heads, seed=3), folder)
-    Tokenizer(vocabulary, max_length=32).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder)
     return folder
 
 

@@ -18,8 +18,9 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.tune import tune
 from maskloom.tasks.span.scoring import score_files
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.training.events import read_events
 
 COLORS = ["red", "green", "blue", "black", "white"]
 THINGS = ["cat", "dog", "car", "hat", "door"]
@@ -38,7 +39,7 @@ def start(tmp_path_factory):
         max_position_embeddings=32, initializer_range=0.2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
-    Tokenizer(vocabulary, max_length=32).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder)
     return folder
 
 
@@ -91,6 +92,15 @@ def test_answers_are_learnt_and_scored_officially(trained, tmp_path):
     assert official.missing == ()
     assert official.scores["f1"] == pytest.approx(scores["f1"])
     assert official.scores["exact_match"] == pytest.approx(scores["exact_match"])
+
+
+def test_an_epoch_is_a_pass_over_all_windows(trained):
+    """It once counted questions while batches held windows, so that 10 epochs were 5."""
+    run, _, result, _ = trained
+    windows = result["data"]["train"]["num_windows"]
+    assert windows > 200 > result["data"]["train"]["num_kept"] == 150
+    steps = [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
+    assert max(steps) == 10 * windows // 16
 
 
 def test_rows_of_predictions_hold_places_and_candidates(trained, tmp_path):

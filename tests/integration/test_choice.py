@@ -19,8 +19,8 @@ from maskloom.runs.predict import predict
 from maskloom.runs.report import report
 from maskloom.runs.rerun import rerun
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 GOOD, BAD, OTHERS = ["fine", "great"], ["awful", "poor"], ["film", "book", "very", "and", "so"]
 TRAINING = {"epochs": 8.0, "batch_size": 8, "learning_rate": 5e-3, "num_threads": 1}
@@ -36,7 +36,7 @@ def model_folder(tmp_path_factory):
         max_position_embeddings=32, initializer_range=0.2,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
-    Tokenizer(vocabulary, max_length=32).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder)
     return folder
 
 

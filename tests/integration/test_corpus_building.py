@@ -16,8 +16,8 @@ import pytest
 
 from maskloom.data.corpus import Corpus
 from maskloom.errors import DataError
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes through /proc")
 
@@ -31,7 +31,7 @@ NUM_ATTEMPTS = 20
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A vocabulary, a text of several shards, and the corpus made of it by one process."""
     folder = tmp_path_factory.mktemp("texts")
-    Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS])).save(folder / "vocab")
+    WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS])).save(folder / "vocab")
     rng = random.Random(0)
     sentences = [" ".join(rng.choices(WORDS, k=12)) + " ." for _ in range(3_000)]
     size, documents = 0, []

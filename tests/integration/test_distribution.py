@@ -22,8 +22,9 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert Path("recipes/squad-v1.toml") in held
     assert Path("runs/quickstart/report.html") in held
     assert "Requires-Python: >=3.11\n" in metadata
-    # the versions that the tests were run on
-    assert re.findall(r"Classifier: Programming Language :: Python :: (\S+)", metadata) == ["3.11", "3.12", "3.13"]
+    versions = re.findall(r"Classifier: Programming Language :: Python :: (\S+)", metadata)
+    assert versions == ["3.11", "3.12", "3.13", "3.14"]  # those that the tests were run on
+    assert f"**Python** {versions[0]} to {versions[-1]}, " in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "Project-URL: BERT paper, https://arxiv.org/abs/1810.04805" in metadata
 
 

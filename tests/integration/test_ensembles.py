@@ -20,8 +20,8 @@ from maskloom.runs.predict import predict
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task, task_kind
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 TAGS = ("O", "B-PER", "I-PER")
@@ -43,7 +43,7 @@ def write_model(folder, kind, seed, settings=None, max_length=24):
     task = make_task(kind, LABELS[kind], settings={**SETTINGS[kind], **(settings or {})})
     model = build_model(config, task.heads, task.num_outputs if kind != "span" else None, seed=seed)
     save_model(model, folder, extra_config=task.published_config)
-    Tokenizer(vocabulary, max_length=32).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder)
     about = {"kind": kind, "max_length": max_length, "primary": task.primary, "settings": task.settings}
     write_json(folder / "maskloom.json", about)
     return folder
@@ -224,7 +224,7 @@ def test_answers_on_tokens_need_one_tokenizer(tmp_path, kind):
     first, second = (write_model(tmp_path / name, kind, 1) for name in ("one", "two"))
     words = (second / "vocab.txt").read_text().split()
     words[5], words[6] = words[6], words[5]
-    Tokenizer(Vocabulary(words), max_length=32).save(second)
+    WordPieceTokenizer(Vocabulary(words), max_length=32).save(second)
     with pytest.raises(ConfigError, match=r"two: model 2 .* tokenizer"):
         Ensemble.load([first, second])
 

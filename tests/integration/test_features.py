@@ -29,6 +29,7 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 NAMES, PLACES, OTHERS = ["anna", "bob"], ["rome", "oslo"], ["saw", "the", "in", "old", ".", ","]
 TRAINING = {"epochs": 12.0, "batch_size": 4, "learning_rate": 2e-2, "weight_decay": 0.0, "num_threads": 1}
@@ -48,7 +49,7 @@ def tiny_folder(folder, num_layers):
         intermediate_size=16, max_position_embeddings=24, initializer_range=0.3,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
-    Tokenizer(vocabulary, max_length=24).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=24).save(folder)
     return folder
 
 

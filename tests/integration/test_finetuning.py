@@ -22,8 +22,8 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.progress import Progress
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import ShuffledBatches
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.events import read_events
 
 GOOD, BAD, OTHER = ["fine", "great", "lovely"], ["awful", "poor", "dull"], ["film", "book", "song", "very", "and", "so"]
@@ -39,7 +39,7 @@ def model_folder(tmp_path_factory):
         max_position_embeddings=32, initializer_range=0.2,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
-    Tokenizer(vocabulary, max_length=32).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder)
     return folder
 
 

@@ -30,8 +30,8 @@ from maskloom.runs.glue.run import glue_run
 from maskloom.runs.glue.submit import submit_glue
 from maskloom.runs.rerun import rerun
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["film", "book", "song", "so", "very", "and", "fine", "great", "awful", "poor", '"']
 MNLI = (
@@ -50,7 +50,7 @@ def model(tmp_path_factory):
         max_position_embeddings=32, initializer_range=0.2,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
-    Tokenizer(vocabulary, max_length=32).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder)
     return folder
 
 

@@ -14,8 +14,8 @@ from maskloom.inference import Predictor
 from maskloom.layers import int8
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
         max_position_embeddings=24, initializer_range=0.1,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "classifier"), 3, seed=3), folder)
-    Tokenizer(vocabulary, max_length=24).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=24).save(folder)
     return folder
 
 

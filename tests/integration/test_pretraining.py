@@ -204,7 +204,9 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(corpus: Path, left_alone: 
 def test_two_phases_carry_the_weights_over(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     phases = "phases=[{max_length=16, steps=6, batch_size=4}, {max_length=32, steps=3, batch_size=2}]"
-    run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, "--set", phases)
+    more = ["--set", phases, "--set", "data.max_length=64"]
+    said = run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *more).stderr
+    assert "data.max_length = 64: ignored, every phase has its own length" in said
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [e["step"] for e in events if e["event"] == "finished"] == [6, 3]
     from safetensors.numpy import load_file

@@ -16,8 +16,8 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.info import describe_folder
 from maskloom.runs.report import report
 from maskloom.runs.search import search
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 LABELS = ["</td><script>alert(1)</script>", "\u202e<svg onload=alert(2)>"]
 TEXTS = ["good </table><img src=x onerror=alert(3)>", "bad {{ 7 * 191 }} <style>*{}</style>"]
@@ -47,7 +47,7 @@ def setting(tmp_path_factory):
         max_position_embeddings=32,
     )  # fmt: skip
     save_model(build_model(config, (), seed=3), folder / "bert")
-    Tokenizer(vocabulary, max_length=32).save(folder / "bert")
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder / "bert")
     for name, size in (("train", 16), ("dev", 12)):
         rows = ({"text": f"{TEXTS[i % 2]} {i}", "label": LABELS[i % 2]} for i in range(size))
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

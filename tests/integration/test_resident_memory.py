@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.integration.test_flat_memory import write_model
 
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 GIB = 1 << 30
 SIZE = 60 << 20
@@ -56,7 +56,7 @@ def _proportional(path: Path) -> int:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_corpus_is_built_within_a_gibibyte(tmp_path: Path, shape: str) -> None:
     vocabulary = Vocabulary([*SPECIAL_TOKENS, "a", "word", "w", *(f"##{digit}" for digit in range(10))])
-    Tokenizer(vocabulary).save(tmp_path / "vocabulary")
+    WordPieceTokenizer(vocabulary).save(tmp_path / "vocabulary")
     (tmp_path / "text.txt.gz").write_bytes(gzip.compress(SHAPES[shape], 6))
     folders = ["--vocab", str(tmp_path / "vocabulary"), "--out", str(tmp_path / "corpus")]
     peak = _peak(["corpus", "build", str(tmp_path / "text.txt.gz"), *folders, "--workers", "2"])

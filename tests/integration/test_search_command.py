@@ -19,8 +19,8 @@ from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.rerun import rerun
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["film", "book", "song", "so", "very", "fine", "great", "awful", "poor"]
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
         max_position_embeddings=32, initializer_range=0.2,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder / "model")
-    Tokenizer(vocabulary, max_length=32).save(folder / "model")
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder / "model")
     for name, size in (("train", 40), ("dev", 24)):
         draw = random.Random(name)
         rows = [(" ".join(draw.choices(WORDS, k=6)), draw.randint(0, 1)) for _ in range(size)]

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tools.soak.full_disks import model_places, try_full_disk
+from tools.soak.full_disks import end_on_small_disk, model_places, small_disk, try_full_disk
 from tools.soak.kills import KILLS_IN_A_ROW, Kill, kill_once, kills_of, leave_alone, try_kill
 from tools.soak.subjects import RUN, differences, finetuning, grid_search, outcome, prepare, pretraining, run_whole
 
@@ -63,6 +63,15 @@ def test_a_disk_that_is_full_at_a_model_folder_ends_a_run_with_74_and_one_line(s
     for rule in rules[:1] if kind == "pretrained" else rules[::2]:
         trial = try_full_disk(server, alone, rule, budget.work / "full" / "run")
         assert trial.passed, f"{trial.name}: {trial.detail}"
+
+
+def test_a_real_file_system_that_is_too_small_ends_a_run_with_74_and_one_line(server, pretrained_alone, budget):
+    with small_disk(budget.work / "small") as is_mounted:
+        if not is_mounted:
+            pytest.skip("may not mount a file system")
+        for size in (96 << 10, 512 << 10):
+            assert end_on_small_disk(server, pretrained_alone, budget.work / "small", size) == "", size
+            shutil.rmtree(budget.work / "small" / RUN)
 
 
 def test_a_run_survives_kills_in_a_row(server, pretrained_alone, budget):

@@ -24,6 +24,7 @@ from maskloom.tasks.tagging.schemes import convert_tags
 from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 FIRST, LAST, PLACES = ["anna", "bob", "carl"], ["smith", "jones"], ["rome", "oslo"]
 OTHERS = ["saw", "the", "in", "and", "old", "town", ".", ","]
@@ -40,7 +41,7 @@ def model_folder(tmp_path_factory):
         max_position_embeddings=48, initializer_range=0.2,
     )  # fmt: skip
     save_model(build_model(config, ("mlm", "nsp"), seed=3), folder)
-    Tokenizer(vocabulary, max_length=48).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=48).save(folder)
     return folder
 
 

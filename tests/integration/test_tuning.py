@@ -24,8 +24,8 @@ from maskloom.runs.tune import tune
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import task_kind
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 LABELS = {"single": ["x", "y", "z"], "multilabel": ["x", "y", "z"], "regression": None}
@@ -45,7 +45,7 @@ def model_folder(folder, kind, num_outputs=3, bias=0.0):
     problem = {"single": "single_label_classification", "multilabel": "multi_label_classification"}.get(kind, kind)
     names = LABELS[kind] or ["score"]
     save_model(model, folder, extra_config={"problem_type": problem, "id2label": dict(enumerate(names))})
-    Tokenizer(vocabulary, max_length=24).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=24).save(folder)
     write_json(folder / "maskloom.json", {"kind": kind, "max_length": 12, "settings": {}, "by hand": 1})
     return folder
 
@@ -193,7 +193,7 @@ def test_comments_with_emotions_as_distributed(tmp_path):
     assert [example.label for example in data.examples] == [("4", "27"), ("2",), ("25",)]
     names = kind.label_names(data, options, {})
     task = kind.make(names, None, {})
-    tokenizer = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    tokenizer = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
     marks = task.encode(data, tokenizer, 8).labels
     chosen = [[names[place] for place in np.flatnonzero(row)] for row in marks]
     assert chosen == [["approval", "neutral"], ["anger"], ["sadness"]]

@@ -19,6 +19,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.vocabulary_extension import REPORT, extend_vocabulary
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 TEXT = "the cardiomyopathy of the heart, a cardiomyopathy; myopathy and neuropathy and cardiology.\n" * 6
 OLD_TEXTS = ["the heart and a hat", "hot; hearts of the art."]
@@ -44,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         built.heads["mlm"].bias.normal_(generator=torch.Generator().manual_seed(2))  # pyright: ignore[reportCallIssue]
     save_model(built, folder, extra_config={"note": "kept"})
-    Tokenizer(Vocabulary(tokens), max_length=64).save(folder)
+    WordPieceTokenizer(Vocabulary(tokens), max_length=64).save(folder)
     (folder / "maskloom.json").write_text('{"max_length": 48}')
     return folder
 

@@ -181,9 +181,9 @@ def test_bad_utf8_is_skipped_and_counted_when_asked(texts: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"no text \(0 documents were empty, 0 were skipped\)"),
-        ("\n \n\t\n", r"no text \(0 documents were empty, 0 were skipped\)"),
-        ("\u3000\n", r"no text \(1 documents were empty"),
+        ("", r"empty\.txt: no text \(0 documents were empty, 0 were skipped\)"),
+        ("\n \n\t\n", r"empty\.txt: no text \(0 documents were empty, 0 were skipped\)"),
+        ("\u3000\n", r"empty\.txt: no text \(1 documents were empty"),
         ("\u00ad\u200b\n", "1 texts hold no words"),
     ],
 )
@@ -285,6 +285,7 @@ def test_the_commands(texts: Path, tmp_path: Path) -> None:
     failed = command("train", texts, "--size", 170, "--out", tmp_path / "new")
     assert failed.returncode == 3
     assert "bad.txt, document at line 1: byte 2 (0xff) is not UTF-8" in failed.stderr
+    assert "--on-bad-text skip leaves such documents out" in failed.stderr
     assert "Traceback" not in failed.stderr
     skipped = command("train", texts, "--size", 170, "--out", tmp_path / "new", "--on-bad-text", "skip", "--json")
     assert json.loads(skipped.stdout)["reading"]["num_skipped_documents"] == 1

@@ -17,8 +17,8 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import embed, predict
 from maskloom.runs.task_summaries import finetuning_lines
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.loop import NumericalError
 
 FINE = b"text,label\na,x\nb,y\n"
@@ -32,7 +32,7 @@ def folder_of(path, heads, num_labels=None, **extra):
         max_position_embeddings=16,
     )  # fmt: skip
     save_model(build_model(config, heads, num_labels, seed=1), path, extra_config=extra)
-    Tokenizer(vocabulary, max_length=16).save(path)
+    WordPieceTokenizer(vocabulary, max_length=16).save(path)
     return path
 
 
@@ -98,7 +98,7 @@ def test_wrong_tables_for_fine_tuning(pretrained, tmp_path, train, dev, values, 
         ({"metric": "f1x"}, UsageError, r"2 classes: metric 'f1x' is not one of accuracy, .*; did you mean f1\?$"),
         ({"task": "regression", "metric": "pearson"}, DataError, "finite number"),
         ({"task": "regression", "class_weights": "balanced"}, ConfigError, "has no labels to weigh"),
-        ({"class_weights": {"x": -1.0}}, ConfigError, r"class_weights.x = -1.0: Input should be greater than 0"),
+        ({"class_weights": {"x": -1.0}}, ConfigError, r"class_weights.x = -1.0: it must be greater than 0"),
         ({"data": {"max_length": 17}}, ConfigError, "max_length 17 exceeds the 16 tokens"),
         ({"suffix": "xlsx"}, DataError, r"'\.xlsx' is not one of"),
     ],

@@ -4,8 +4,8 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.files import write_json
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
@@ -18,7 +18,7 @@ def model_folder(folder, heads=("classifier",), num_labels=3, settings=None, **e
         max_position_embeddings=24, initializer_range=0.5,
     )  # fmt: skip
     save_model(build_model(config, heads, num_labels, seed=3), folder, extra_config=extra)
-    Tokenizer(vocabulary, max_length=24).save(folder)
+    WordPieceTokenizer(vocabulary, max_length=24).save(folder)
     if settings:
         write_json(folder / "maskloom.json", settings)
     return folder

@@ -14,8 +14,8 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.tasks.choice.task import CHOICE
 from maskloom.tasks.evaluation import model_outputs
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 pytestmark = pytest.mark.parity
 
@@ -29,7 +29,7 @@ ENDINGS = [f"ending{number}" for number in range(4)]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), max_length=24)
+    return WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), max_length=24)
 
 
 @pytest.fixture(scope="module")

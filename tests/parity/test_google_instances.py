@@ -154,7 +154,7 @@ def test_the_command_writes_what_the_oracle_makes_of_the_same_files(
         odd,
         one,
         *options,
-        "--max-predictions-per-seq",
+        "--max-predictions",
         10,
         "--out",
         tmp_path / "a.jsonl",

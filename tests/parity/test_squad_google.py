@@ -13,8 +13,8 @@ from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.span.decoding import DecodingOptions, decode_answers
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import iterate_questions
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 pytestmark = pytest.mark.parity
 
@@ -164,7 +164,7 @@ def pairs(vocabulary, tmp_path_factory):
         path = folder / f"{number}.json"
         path.write_text(json.dumps(case["data"]), encoding="utf-8")
         questions = list(iterate_questions(path, ReadingOptions(), {}, needs_label=True, report=ReadingReport(path)))
-        tokenizer = Tokenizer(words, lowercase=case["lowercase"])
+        tokenizer = WordPieceTokenizer(words, lowercase=case["lowercase"])
         options = {key: case[key] for key in ("max_length", "stride", "max_question_length")}
         training = encode_questions(questions, tokenizer, for_training=True, **options)
         found.append((case, answer, training, encode_questions(questions, tokenizer, **options)))

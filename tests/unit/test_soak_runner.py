@@ -1,9 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from tools.soak.rows import Row, Trial, all_rows, sort_key
 from tools.soak.runner import page_of, run_rows, write_results
+
+ROOT = Path(__file__).parents[2]
 
 
 def _row(row_id, trials, full=2):
@@ -82,6 +85,13 @@ def test_every_row_of_the_soak_is_whole_and_in_the_sheets_order():
     assert ids == sorted(ids, key=sort_key)
     assert sort_key("R2") < sort_key("R10") < sort_key("H1") < sort_key("mutants")
     assert all(row.full >= 1 and row.test and row.mark for row in all_rows())
+
+
+def test_the_results_hold_every_row_passed_in_full():
+    records = {record["id"]: record for record in json.loads((ROOT / "results" / "soak.json").read_text())}
+    assert set(records) == {row.id for row in all_rows()} > {"R7", "R21", "R18 two hours", "mutants live"}
+    assert [key for key, record in records.items() if record["verdict"] != "passed"] == []
+    assert all(record["passed"] == record["tried"] >= record["full"] for record in records.values())
 
 
 def test_draws_depend_on_seed_and_names_alone(tmp_path):

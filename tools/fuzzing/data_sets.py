@@ -56,8 +56,8 @@ def _read(data: BadData, path: Path, folder: Path) -> Any:
     """Read training data, and a second file as dev data, as fine-tuning does before the first step."""
     from maskloom.tasks.columns import ReadingOptions
     from maskloom.tasks.kinds import task_kind
-    from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary import Vocabulary
+    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
     options, kind = ReadingOptions(**data.options), task_kind(data.kind)
     train = kind.read(path, options)
@@ -67,7 +67,7 @@ def _read(data: BadData, path: Path, folder: Path) -> Any:
     task = kind.make(names, None, kind.data_settings(train))
     if len(data.content) > _MOST_ENCODED:  # reading is the question; encoding ten megabytes takes seconds
         return train
-    tokenizer = Tokenizer(Vocabulary(seeds.VOCABULARY), max_length=16)
+    tokenizer = WordPieceTokenizer(Vocabulary(seeds.VOCABULARY), max_length=16)
     for examples in (train, dev):
         task.encode(examples, tokenizer, 16, for_training=examples is train)
     return train

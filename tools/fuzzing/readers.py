@@ -15,8 +15,8 @@ def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
     def read(path: Path) -> object:
         from maskloom.tasks.columns import ReadingOptions
         from maskloom.tasks.kinds import task_kind
-        from maskloom.text.tokenizer import Tokenizer
         from maskloom.text.vocabulary import Vocabulary
+        from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
         how = ReadingOptions(**options)
         row = task_kind(kind)
@@ -25,7 +25,7 @@ def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
         names = row.label_names(data, how, {})
         row.check(data, data)
         task = row.make(names, None, row.data_settings(data))
-        return task.encode(data, Tokenizer(Vocabulary(seeds.VOCABULARY), max_length=16), 16, for_training=True)
+        return task.encode(data, WordPieceTokenizer(Vocabulary(seeds.VOCABULARY), max_length=16), 16, for_training=True)
 
     return read
 

@@ -59,6 +59,7 @@ class Surroundings:
             "model": seeds.write_model,
             "pretrained": lambda folder: seeds.write_model(folder, ("mlm", "nsp"), None),
             "tagger": lambda folder: seeds.write_model(folder, ("bilstm_tagger",), 3),
+            "byte_pairs": seeds.write_byte_pairs,
             "corpus": seeds.write_corpus,
             "features": seeds.write_features,
             "sharded": _write_sharded,
@@ -254,6 +255,10 @@ def _folder_targets(of: Callable[..., Any], values: Callable[..., Make]) -> list
         target("vocabulary", "model", "vocab.txt", readers.read_vocabulary),
         target("tokenizer", "model", "tokenizer.json", readers.read_vocabulary),
         target("tokenizer", "model", "tokenizer_config.json", readers.read_tokenizer_settings),
+        *(
+            target("byte pairs", "byte_pairs", name, readers.read_tokenizer_settings)
+            for name in ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json")
+        ),
         target("config.json", "model", "config.json", readers.read_predictor),
         target("config.json", "pretrained", "config.json", readers.read_model),
         target("config.json", "tagger", "config.json", readers.read_model),

@@ -206,13 +206,13 @@ def _named(corpus: Path, files: list[str]) -> str | None:
 
 def _build_small(folder: Path, seed: int) -> Path:
     from maskloom.data.corpus_building import build_corpus
-    from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary import Vocabulary
+    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
     folder.mkdir(parents=True)
     write_text(folder / "text.txt", megabytes=0.3, seed=seed)
     words = random.Random(seed).sample(_WORDS, len(_WORDS))
-    tokenizer = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]))
+    tokenizer = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]))
     build_corpus(
         folder / "text.txt", tokenizer=tokenizer, out=folder / "corpus", sentences="lines", shard_tokens=10_000
     )
@@ -289,10 +289,10 @@ def _cost_of_checking(folder: Path) -> Trial:
 
 def _build_of(folder: Path) -> Path:
     from maskloom.data.corpus_building import build_corpus
-    from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary import Vocabulary
+    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-    tokenizer = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *_WORDS]))
+    tokenizer = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *_WORDS]))
     build_corpus(folder / "text.txt", tokenizer=tokenizer, out=folder / "corpus", sentences="lines")
     return folder / "corpus"
 

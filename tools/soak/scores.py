@@ -354,8 +354,8 @@ def problem_of_broken_model(name: str) -> str:
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
     from maskloom.tasks.kinds import make_task
-    from maskloom.text.tokenizer import Tokenizer
     from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
     vocabulary = Vocabulary([*SPECIAL_TOKENS, "the", "cat", "sat"])
     labels = ("O", "B-PER", "I-PER") if name == "tagging" else ("a", "b", "c")
@@ -371,7 +371,7 @@ def problem_of_broken_model(name: str) -> str:
     model = build_model(config, task.heads, task.num_outputs, seed=0)
     with torch.no_grad():
         next(model.heads[task.heads[0]].parameters()).view(-1)[0] = math.nan
-    predictor = Predictor(model, Tokenizer(vocabulary), task=task, max_length=16)
+    predictor = Predictor(model, WordPieceTokenizer(vocabulary), task=task, max_length=16)
     try:
         return f"predicted {predictor.predict([KINDS_OF_INPUT[name]])}"
     except DataError as error:

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-
-@dataclass(frozen=True)
-class TensorName:
-    """One published tensor: our parameter (or a third of it, by rows), its Hugging Face name, its TensorFlow name.
-
-    `part` counts query, key, value in the joint projection and is None elsewhere; `is_transposed` says that the
-    TensorFlow tensor has rows and columns exchanged. Templates have `{}` for the layer.
-    """
-
-    ours: str
-    part: int | None
-    huggingface: str
-    tensorflow: str
-    is_transposed: bool = False
-
-    def for_layer(self, layer: int) -> TensorName:
-        """Return the row with the layer number filled in."""
-        return TensorName(
-            self.ours.format(layer),
-            self.part,
-            self.huggingface.format(layer),
-            self.tensorflow.format(layer),
-            self.is_transposed,
-        )
+from maskloom.checkpoints.published_format import OWN_HEADS, PublishedFormat, TensorName
+from maskloom.models.bert_config import BertConfig
 
 
 def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
@@ -87,22 +64,6 @@ def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, .
     )
 
 
-# A bidirectional LSTM has at most so many layers; a model uses the rows of those that it has.
-MAX_LSTM_LAYERS = 4
-
-
-def _own(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
-    """Return the rows of parameters that no other program knows."""
-    return tuple(TensorName(f"heads.{head}.{inner}{name}", None, f"{head}.{name}", f"{head}/{name}") for name in names)
-
-
-_LSTM = [
-    f"lstm.{kind}_l{layer}{direction}"
-    for layer in range(MAX_LSTM_LAYERS)
-    for direction in ("", "_reverse")
-    for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-]
-
 HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
     "mlm": (
         *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
@@ -114,12 +75,7 @@ HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
     "tagger": _output("tagger", "classifier", ""),
     "choice": _output("choice", "classifier", ""),
     "span": _output("span", "qa_outputs", "cls/squad/"),
-    # Ours alone: a program that took the file for a tagger would give other tags, hence its own model_type.
-    "crf": _own("crf", ("start", "end", "transitions")),
-    "bilstm_tagger": (
-        *_own("bilstm_tagger", _LSTM, inner="bilstm."),
-        *_own("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
-    ),
+    **OWN_HEADS,
 }
 
 # Heads of one published name: config.json's architecture says which of them a file holds.
@@ -168,13 +124,13 @@ def is_ignored(name: str) -> bool:
     return name in _IGNORED or name.endswith(_IGNORED_ENDS)
 
 
-def canonical(name: str, tensorflow: dict[str, TensorName]) -> tuple[str, bool]:
+def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
     """Return the Hugging Face name, with prefix, of a name in any dialect, and whether its matrix is transposed.
 
-    `tensorflow` maps TensorFlow names to rows. A name that no dialect knows comes back as it is.
+    `rows` are known by their names. A name that no dialect knows comes back as it is.
     """
-    row = tensorflow.get(name.removesuffix(":0"))
-    if row is not None:
+    row = rows.get(name.removesuffix(":0"))
+    if row is not None and row.huggingface != name:
         return row.huggingface, row.is_transposed
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(old):
@@ -182,3 +138,35 @@ def canonical(name: str, tensorflow: dict[str, TensorName]) -> tuple[str, bool]:
     if name.startswith(("embeddings.", "encoder.", "pooler.")):
         name = f"bert.{name}"
     return name, False
+
+
+def _rows(config: BertConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    return model_names(config.num_hidden_layers, heads, has_pooler=has_pooler)
+
+
+# What transformers calls a model with these heads; the first row whose heads are all there names it.
+_CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("classifier",), "BertForSequenceClassification"),
+    (("tagger", "crf"), "MaskloomBertCrfForTokenClassification"),
+    (("tagger",), "BertForTokenClassification"),
+    (("choice",), "BertForMultipleChoice"),
+    (("span",), "BertForQuestionAnswering"),
+    (("mlm", "nsp"), "BertForPreTraining"),
+    (("mlm",), "BertForMaskedLM"),
+    (("nsp",), "BertForNextSentencePrediction"),
+    ((), "BertModel"),
+)
+
+BERT_FORMAT = PublishedFormat(
+    name="BERT",
+    prefix="bert.",
+    rows=_rows,
+    heads=HEAD_NAMES,
+    class_names=lambda _: _CLASS_NAMES,
+    tied_copies=lambda _: TIED_COPIES,
+    is_ignored=is_ignored,
+    canonical=canonical,
+    pooler=POOLER,
+    same_name=SAME_NAME,
+    token_heads=TOKEN_HEADS,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from maskloom.checkpoints.bert_names import (
-    HEAD_NAMES,
-    POOLER,
-    SAME_NAME,
-    TIED_COPIES,
-    TOKEN_HEADS,
-    TensorName,
-    canonical,
-    is_ignored,
-    model_names,
-)
+from maskloom.checkpoints.bert_names import BERT_FORMAT
+from maskloom.checkpoints.gpt_names import GPT_FORMAT
+from maskloom.checkpoints.published_format import PublishedFormat, TensorName
 from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
 from maskloom.config import Section, validate_recipe
@@ -30,29 +22,18 @@ from maskloom.fault_points import fault_point
 from maskloom.files import replacing, write_json
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.machine_memory import available_memory
+from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
-from maskloom.models.bert import BertConfig
-from maskloom.models.bert_config import CRF_MODEL_TYPE
 from maskloom.models.heads import HEADS
+from maskloom.models.model_config import ModelConfig
 
 CONFIG = "config.json"
 # The key of config.json with what heads of ours take.
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
-# What transformers calls a model with these heads; the first row whose heads are all there names it.
-_ARCHITECTURES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("classifier",), "BertForSequenceClassification"),
-    (("tagger", "crf"), "MaskloomBertCrfForTokenClassification"),
-    (("tagger",), "BertForTokenClassification"),
-    (("choice",), "BertForMultipleChoice"),
-    (("span",), "BertForQuestionAnswering"),
-    (("mlm", "nsp"), "BertForPreTraining"),
-    (("mlm",), "BertForMaskedLM"),
-    (("nsp",), "BertForNextSentencePrediction"),
-    ((), "BertModel"),
-)
-
+FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT}
+"""How architectures are published, by the names of their rows."""
 
 # Problems of a file that an error names one by one.
 _NUM_NAMED = 100
@@ -100,21 +81,22 @@ def load_model(
     embeddings again. Raises DataError with every missing, unknown, repeated or ill-shaped tensor at once.
     """
     folder = Path(folder)
-    published_config = read_config(folder)
-    config = BertConfig.from_published(published_config, str(_config_path(folder)))
+    content = read_config(folder)
+    config = published_config(content, str(_config_path(folder)))
+    form = format_of(config)
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents.read(stored, config)
-    present = _present_heads(contents, published_config)
+    present = _present_heads(contents, content, config)
     wanted = list(present if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labels = _num_labels(contents, num_labels, any(HEADS[head].is_labelled for head in loaded_heads))
-    options = _own_options(folder, published_config) if head_options is None else head_options
+    options = _own_options(folder, content) if head_options is None else head_options
     _check_layers(config, stored, _config_path(folder))
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=options)
     rows = _rows_of(planned, loaded_heads)
-    if not any(row.huggingface in contents.tensors for row in POOLER):
-        rows = [row for row in rows if row not in POOLER]
+    if not any(row.huggingface in contents.tensors for row in form.pooler):
+        rows = [row for row in rows if row not in form.pooler]
     problems = contents.problems + _mismatches(rows, contents, planned)
     problems += _unknown(contents, config)
     if problems:
@@ -143,7 +125,7 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
     folder = Path(folder)
     content = _config_content(model, extra_config or {})
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = _published_tensors(model, has_prefix=content["architectures"] != ["BertModel"])
+    tensors = _published_tensors(model, has_prefix=bool(model.heads))
     with replacing(folder / WEIGHTS) as file:
         for piece in safetensors_pieces(tensors, metadata={"format": "pt"}):
             fault_point("model.write")
@@ -162,14 +144,14 @@ class _OwnHeads(Section):
     bilstm_tagger: _BiLSTMOptions | None = None
 
 
-def _own_options(folder: Path, published_config: dict[str, Any]) -> HeadOptions:
+def _own_options(folder: Path, content: dict[str, Any]) -> HeadOptions:
     """Return what config.json says of our own heads; raises ConfigError that names a key or value that is none."""
     source = f"{_config_path(folder)}, {HEAD_OPTIONS}"
-    options = validate_recipe(_OwnHeads, published_config.get(HEAD_OPTIONS, {}), source=source)
+    options = validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source)
     return options.model_dump(exclude_none=True)
 
 
-def _check_layers(config: BertConfig, stored: dict[str, StoredTensor], source: Path) -> None:
+def _check_layers(config: ModelConfig, stored: dict[str, StoredTensor], source: Path) -> None:
     """Raise DataError for more layers than a file can have, before any is planned: planning takes milliseconds each."""
     if config.num_hidden_layers > len(stored):
         raise DataError(
@@ -190,39 +172,35 @@ class _Contents:
     """The tensors of a file under canonical names, sorted out."""
 
     tensors: dict[str, StoredTensor]
-    transposed: frozenset[str]
+    transposed: set[str]
     copies: dict[str, StoredTensor]
+    tied: Mapping[str, str]
     ignored: list[str]
     problems: list[str]
 
     @classmethod
-    def read(cls, stored: dict[str, StoredTensor], config: BertConfig) -> _Contents:
-        tensorflow = {row.tensorflow: row for row in model_names(config.num_hidden_layers, tuple(HEAD_NAMES))}
-        contents = cls({}, frozenset(), {}, [], [])
-        transposed = set()
+    def read(cls, stored: dict[str, StoredTensor], config: ModelConfig) -> _Contents:
+        form = format_of(config)
+        rows = form.rows(config, tuple(form.heads))
+        by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow)}
+        contents = cls({}, set(), {}, form.tied_copies(config), [], [])
         for name, tensor in stored.items():
-            published, is_transposed = canonical(name, tensorflow)
-            if is_ignored(name):
+            published, is_transposed = form.canonical(name, by_name)
+            if form.is_ignored(name):
                 contents.ignored.append(name)
-            elif published in TIED_COPIES:
+            elif published in contents.tied:
                 contents.copies[published] = tensor
             elif published in contents.tensors:
                 contents.problems.append(f"{name!r} and {contents.tensors[published].name!r} are the same parameter")
             else:
                 contents.tensors[published] = tensor
                 if is_transposed:
-                    transposed.add(published)
-        for copy, original in TIED_COPIES.items():
+                    contents.transposed.add(published)
+        for copy, original in contents.tied.items():
             # Some writers keep only the second name of the decoder's bias.
             if copy in contents.copies and original not in contents.tensors:
                 contents.tensors[original] = contents.copies.pop(copy)
-        return cls(
-            contents.tensors,
-            frozenset(transposed),
-            contents.copies,
-            contents.ignored,
-            contents.problems,
-        )
+        return contents
 
     def values(self, published: str) -> Tensor:
         """Read one tensor, in our orientation."""
@@ -234,19 +212,31 @@ class _Contents:
         return shape[::-1] if published in self.transposed else shape
 
 
-def _present_heads(contents: _Contents, published_config: dict[str, Any]) -> list[str]:
-    """Return the heads that a file holds; of those that share a published name, the one of the architecture named."""
-    named = published_config.get("architectures")
-    by_architecture = {name: heads[0] for heads, name in _ARCHITECTURES if heads}
-    sharing = by_architecture.get(str(named[0]) if isinstance(named, list) and named else "")
-    chosen = sharing if sharing in SAME_NAME else SAME_NAME[0]
-    held = [head for head in HEAD_NAMES if any(row.huggingface in contents.tensors for row in HEAD_NAMES[head])]
-    return [head for head in held if head not in SAME_NAME or head == chosen]
+def format_of(config: ModelConfig) -> PublishedFormat:
+    """Return how the architecture of a configuration is published."""
+    return FORMATS[architecture_of(config).name]
+
+
+def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelConfig) -> list[str]:
+    """Return the heads that a file holds; of those that share a published name, the one of the class named.
+
+    A head that is all tied is there whenever the encoder is.
+    """
+    form, named = format_of(config), content.get("architectures")
+    by_class = {name: heads[0] for heads, name in form.class_names(config) if heads}
+    sharing = by_class.get(str(named[0]) if isinstance(named, list) and named else "")
+    chosen = sharing if sharing in form.same_name else next(iter(form.same_name), None)
+    held = [
+        head
+        for head, rows in form.heads.items()
+        if not rows or any(row.huggingface in contents.tensors for row in rows)
+    ]
+    return [head for head in held if head not in form.same_name or head == chosen]
 
 
 def _num_labels(contents: _Contents, num_labels: int | None, is_loaded: bool) -> int | None:
     """Return the number of labels of the classifier: the file's when it is loaded, else the one asked for."""
-    names = ("classifier.weight", "bilstm_tagger.dense.weight")
+    names = ("classifier.weight", "score.weight", "bilstm_tagger.dense.weight")
     weight = next((contents.tensors[name] for name in names if name in contents.tensors), None)
     if not is_loaded or num_labels is not None or weight is None or not weight.shape:
         return num_labels
@@ -256,7 +246,7 @@ def _num_labels(contents: _Contents, num_labels: int | None, is_loaded: bool) ->
 def _rows_of(model: EncoderWithHeads, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
     """Return the rows of the parameters that a model has."""
     parameters = dict(model.named_parameters())
-    rows = model_names(model.config.num_hidden_layers, heads, has_pooler=has_pooler)
+    rows = format_of(model.config).rows(model.config, heads, has_pooler=has_pooler)
     return [row for row in rows if row.ours in parameters]
 
 
@@ -276,7 +266,7 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
             found.append(f"{tensor.name}: shape {contents.shape(row.huggingface)}, the configuration needs {expected}")
         elif not tensor.is_float:
             found.append(f"{tensor.name}: holds integers or an unknown type, floating point is expected")
-    for copy, original in TIED_COPIES.items():
+    for copy, original in contents.tied.items():
         if copy in contents.copies and contents.copies[copy].shape != contents.tensors[original].shape:
             found.append(
                 f"{copy}: shape {contents.copies[copy].shape} differs from that of {original}, to which it is tied"
@@ -284,10 +274,11 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
     return found
 
 
-def _unknown(contents: _Contents, config: BertConfig) -> list[str]:
-    known = {row.huggingface for row in model_names(config.num_hidden_layers, tuple(HEAD_NAMES))}
+def _unknown(contents: _Contents, config: ModelConfig) -> list[str]:
+    form = format_of(config)
+    known = {row.huggingface for row in form.rows(config, tuple(form.heads))}
     return [
-        f"{tensor.name}: no place for it in a BERT of {config.num_hidden_layers} layers"
+        f"{tensor.name}: no place for it in a {form.name} of {config.num_hidden_layers} layers"
         for name, tensor in contents.tensors.items()
         if name not in known
     ]
@@ -303,9 +294,9 @@ def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) 
             problems.append(f"{row.huggingface}: holds values that are not finite")
         _part(parameters[row.ours], row).copy_(values)
     for copy, tensor in contents.copies.items():
-        original = TIED_COPIES[copy]
+        original = contents.tied[copy]
         if not torch.equal(tensor.read(), contents.values(original)):
-            problems.append(f"{copy} differs from {original}, to which BERT ties it")
+            problems.append(f"{copy} differs from {original}, to which {format_of(model.config).name} ties it")
     if problems:
         raise DataError(f"{next(iter(contents.tensors.values())).path}: " + "; ".join(problems))
 
@@ -314,11 +305,12 @@ def _published_tensors(model: EncoderWithHeads, *, has_prefix: bool) -> dict[str
     """Return the tensors to write. Parts of a joint projection are copied: the file keeps them apart."""
     parameters = dict(model.named_parameters())
     tensors = {}
-    heads = tuple(model.heads)
-    has_pooler = not heads or not TOKEN_HEADS.issuperset(heads)
+    heads, form = tuple(model.heads), format_of(model.config)
+    has_pooler = not heads or not form.token_heads.issuperset(heads)
     for row in _rows_of(model, heads, has_pooler=has_pooler):
-        name = row.huggingface if has_prefix else row.huggingface.removeprefix("bert.")
+        name = row.huggingface if has_prefix else row.huggingface.removeprefix(form.prefix)
         values = _part(parameters[row.ours].detach(), row).cpu()
+        values = values.T if form.are_transposed and row.is_transposed else values
         tensors[name] = values.clone() if row.part is not None else values.contiguous()
     return tensors
 
@@ -328,11 +320,12 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
     clashes = sorted(key for key in extra if key in own and extra[key] != own[key])
     if clashes:
         raise ConfigError(f"extra_config may not change the model's own keys {clashes}")
-    architecture = next(name for heads, name in _ARCHITECTURES if set(heads) <= set(model.heads))
+    class_names = format_of(model.config).class_names(model.config)
+    architecture = next(name for heads, name in class_names if set(heads) <= set(model.heads))
     dtype = str(model.encoder.word_embeddings.dtype).removeprefix("torch.")
-    content = {"architectures": [architecture], **own, "dtype": dtype, "position_embedding_type": "absolute"}
+    content = {"architectures": [architecture], **own, "dtype": dtype}
     if "crf" in model.heads:
-        content["model_type"] = CRF_MODEL_TYPE
+        content["model_type"] = model.config.crf_model_type
     labelled = next((name for name in model.heads if HEADS[name].is_labelled), None)
     if labelled is not None:
         num_labels: int = model.heads[labelled].num_labels  # pyright: ignore[reportAssignmentType]

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from maskloom import __version__
-from maskloom.cli import folders, training, use
+from maskloom.cli import folders, generating, training, use
 from maskloom.cli.corpora import corpus_app, vocab_app
 from maskloom.cli.glue import glue_app
 from maskloom.cli.other_names import PointingGroup
@@ -39,7 +39,7 @@ for panel, commands in (
     (PREPARE, [folders.convert]),
     (TRAIN, [training.quickstart, training.pretrain, training.finetune, training.search]),
     (TRAIN, [use.tune, folders.rerun, folders.export]),
-    (USE, [use.predict, use.answer, use.embed, use.fill_mask, use.features]),
+    (USE, [use.predict, use.answer, use.embed, use.fill_mask, generating.generate, use.features]),
     (INSPECT, [use.evaluate, use.score_answers, folders.report, folders.info, folders.doctor]),
 ):
     for command in commands:

@@ -44,9 +44,12 @@ corpus_app = typer.Typer(help="Build and check corpora, and show their statistic
 @_works
 def vocab_train(
     texts: Texts,
-    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
-    out: Out,
     *,
+    model: Annotated[
+        Literal["wordpiece", "bpe"], typer.Option("--model", help="wordpiece: for BERT; bpe: byte pairs, for GPT.")
+    ] = "wordpiece",
+    out: Out,
+    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
         Literal["frequency", "likelihood", "pmi"],
@@ -68,13 +71,14 @@ def vocab_train(
     work: Any,
     as_json: AsJson = False,
 ) -> None:
-    """Train a WordPiece vocabulary: the same text gives the same file, byte for byte."""
+    """Train a vocabulary: the same text gives the same file, byte for byte."""
     from maskloom.runs.vocabulary import train_vocabulary_from_files
 
     report = train_vocabulary_from_files(
         texts,
         size=size,
         out=out,
+        model=model,
         cased=cased,
         score=score,
         min_frequency=min_frequency,
@@ -188,7 +192,7 @@ def corpus_instances(
     max_length: Annotated[int, typer.Option("--max-length", min=5, help="Longest instance in tokens.")] = 128,
     dupe_factor: Annotated[int, typer.Option("--dupe-factor", min=1, help="Passes, each with new masks.")] = 10,
     max_predictions_per_seq: Annotated[
-        int, typer.Option("--max-predictions-per-seq", min=1, help="Most masks per instance.")
+        int, typer.Option("--max-predictions", min=1, help="Most masks per instance.")
     ] = 20,
     masked_lm_prob: Annotated[
         float, typer.Option("--masked-lm-prob", help="Fraction of tokens that are masked.")

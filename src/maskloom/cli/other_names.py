@@ -42,6 +42,11 @@ class PointingGroup(TyperGroup):
             meant = _meant(error) or error.possibilities
             raise _EXCEPTIONS.NoSuchOption(error.option_name, possibilities=meant, ctx=error.ctx) from None
         except _EXCEPTIONS.BadParameter as error:  # newer releases of typer read values by pydantic
+            from maskloom.recipe_files import reason_of
+
+            for problem in getattr(error.__cause__, "errors", list)():
+                if problem["type"] != "value_error":  # which names the value already
+                    error.message = f"{problem['input']!r}: {reason_of(problem)}"
             error.message = error.message.removeprefix("Value error, ")
             if found := re.fullmatch(r"'(.*)' is not one of '(.*)'\.", error.message, re.DOTALL):
                 error.message = not_one_of(found[1], found[2].split("', '"))

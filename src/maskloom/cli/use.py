@@ -271,12 +271,10 @@ def tune(
     model: Model,
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples that the model was not trained on.")],
     reading: Any,
-    temperature: Annotated[
-        bool, typer.Option("--temperature/--no-temperature", help="Fit the temperature of probabilities.")
-    ] = True,
-    thresholds: Annotated[
-        bool, typer.Option("--thresholds/--no-thresholds", help="Fit thresholds: of labels, or of no answer.")
-    ] = True,
+    no_temperature: Annotated[bool, typer.Option("--no-temperature", help="Leave the temperature as it is.")] = False,
+    no_thresholds: Annotated[
+        bool, typer.Option("--no-thresholds", help="Leave the thresholds as they are: of labels, or of no answer.")
+    ] = False,
     max_length: MaxLength = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -291,8 +289,8 @@ def tune(
     result = run(
         model,
         dev,
-        fits_temperature=temperature,
-        fits_thresholds=thresholds,
+        fits_temperature=not no_temperature,
+        fits_thresholds=not no_thresholds,
         reading=reading,
         max_length=max_length,
         progress=progress_display(),

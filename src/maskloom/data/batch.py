@@ -139,6 +139,14 @@ class ChoiceBatch(PackedBatch):
         return {**{name: edges[rows] for name, edges in super()._edges().items()}, "lengths": rows}
 
 
+@dataclass(frozen=True)
+class BothOrdersBatch(ChoiceBatch):
+    """A batch of pairs in both orders, A B and then B A, with a target for each pair (Radford et al. 2018, 3.3).
+
+    `labels` (pairs,) are those of a `ClassificationBatch`, and `num_choices` (pairs,) are 2.
+    """
+
+
 def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | None = None) -> list[np.ndarray]:
     """Return batches as int64 arrays of indices into `lengths` (examples,), longest examples first, for inference.
 

@@ -19,6 +19,7 @@ from maskloom.data.corpus_manifest import (
 from maskloom.data.counter_random import Permutation
 from maskloom.data.shards import TokenShards
 from maskloom.errors import ConfigError, DataError
+from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
 _SPLIT = 301  # the kind of draw
@@ -39,7 +40,6 @@ class Corpus:
         self.num_documents: int = manifest["num_documents"]
         self.num_sentences: int = manifest["num_sentences"]
         self.num_tokens: int = manifest["num_tokens"]
-        self.lowercase: bool = manifest["settings"]["lowercase"]
         self.document_offsets = self._map(DOCUMENT_OFFSETS, "<i8", self.num_documents + 1)
         self.sentence_lengths = self._map(SENTENCE_LENGTHS, "<i4", self.num_sentences)
         self.sentence_offsets = self._map(SENTENCE_OFFSETS, "<i8", self.num_sentences + 1)
@@ -73,7 +73,12 @@ class Corpus:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary that the ids belong to."""
-        return Vocabulary.load(self.folder)
+        return self.tokenizer.vocabulary
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids."""
+        return Tokenizer.load(self.folder)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -57,7 +57,6 @@ _NUM_NAMED = 20
 # part of the digest of what shards are made of: those of a layout of old are made again
 _LAYOUT = b"lengths 2"
 _LENGTHS_AT_ONCE = 1 << 20
-_TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 Progress = Callable[[str, int, int], None]
 
@@ -133,7 +132,7 @@ def build_corpus(
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
-    _check_settings(out, num_workers, sentences, shard_tokens, language)
+    _check_settings(tokenizer, out, num_workers, sentences, shard_tokens, language)
     refuse_output_inside(paths, out)
     counts = _Counts()
     files = source_files(paths, counts.reading)
@@ -158,11 +157,18 @@ def build_corpus(
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
         recipe = {"settings": settings, "sources": [_source_as_read(source, counts.reading) for source in files]}
-        manifest = _finish(out, records, recipe, counts, token_type(len(tokenizer.vocabulary)), origin)
+        manifest = _finish(out, records, recipe, counts, tokenizer, origin)
         return {**manifest, "num_kept_shards": len(kept)}
 
 
-def _check_settings(out: Path, num_workers: int, sentences: str, shard_tokens: int, language: str) -> None:
+def _check_settings(
+    tokenizer: Tokenizer, out: Path, num_workers: int, sentences: str, shard_tokens: int, language: str
+) -> None:
+    if not tokenizer.cuts_at_white_space:
+        raise ConfigError(
+            "a corpus keeps sentences apart and encodes word by word, but this byte-level vocabulary (GPT-2) holds the "
+            "white space between words; build the corpus with a vocabulary of words"
+        )
     check_language(language)
     if num_workers < 1:
         raise ConfigError(f"num_workers is {num_workers}; at least 1 process must work")
@@ -179,10 +185,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Return everything beside the text that decides what is written; no key for the rule of documents of old."""
     return {
-        "vocabulary_sha256": hashlib.sha256("\n".join(tokenizer.vocabulary.tokens).encode()).hexdigest(),
-        "vocabulary_size": len(tokenizer.vocabulary),
-        "lowercase": tokenizer.lowercase,
-        "compatibility": tokenizer.compatibility,
+        **tokenizer.identity(),
         "max_length": tokenizer.max_length,
         "sentences": sentences,
         "language": language,
@@ -306,7 +309,7 @@ def _finish(
     records: list[ShardRecord],
     recipe: dict[str, Any],
     counts: _Counts,
-    dtype: np.dtype,
+    tokenizer: Tokenizer,
     origin: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Join the lengths of all shards, force everything to disk, and write the manifest last."""
@@ -315,7 +318,7 @@ def _finish(
     kept = [record for record in records if record.num_tokens]
     _join_lengths(out, kept)
     files = {shard_name(r.number): {"num_bytes": r.num_bytes, "sha256": r.sha256} for r in kept}
-    small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *_TOKENIZER_FILES)
+    small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *tokenizer.files)
     files |= {name: describe_file(out / name) for name in small}
     # shards of other builds, and what a killed build was writing under temporary names
     _remove_temporaries(out)
@@ -341,7 +344,7 @@ def _finish(
             "empty_files": reading.empty_files[:_NUM_NAMED],
             "num_ignored_files": len(reading.ignored_files),
             "ignored_files": reading.ignored_files[:_NUM_NAMED],
-            "token_type": dtype.str,
+            "token_type": token_type(len(tokenizer.vocabulary)).str,
             **recipe,
             "shards": [{"file": shard_name(r.number), "num_tokens": r.num_tokens} for r in kept],
             "files": files,

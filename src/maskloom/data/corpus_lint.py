@@ -10,7 +10,6 @@ import numpy as np
 
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_statistics import document_lengths, repeated_sentences, sentence_blocks, token_counts
-from maskloom.text.vocabulary import CONTINUATION_PREFIX
 
 Level = Literal["error", "warning", "info"]
 
@@ -145,9 +144,7 @@ def _repeated(examined: _Examined) -> Iterator[Finding]:
     repeated = repeated_sentences(corpus)
     if repeated.fraction < _REPEATED_WARNING:
         return
-    tokens = corpus.vocabulary.tokens
-    pieces = " ".join(tokens[index] for index in corpus.sentence(repeated.example)[:12].tolist())
-    example = pieces.replace(f" {CONTINUATION_PREFIX}", "")
+    example = corpus.tokenizer.decode(corpus.sentence(repeated.example)[:12].tolist(), skip_special_tokens=False)
     yield Finding(
         "error" if repeated.fraction >= _REPEATED_ERROR else "warning",
         "repeated_sentences",
@@ -159,11 +156,12 @@ def _repeated(examined: _Examined) -> Iterator[Finding]:
 
 def _unknown(examined: _Examined) -> Iterator[Finding]:
     rate = examined.counts[examined.corpus.vocabulary.unk_id] / examined.corpus.num_tokens
+    unknown = examined.corpus.vocabulary.special.unknown
     if rate >= _UNKNOWN_WARNING:
         yield Finding(
             "error" if rate >= _UNKNOWN_ERROR else "warning",
             "unknown_tokens",
-            f"{rate:.1%} of the tokens are [UNK], above {_UNKNOWN_WARNING:.0%}: the vocabulary does not know this "
+            f"{rate:.1%} of the tokens are {unknown}, above {_UNKNOWN_WARNING:.0%}: the vocabulary does not know this "
             "text; train the vocabulary on the same text, or with a larger --size",
         )
 
@@ -171,20 +169,20 @@ def _unknown(examined: _Examined) -> Iterator[Finding]:
 def _script(examined: _Examined) -> Iterator[Finding]:
     """A foreign script falls apart into single letters, when a vocabulary knows its letters, or into [UNK]."""
     corpus = examined.corpus
-    letters = np.array([_is_letter(token) for token in corpus.vocabulary.tokens])
-    unknown = examined.counts[corpus.vocabulary.unk_id]
+    vocabulary = corpus.vocabulary
+    letters = np.array([_is_letter(vocabulary.bare(token)) for token in vocabulary.tokens])
+    unknown = examined.counts[vocabulary.unk_id]
     fraction = float((examined.counts[letters].sum() + unknown) / corpus.num_tokens)
     if fraction >= _LETTERS_WARNING:
         yield Finding(
             "error" if fraction >= _LETTERS_ERROR else "warning",
             "other_script",
-            f"{fraction:.1%} of the tokens are single letters or [UNK]: the text is in another script or language than "
-            "the vocabulary; train the vocabulary on this text, or with a larger --size",
+            f"{fraction:.1%} of the tokens are single letters or {vocabulary.special.unknown}: the text is in another "
+            "script or language than the vocabulary; train the vocabulary on this text, or with a larger --size",
         )
 
 
 def _is_letter(token: str) -> bool:
-    token = token.removeprefix(CONTINUATION_PREFIX) if len(token) > len(CONTINUATION_PREFIX) else token
     if len(token) != 1 or not token.isalpha():
         return False
     return not any(first <= ord(token) <= last for first, last in _WHOLE_CHARACTERS)

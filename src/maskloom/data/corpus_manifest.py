@@ -141,10 +141,10 @@ def _is_sound(content: dict[str, Any]) -> bool:
         )
         and all(isinstance(source["name"], str) for source in content["sources"])
         and all(isinstance(entry["sha256"], str) for entry in files.values())
-        and isinstance(content["settings"]["lowercase"], bool)
+        and isinstance(content["settings"]["vocabulary_sha256"], str)
         and isinstance(content["sources"], list)
         and not any(name.is_absolute() or ".." in name.parts for name in names)
-        and {SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, "vocab.txt"} <= files.keys()
+        and {SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, "tokenizer_config.json"} <= files.keys()
         and all(files[shard["file"]]["num_bytes"] == width * shard["num_tokens"] for shard in shards)
         and sum(shard["num_tokens"] for shard in shards) == content["num_tokens"]
     )

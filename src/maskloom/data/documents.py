@@ -229,7 +229,7 @@ class _Reader:
         """Count a document with bad text, or raise DataError."""
         problem = f"{self.path}, {problem}"
         if not self.skips_bad_text:
-            raise DataError(f"{problem}; with on_bad_text 'skip' such documents are left out and counted")
+            raise DataError(f"{problem}; --on-bad-text skip leaves such documents out and counts them")
         self.report.num_skipped_documents += 1
         if len(self.report.skipped) < _NUM_SKIPS_NAMED:
             self.report.skipped.append(problem)

@@ -44,7 +44,7 @@ def mask_tokens(
     owners = np.repeat(np.arange(len(lengths)), lengths)
     places = np.arange(len(token_ids)) - starts[owners]
     states = words(seed, _SEQUENCE, epoch, sample_keys)
-    is_candidate = (token_ids != vocabulary.cls_id) & (token_ids != vocabulary.sep_id)
+    is_candidate = ~vocabulary.is_mark[token_ids]
     counts = num_predictions(lengths, data)
     if data.whole_word_masking:
         heads = _first_pieces(token_ids, is_candidate, vocabulary)

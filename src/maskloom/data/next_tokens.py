@@ -28,7 +28,7 @@ def next_tokens(
 
     [CLS] and [SEP] are never predicted. Nothing is drawn.
     """
-    is_text = (token_ids != vocabulary.cls_id) & (token_ids != vocabulary.sep_id)
+    is_text = ~vocabulary.is_mark[token_ids]
     is_text[np.cumsum(lengths) - lengths] = False
     (targets,) = np.nonzero(is_text)
     return token_ids.astype(np.int64), targets - 1, token_ids[targets].astype(np.int64)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class PretrainingAccount:
     """What an epoch holds, told from its first block: instances, tokens of each with special ones, predictions.
 
-    `cut_fraction` is the share of the predictions asked for by the rate that `max_predictions_per_seq` cuts off.
+    `cut_fraction` is the fraction of the predictions asked for by the rate that `max_predictions_per_seq` cuts off.
     """
 
     num_instances: int
@@ -111,21 +111,26 @@ class PretrainingLoader:
             yield self._gathered(pending[0])
 
     def _gathered(self, instances: Instances) -> PretrainingBatch:
-        """Return the instances with their tokens: [CLS] A [SEP] of segment 0, and B [SEP] of segment 1."""
+        """Return the instances with their tokens and marks: A of segment 0, and B of segment 1."""
         has_pairs = self._data.next_sentence
-        vocabulary = self._corpus.vocabulary
-        a_total = instances.a_length + 2
-        b_total = instances.b_length + 1 if has_pairs else instances.b_length
+        vocabulary, template = self._corpus.vocabulary, self._corpus.tokenizer.template
+        after_a, after_b = (template.middle, template.end) if has_pairs else (template.end, ())
+        a_total = len(template.begin) + instances.a_length + len(after_a)
+        b_total = instances.b_length + len(after_b)
         lengths = a_total + b_total
         ends = np.cumsum(lengths)
         starts = ends - lengths
         tokens = np.empty(int(ends[-1]), dtype=np.int64)
-        tokens[starts] = vocabulary.cls_id
-        tokens[starts + a_total - 1] = vocabulary.sep_id
-        self._fill(tokens, starts + 1, instances.a_first, instances.a_last, instances.a_skip, instances.a_length)
+        b_starts = starts + a_total
+        for places, marks in (
+            (starts, template.begin),
+            (b_starts - len(after_a), after_a),
+            (ends - len(after_b), after_b),
+        ):
+            tokens[places[:, None] + np.arange(len(marks))] = marks
+        a_starts = starts + len(template.begin)
+        self._fill(tokens, a_starts, instances.a_first, instances.a_last, instances.a_skip, instances.a_length)
         if has_pairs:
-            tokens[ends - 1] = vocabulary.sep_id
-            b_starts = starts + a_total
             self._fill(tokens, b_starts, instances.b_first, instances.b_last, instances.b_skip, instances.b_length)
         masked, positions, labels = self._corruption.apply(
             tokens, lengths, instances.keys, vocabulary, self._data, seed=self._seed, epoch=instances.epochs

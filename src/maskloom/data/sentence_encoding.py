@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from tokenizers.models import WordPiece
 
 from maskloom.data.word_spans import LONGEST_NAMED, WordSpans, byte_classes, word_names, word_spans
 from maskloom.data.word_table import RaggedIds, WordTable
 from maskloom.text.sentences import sentences_of_long_text, split_sentences
-from maskloom.text.tokenizer import MAX_WORD_LENGTHS, Tokenizer
+from maskloom.text.tokenizer import Tokenizer
 
 SentenceRule = Literal["split", "lines"]
 MAX_CACHED_WORDS = 1 << 17
@@ -64,17 +63,12 @@ class SentenceEncoder:
         self.type = token_type(len(tokenizer.vocabulary))
         self._finds_sentences = sentences == "split"
         self._language = language
-        # with Hugging Face's rules a bracket can open a special token, which has its case and which others can tell
-        reads_brackets = tokenizer.compatibility != "google"
+        # where special tokens are read, a bracket can open one, which has its case and which others can tell
+        reads_brackets = tokenizer.reads_special_tokens
         self._classes = byte_classes(b"[" if reads_brackets else b"")
         self._lowers_first = tokenizer.lowercase and not reads_brackets
         self._known = WordTable(self.type)
         self._num_not_kept = 0
-        self._pieces = WordPiece(
-            dict(tokenizer.vocabulary.ids),
-            unk_token="[UNK]",
-            max_input_chars_per_word=MAX_WORD_LENGTHS[tokenizer.compatibility],
-        )
 
     def encode(self, texts: Iterable[str]) -> EncodedDocuments:
         """Encode documents in their order."""
@@ -218,7 +212,7 @@ class SentenceEncoder:
         return numbers, of_this_text.ids
 
     def _encode_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
-        """Encode words one by one: a plain word is one for WordPiece, an odd one goes the whole way."""
+        """Encode words one by one: a plain word is normal but for its case, an odd one goes the whole way."""
         texts = [
             content[start:end].decode("utf-8", "surrogatepass")
             for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
@@ -227,18 +221,11 @@ class SentenceEncoder:
         odd = iter(
             self._tokenizer.token_ids_batch([text for text, of_odd in zip(texts, is_odd, strict=True) if of_odd])
         )
-        whole = self._tokenizer.vocabulary.ids
-        lowercase = self._tokenizer.lowercase
-        lists = []
-        for text, of_odd in zip(texts, is_odd, strict=True):
-            if of_odd:
-                lists.append(next(odd))
-                continue
-            text = text.lower() if lowercase else text
-            if text in whole:
-                lists.append([whole[text]])
-            else:
-                lists.append([piece.id for piece in self._pieces.tokenize(text)])
+        word_ids, lowercase = self._tokenizer.word_ids, self._tokenizer.lowercase
+        lists = [
+            next(odd) if of_odd else word_ids(text.lower() if lowercase else text)
+            for text, of_odd in zip(texts, is_odd, strict=True)
+        ]
         return RaggedIds.of_lists(lists, self.type)
 
 

@@ -1,14 +1,17 @@
 """Text in, typed predictions out; bulk features."""
 
+from maskloom.generation.search import Generation
 from maskloom.inference.ensemble import Ensemble, open_models, restart_models
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.inference.predictor import Predictor
-from maskloom.inference.results import AnswerCandidate, Entity, MaskCandidate, Prediction
+from maskloom.inference.results import AnswerCandidate, Entity, GeneratedText, MaskCandidate, Prediction
 
 __all__ = [
     "AnswerCandidate",
     "Ensemble",
     "Entity",
+    "GeneratedText",
+    "Generation",
     "MaskCandidate",
     "Prediction",
     "Predictor",

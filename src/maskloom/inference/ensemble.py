@@ -63,7 +63,7 @@ class Ensemble(TaskModel):
         self.tokenizer: Tokenizer = first.tokenizer
         self.max_length = first.max_length
         self.settings = first.settings
-        self._shares_tokens = all(_tokens(member) == _tokens(first) for member in members)
+        self._shares_tokens = all(member.tokenizer.identity() == first.tokenizer.identity() for member in members)
         self.task = _task_of([member.required_task() for member in members])
 
     @classmethod
@@ -218,14 +218,8 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
             raise ConfigError(
                 f"model {number} of the ensemble differs in its {name}: {there!r}, the first has {here!r}"
             )
-    if not KINDS[one.kind].per_text and _tokens(first) != _tokens(other):
+    if not KINDS[one.kind].per_text and first.tokenizer.identity() != other.tokenizer.identity():
         raise ConfigError(
             f"model {number} of the ensemble differs in its tokenizer; models of a {one.kind} task answer on tokens, "
             "so they must share one"
         )
-
-
-def _tokens(member: Predictor) -> tuple[Any, ...]:
-    """Return what decides how a member cuts text into tokens."""
-    tokenizer = member.tokenizer
-    return tuple(tokenizer.vocabulary.tokens), tokenizer.lowercase, tokenizer.compatibility

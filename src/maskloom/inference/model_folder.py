@@ -67,6 +67,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def task_tokenizer(folder: Path) -> Tokenizer:
+    """Open the tokenizer of a model that is to be fine-tuned, with the marks that tasks take."""
+    return load_tokenizer(folder).with_task_tokens()
+
+
 class _Settings(Section):
     """What our own file beside a model may say; keys of later releases are ignored."""
 

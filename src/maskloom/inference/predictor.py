@@ -17,8 +17,10 @@ from maskloom.checkpoints.sentence_transformers import PoolingMode, SentenceModu
 from maskloom.data.batch import PackedBatch
 from maskloom.devices import chosen_device
 from maskloom.errors import ConfigError, DataError
+from maskloom.generation.search import Generation
+from maskloom.inference.generation import generate
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
-from maskloom.inference.results import MaskCandidate, Prediction
+from maskloom.inference.results import GeneratedText, MaskCandidate, Prediction
 from maskloom.layers.int8 import quantize_dense_layers
 from maskloom.layers.matrix_products import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
@@ -238,7 +240,7 @@ class Predictor(TaskModel):
         """
         if "mlm" not in self.model.heads:
             raise ConfigError("this model has no masked-LM head; pre-train one, or take a model that kept its head")
-        if self.model.config.causal:
+        if self.model.config.is_causal:
             raise ConfigError("this model reads from left to right: it cannot see what follows a [MASK]")
         if type(top_k) is not int or top_k < 1:
             raise ConfigError(f"top_k {top_k!r:.80}: a whole number of at least 1 is expected")
@@ -265,6 +267,14 @@ class Predictor(TaskModel):
             ]
             for row_values, row_tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
+
+    def generate(self, prompts: Iterable[str], settings: Generation | None = None) -> list[GeneratedText]:
+        """Continue each text, in order; `settings` say how long, and how tokens are drawn or searched.
+
+        Raises ConfigError for a model that reads both ways, DataError for a prompt without a token and for one that
+        fills the model's context.
+        """
+        return generate(self, prompts, settings)
 
 
 def _finite(outputs: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 
 class Entity(TypedDict):
@@ -56,6 +56,19 @@ class Prediction(TypedDict):
     candidates: list[AnswerCandidate]
     choice: int
     choice_text: str
+
+
+class GeneratedText(TypedDict):
+    """What follows a prompt.
+
+    `text` is without the prompt, `num_tokens` counts its tokens, `log_probability` is that of all of them and of the
+    end, in nats, and `finish` says what ended it: the model's own "end", or the "length".
+    """
+
+    text: str
+    num_tokens: int
+    log_probability: float
+    finish: Literal["end", "length"]
 
 
 class MaskCandidate(TypedDict):

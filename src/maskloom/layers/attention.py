@@ -30,10 +30,87 @@ class SelfAttention(nn.Module):
         self.qkv = Dense(hidden_size, 3 * hidden_size)
         self.output = Dense(hidden_size, hidden_size)
 
-    def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the projected context of every token."""
-        dropout = self.dropout if self.training else 0.0
-        return self.output(attend(self.qkv(hidden), layout, self.num_heads, dropout, causal=self.causal))
+    def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
+        """Return the projected context of every token; with `past` it attends to the tokens before it there too."""
+        qkv, dropout = self.qkv(hidden), self.dropout if self.training else 0.0
+        if past is None or past.is_empty:
+            context = attend(qkv, layout, self.num_heads, dropout, causal=self.causal)
+            if past is not None:
+                past.begin(qkv, layout)
+        else:
+            context = past.attend(qkv)
+        return self.output(context)
+
+
+class PastTokens:
+    """The tokens that sequences have so far, as the keys and values of every layer: a cache for decoding.
+
+    `lengths` (sequences,) counts them. A sequence has `room` places in each layer and begins at the first.
+    """
+
+    def __init__(self, num_layers: int, num_heads: int, room: int, lengths: Tensor) -> None:
+        self.num_heads, self.room, self.lengths = num_heads, room, lengths
+        self.layers = [KeyValues(self) for _ in range(num_layers)]
+        self._measure()
+
+    def add_token(self) -> None:
+        """Make a place for one more token of every sequence."""
+        self.lengths = self.lengths + 1
+        self._measure()
+
+    def take(self, rows: Tensor) -> None:
+        """Keep these sequences, in this order; one may come several times."""
+        self.lengths = self.lengths.index_select(0, rows)
+        for layer in self.layers:
+            layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Note what all layers need: the longest sequence, and a mask unless all are as long."""
+        self.longest = int(self.lengths.max())
+        self.mask = None
+        if int(self.lengths.min()) < self.longest:
+            places = torch.arange(self.longest, device=self.lengths.device)
+            self.mask = (places < self.lengths.unsqueeze(1))[:, None, None]
+
+
+class KeyValues:
+    """The `keys` and `values` of one layer: (sequences, heads, room, size of a head), empty before the first tokens."""
+
+    def __init__(self, past: PastTokens) -> None:
+        self.past = past
+        self.keys = self.values = past.lengths.new_empty(0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no token has been seen."""
+        return self.keys.numel() == 0
+
+    def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
+        """Keep the keys and values of the first tokens, (tokens, 3 hidden)."""
+        num_heads = self.past.num_heads
+        rows = torch.repeat_interleave(torch.arange(layout.num_sequences, device=qkv.device), layout.lengths)
+        _, *parts = qkv[: layout.num_tokens].view(layout.num_tokens, 3, num_heads, -1).unbind(1)
+        shape = (layout.num_sequences, num_heads, self.past.room, parts[0].shape[-1])
+        self.keys, self.values = (part.new_zeros(shape) for part in parts)
+        for kept, part_thd in zip((self.keys, self.values), parts, strict=True):
+            kept[rows, :, layout.position_ids] = part_thd
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).
+
+        Letters: n sequences, h heads, d size of a head.
+        """
+        past, number = self.past, len(qkv)
+        q_nhd, k_nhd, v_nhd = qkv.view(number, 3, past.num_heads, -1).unbind(1)
+        for kept, new_nhd in ((self.keys, k_nhd), (self.values, v_nhd)):
+            if past.mask is None:
+                kept[:, :, past.longest - 1] = new_nhd
+            else:
+                kept[torch.arange(number, device=qkv.device), :, past.lengths - 1] = new_nhd
+        keys, values = (kept[:, :, : past.longest] for kept in (self.keys, self.values))
+        context = F.scaled_dot_product_attention(q_nhd.unsqueeze(2), keys, values, attn_mask=past.mask)
+        return context.reshape(number, -1)
 
 
 def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool = False) -> Tensor:

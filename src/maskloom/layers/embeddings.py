@@ -1,4 +1,4 @@
-"""Sum of word, segment and position embeddings (BERT paper 3.2)."""
+"""Sums of embeddings: word, segment and position (BERT paper 3.2), or word and position (Radford et al. 2018, 3.1)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ class TokenEmbeddings(nn.Module):
         """Return the normed sum for every token."""
         total = self.word(token_ids) + self.segment(segment_ids) + self.position(position_ids)
         return self.dropout(self.layer_norm(total))
+
+
+class WordPositionEmbeddings(nn.Module):
+    """Word + learned position embedding, then dropout: (tokens,) ids to (tokens, hidden)."""
+
+    def __init__(self, *, vocab_size: int, num_positions: int, hidden_size: int, dropout: float) -> None:
+        super().__init__()
+        self.word = _table(vocab_size, hidden_size)
+        self.position = _table(num_positions, hidden_size)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Return the sum for every token."""
+        return self.dropout(self.word(token_ids) + self.position(position_ids))
 
 
 def _table(num_rows: int, num_columns: int) -> nn.Embedding:

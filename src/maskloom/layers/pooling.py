@@ -30,3 +30,14 @@ class TokenPooler(nn.Module):
         if layout.has_empty_sequences:
             pooled = pooled * (layout.lengths > 0).unsqueeze(1)
         return pooled
+
+
+class LastToken(nn.Module):
+    """The last token's vector: (tokens, hidden) to (sequences, hidden); zeros for an empty sequence."""
+
+    def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return one vector per sequence."""
+        if layout.num_tokens == 0:
+            return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
+        last = hidden.index_select(0, layout.last_positions)
+        return last * (layout.lengths > 0).unsqueeze(1) if layout.has_empty_sequences else last

@@ -40,10 +40,12 @@ class LengthGroup:
     def mask(self, *, causal: bool) -> Tensor | None:
         """Return where a query may attend, True, broadcast to (sequences, 1, length, length), or None for everywhere.
 
-        With `causal` it is None too where the keys that are not real come after all that are: no query sees them.
+        With `causal` None leaves out what comes after a query: no real one sees keys that are not behind all others.
         """
-        if not causal or self.key_mask is None or self.is_padded_behind:
-            return None if causal else self.key_mask
+        if not causal:
+            return self.key_mask
+        if self.key_mask is None or self.is_padded_behind:
+            return None
         before = torch.ones(self.length, self.length, dtype=torch.bool, device=self.key_mask.device).tril()
         # a query that is itself padding has to see something
         return (self.key_mask & before) | torch.eye(self.length, dtype=torch.bool, device=self.key_mask.device)

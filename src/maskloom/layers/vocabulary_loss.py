@@ -16,48 +16,59 @@ _NUM_LOGITS = (1 << 23) - (1 << 12)
 _SMALLEST_PROBABILITY = 1e-30
 
 
-def vocabulary_loss(hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+def vocabulary_loss(
+    hidden: Tensor, decoder: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """Return the summed cross-entropy, in nats, of softmax(hidden decoder^T + bias) against labels (BERT paper 3.3.1).
 
-    Shapes in words: `hidden` (predictions, hidden), `decoder` (vocabulary, hidden), `bias` (vocabulary,), `labels`
-    (predictions,). The rows are taken in blocks, and the gradients are made with the loss while a block's
-    probabilities are at hand, so neither logits nor probabilities are kept. The backward pass can run once. Under
-    autocast the products are made in half precision, the softmax in fp32. Where no gradient is wanted, and for weights
-    in half precision, it is computed plainly.
+    Shapes in words: `hidden` (predictions, hidden), `decoder` (vocabulary, hidden), `bias` (vocabulary,) or None,
+    `labels` (predictions,), `weights` (predictions,) of the terms of the sum, or None for 1. The rows are taken in
+    blocks, and the gradients are made with the loss while a block's probabilities are at hand, so neither logits nor
+    probabilities are kept. The backward pass can run once. Under autocast the products are made in half precision, the
+    softmax in fp32. Where no gradient is wanted, and for weights in half precision, it is computed plainly.
     """
-    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (hidden, decoder, bias))
+    wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, decoder, bias))
     if not wants_gradient or decoder.dtype not in (torch.float32, torch.float64):
-        return F.cross_entropy(F.linear(hidden, decoder, bias).float(), labels, reduction="sum")
+        logits = F.linear(hidden, decoder, bias).float()
+        if weights is None:
+            return F.cross_entropy(logits, labels, reduction="sum")
+        return (F.cross_entropy(logits, labels, reduction="none") * weights).sum()
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else decoder.dtype
     with torch.autocast(kind, enabled=False):
-        return _VocabularyLoss.apply(hidden.to(dtype), decoder, bias, labels)  # pyright: ignore[reportReturnType]
+        return _VocabularyLoss.apply(hidden.to(dtype), decoder, bias, labels, weights)  # pyright: ignore[reportReturnType]
 
 
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden: Tensor, decoder: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-        on_cpu, weights, decoder = hidden.device.type == "cpu", decoder, decoder.to(hidden.dtype)
+    def forward(
+        ctx, hidden: Tensor, decoder: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        on_cpu, full, decoder = hidden.device.type == "cpu", decoder, decoder.to(hidden.dtype)
         num_rows = max(1, (_NUM_LOGITS if on_cpu else _NUM_LOGITS << 4) // decoder.shape[0])
         num_rows -= num_rows % row_step(num_rows)
-        total = _DecoderGradient(weights, is_single=hidden.shape[0] <= num_rows)
-        loss = bias.new_zeros(())
-        d_hidden, d_bias = torch.empty_like(hidden), torch.zeros_like(bias)
+        total = _DecoderGradient(full, is_single=hidden.shape[0] <= num_rows)
+        loss = full.new_zeros(())
+        d_hidden, d_bias = torch.empty_like(hidden), None if bias is None else torch.zeros_like(bias)
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
-            if decoder is weights:
-                logits = product(rows, decoder, bias)
-            else:
-                logits = product(rows, decoder).to(bias.dtype).add_(bias)
+            shares = None if weights is None else weights[first : first + num_rows]
+            logits = product(rows, decoder, bias if decoder is full else None).to(full.dtype)
+            if decoder is not full and bias is not None:
+                logits += bias
             if on_cpu:
                 probabilities = torch.softmax(logits, 1, out=logits)
-                loss += _summed_loss(probabilities, rows, decoder, bias, targets)
+                losses = _losses(probabilities, rows, decoder, bias, targets)
             else:
                 log_probabilities = torch.log_softmax(logits, 1)
-                loss -= log_probabilities.gather(1, targets).sum()
+                losses = -log_probabilities.gather(1, targets).squeeze(1)
                 probabilities = log_probabilities.exp_()
+            loss += (losses if shares is None else losses * shares).sum()
             d_logits = probabilities.scatter_add_(1, targets, targets.new_full(targets.shape, -1.0, dtype=logits.dtype))
-            d_bias += d_logits.sum(0)
+            if shares is not None:
+                d_logits *= shares.unsqueeze(1)
+            if d_bias is not None:
+                d_bias += d_logits.sum(0)
             d_logits = d_logits.to(hidden.dtype)
             d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
             total.add(d_logits, rows)
@@ -71,18 +82,21 @@ class _VocabularyLoss(torch.autograd.Function):
             raise RuntimeError("the backward pass of vocabulary_loss can run once; its gradients were handed out")
         d_hidden, total, d_bias = ctx.gradients
         ctx.gradients = None
-        return d_hidden.mul_(gradient), total.scaled(gradient), d_bias.mul_(gradient), None
+        d_bias = None if d_bias is None else d_bias.mul_(gradient)
+        return d_hidden.mul_(gradient), total.scaled(gradient), d_bias, None, None
 
 
-def _summed_loss(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of -log p(target); where p is too small for its digits to count, from the logits once more."""
+def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """Return each -log p(target); where p is too small for its digits to count, from the logits once more."""
     chosen = probabilities.gather(1, targets).squeeze(1)
     is_lost = ~(chosen >= _SMALLEST_PROBABILITY)
+    losses = -chosen.log()
     if not is_lost.any():
-        return -chosen.log_().sum()
-    logits = F.linear(rows[is_lost].to(bias.dtype), decoder.to(bias.dtype), bias)
-    lost = F.cross_entropy(logits, targets[is_lost, 0], reduction="sum")
-    return lost - chosen[~is_lost].log_().sum()
+        return losses
+    dtype = probabilities.dtype
+    logits = F.linear(rows[is_lost].to(dtype), decoder.to(dtype), bias)
+    losses[is_lost] = F.cross_entropy(logits, targets[is_lost, 0], reduction="none")
+    return losses
 
 
 class _DecoderGradient:

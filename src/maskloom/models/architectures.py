@@ -2,40 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from maskloom.config import Rows
+from maskloom.errors import DataError
+from maskloom.models.bert_config import CAUSAL_MODEL_TYPE, CRF_MODEL_TYPES, BertConfig
+from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
+from maskloom.models.model_config import ModelConfig
 
-from maskloom.models.bert import Bert, BertConfig
+if TYPE_CHECKING:
+    from maskloom.models.encoder import Encoder
 
 
 @dataclass(frozen=True)
 class Architecture:
     """One encoder architecture.
 
-    `build` makes an encoder from its configuration; `blocks` names the repeated parts of one, for sharding, compiling
-    and activation checkpointing.
+    `build` makes an encoder from its configuration, and imports torch only then. A config.json with one of the
+    `model_types` describes it; the head over the vocabulary that it is pre-trained with is the `vocabulary_head`.
     """
 
     name: str
     paper: str
-    config_type: type[BertConfig]
-    build: Callable[[BertConfig], Bert]
-    blocks: Callable[[Bert], Sequence[nn.Module]]
+    config_type: type[ModelConfig]
+    build: Callable[[Any], Encoder]
+    model_types: tuple[str, ...]
+    vocabulary_head: str
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "bert": Architecture(
-        name="bert",
-        paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
-        config_type=BertConfig,
-        build=Bert,
-        blocks=lambda encoder: list(encoder.layers),
-    ),
-}
+def _bert(config: BertConfig) -> Encoder:
+    from maskloom.models.bert import Bert
+
+    return Bert(config)
 
 
-def architecture_of(config: BertConfig) -> Architecture:
+def _gpt(config: GptConfig) -> Encoder:
+    from maskloom.models.gpt import Gpt
+
+    return Gpt(config)
+
+
+ARCHITECTURES: Rows[Architecture] = Rows(
+    "model.architecture",
+    {
+        "bert": Architecture(
+            name="bert",
+            paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
+            config_type=BertConfig,
+            build=_bert,
+            model_types=("bert", CAUSAL_MODEL_TYPE, *CRF_MODEL_TYPES),
+            vocabulary_head="mlm",
+        ),
+        "gpt": Architecture(
+            name="gpt",
+            paper="Radford et al. 2018, Improving Language Understanding by Generative Pre-Training",
+            config_type=GptConfig,
+            build=_gpt,
+            model_types=GPT_MODEL_TYPES,
+            vocabulary_head="lm",
+        ),
+    },
+)
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
     """Return the row of a configuration."""
     return next(row for row in ARCHITECTURES.values() if isinstance(config, row.config_type))
+
+
+def published_config(values: Mapping[str, Any], source: str) -> ModelConfig:
+    """Read the mapping of a published config.json; one without a model_type is BERT's.
+
+    Raises DataError, with `source`, for an unknown model_type and for every wrong value.
+    """
+    if not isinstance(values, dict):
+        raise DataError(f"{source}: a model configuration is a JSON object, not {type(values).__name__}")
+    name = values.get("model_type", "bert")
+    row = next((row for row in ARCHITECTURES.values() if name in row.model_types), None)
+    if row is None:
+        known = ", ".join(name for row in ARCHITECTURES.values() for name in row.model_types)
+        raise DataError(f"{source}: model_type = {name!r:.200}: only these are supported: {known}")
+    return row.config_type.from_published(values, source)

@@ -12,8 +12,9 @@ from maskloom.errors import ConfigError
 from maskloom.layers.initialization import initialize
 from maskloom.machine_memory import require_memory
 from maskloom.models.architectures import architecture_of
-from maskloom.models.bert import Bert, BertConfig
-from maskloom.models.heads import HEADS, MaskedLMHead
+from maskloom.models.encoder import Encoder
+from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
+from maskloom.models.model_config import ModelConfig
 
 # What a head takes beside sizes and labels, by the name of the head.
 HeadOptions = Mapping[str, Mapping[str, Any]]
@@ -22,26 +23,33 @@ HeadOptions = Mapping[str, Mapping[str, Any]]
 class EncoderWithHeads(nn.Module):
     """An encoder and its heads by name ("mlm", "classifier", "span" …); objectives call them, it has no forward."""
 
-    encoder: Bert
+    encoder: Encoder
     heads: nn.ModuleDict
 
-    def __init__(self, encoder: Bert, heads: Mapping[str, nn.Module]) -> None:
+    def __init__(self, encoder: Encoder, heads: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.encoder = encoder
         self.heads = nn.ModuleDict(dict(heads))
 
     @property
-    def config(self) -> BertConfig:
+    def config(self) -> ModelConfig:
         """The configuration of the encoder."""
         return self.encoder.config
+
+    @property
+    def vocabulary_head(self) -> MaskedLMHead | LanguageModelHead | None:
+        """The head whose logits are over the vocabulary, or None."""
+        return next(iter(self._tied_heads()), None)
 
     def tie(self) -> None:
         """Make tied decoders the word-embedding parameter itself, as after loading or moving off meta."""
         for head in self._tied_heads():
             head.decoder = self.encoder.word_embeddings
 
-    def _tied_heads(self) -> list[MaskedLMHead]:
-        return [cast(MaskedLMHead, head) for name, head in self.heads.items() if HEADS[name].is_tied]
+    def _tied_heads(self) -> list[MaskedLMHead | LanguageModelHead]:
+        return [
+            cast("MaskedLMHead | LanguageModelHead", head) for name, head in self.heads.items() if HEADS[name].is_tied
+        ]
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
@@ -50,12 +58,12 @@ class EncoderWithHeads(nn.Module):
         Raises ConfigError when the size leaves no room for the padding token.
         """
         try:
-            config = BertConfig.model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
+            config = type(self.config).model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
         except ValueError:
             raise ConfigError(
                 f"vocab_size {vocab_size}: a whole number above pad_token_id {self.config.pad_token_id} is needed"
             ) from None
-        old = self.encoder.embeddings.word.weight
+        old = self.encoder.word_embeddings
         word = nn.Embedding(vocab_size, config.hidden_size, device=old.device, dtype=old.dtype)
         initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.")
         num_kept = min(vocab_size, len(old))
@@ -68,7 +76,7 @@ class EncoderWithHeads(nn.Module):
 
 
 def build_model(
-    config: BertConfig,
+    config: ModelConfig,
     heads: Sequence[str] = ("mlm", "nsp"),
     num_labels: int | None = None,
     seed: int | None = None,
@@ -106,7 +114,7 @@ def _allocate(model: nn.Module, device: torch.device) -> None:
 
 
 def _assemble(
-    config: BertConfig, heads: Sequence[str], num_labels: int | None, head_options: HeadOptions
+    config: ModelConfig, heads: Sequence[str], num_labels: int | None, head_options: HeadOptions
 ) -> EncoderWithHeads:
     if len(set(heads)) != len(heads):
         raise ConfigError(f"heads {list(heads)} name one twice")
@@ -120,7 +128,7 @@ def _assemble(
 
 def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:
     """Return the repeated parts of a model's encoder."""
-    return architecture_of(model.config).blocks(model.encoder)
+    return list(model.encoder.layers)
 
 
 def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from maskloom.layers.attention import SelfAttention
-from maskloom.layers.copies import to_device
 from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import TokenPooler
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import PostNormLayer
+from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.bert_config import BertConfig
-from maskloom.models.outputs import EncoderOutput, make_exportable
+from maskloom.models.encoder import Encoder
 
 __all__ = ["Bert", "BertConfig"]
 
 
-class Bert(nn.Module):
-    """The encoder: embeddings, post-norm layers, pooler. Tokens lie packed inside; no padding is ever computed by them.
+class Bert(Encoder):
+    """The encoder: embeddings, post-norm layers, pooler.
 
     Weights start from a truncated normal of `initializer_range` cut at two sigma, biases at 0, LayerNorm at 1 and 0;
     the row of the padding token is like any other.
@@ -42,7 +37,7 @@ class Bert(nn.Module):
             dropout=dropout,
         )
         self.layers = nn.ModuleList(
-            PostNormLayer(
+            TransformerLayer(
                 SelfAttention(
                     hidden, config.num_attention_heads, config.attention_probs_dropout_prob, causal=config.causal
                 ),
@@ -53,117 +48,10 @@ class Bert(nn.Module):
             )
             for _ in range(config.num_hidden_layers)
         )
+        self.final_norm = nn.Identity()
         self.pooler = TokenPooler(hidden, last=config.causal)
         initialize(self, std=config.initializer_range)
 
-    @property
-    def word_embeddings(self) -> nn.Parameter:
-        """The word-embedding matrix (vocabulary, hidden), which a masked-LM head shares."""
-        return cast(nn.Parameter, self.embeddings.word.weight)
-
-    def encode_packed(
-        self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout, *, keep_hidden_states: bool = False
-    ) -> EncoderOutput:
-        """Encode packed sequences: ids and segments (tokens,) to vectors (tokens, hidden) and (sequences, hidden).
-
-        Raises ValueError when the layout is of another number of tokens or a sequence is longer than
-        max_position_embeddings.
-        """
-        if token_ids.shape != (layout.num_tokens,) or segment_ids.shape != (layout.num_tokens,):
-            raise ValueError(
-                f"token ids {tuple(token_ids.shape)} and segment ids {tuple(segment_ids.shape)} "
-                f"do not fit a layout of {layout.num_tokens} tokens"
-            )
-        if layout.max_position >= self.config.max_position_embeddings:
-            raise ValueError(
-                f"a sequence of length {layout.max_position + 1} exceeds max_position_embeddings "
-                f"{self.config.max_position_embeddings}"
-            )
-        hidden = self.embeddings(token_ids, segment_ids, layout.position_ids)
-        states = [hidden]
-        if layout.num_tokens > 0:
-            rows = layout.filled_up(hidden)
-            for layer in self.layers:
-                rows = layer(rows, layout)
-                hidden = rows[: layout.num_tokens]
-                if keep_hidden_states:
-                    states.append(hidden)
-        return EncoderOutput(
-            last_hidden_state=hidden,
-            pooled=self.pooler(hidden, layout),
-            hidden_states=tuple(states) if keep_hidden_states else None,
-        )
-
-    def forward(
-        self,
-        token_ids: Tensor,
-        segment_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        *,
-        keep_hidden_states: bool = False,
-    ) -> EncoderOutput:
-        """Encode padded sequences: (batch, length) to (batch, length, hidden) and (batch, hidden).
-
-        `attention_mask` is 1 (or True) at real tokens, in any pattern; positions are columns. Padding is not computed:
-        its vectors are zero, and the pooled vector is of each row's first real token, zero for a row without any.
-        Raises ValueError for shapes that differ, a mask of other values, or a length beyond max_position_embeddings.
-        """
-        if torch.compiler.is_exporting():
-            return self._forward_exported(token_ids, segment_ids, attention_mask, keep_hidden_states)
-        batch, length = _check_padded(token_ids, segment_ids, attention_mask)
-        if length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"sequences of length {length} exceed max_position_embeddings {self.config.max_position_embeddings}"
-            )
-        segments = torch.zeros_like(token_ids) if segment_ids is None else segment_ids
-        if attention_mask is None:
-            layout = SequenceLayout.from_lengths(np.full(batch, length), token_ids.device)
-            output = self.encode_packed(
-                token_ids.flatten(), segments.flatten(), layout, keep_hidden_states=keep_hidden_states
-            )
-            return _mapped(output, lambda packed: packed.view(batch, length, -1))
-        is_real = attention_mask.cpu().numpy() != 0
-        positions = np.flatnonzero(is_real)
-        layout = SequenceLayout.from_lengths(is_real.sum(1), token_ids.device, position_ids=positions % max(length, 1))
-        index = to_device(positions, token_ids.device)
-        output = self.encode_packed(
-            token_ids.flatten()[index], segments.flatten()[index], layout, keep_hidden_states=keep_hidden_states
-        )
-
-        def pad(packed: Tensor) -> Tensor:
-            padded = packed.new_zeros(batch * length, packed.shape[-1])
-            return padded.index_copy(0, index, packed).view(batch, length, -1)
-
-        return _mapped(output, pad)
-
-    def _forward_exported(
-        self, token_ids: Tensor, segment_ids: Tensor | None, attention_mask: Tensor | None, keep_hidden_states: bool
-    ) -> EncoderOutput:
-        """Return what `forward` returns, by operations whose sizes and branches do not depend on values."""
-        make_exportable()
-        batch, length = token_ids.shape
-        is_real = torch.ones_like(token_ids) != 0 if attention_mask is None else attention_mask != 0
-        segments = torch.zeros_like(token_ids) if segment_ids is None else segment_ids
-        layout = SequenceLayout.of_padded(is_real)
-        output = self.encode_packed(
-            token_ids.flatten(), segments.flatten(), layout, keep_hidden_states=keep_hidden_states
-        )
-        return _mapped(output, lambda flat: flat.view(batch, length, -1) * is_real.unsqueeze(2))
-
-
-def _mapped(output: EncoderOutput, pad) -> EncoderOutput:
-    """Bring the token vectors of a packed output into padded shape."""
-    states = None if output.hidden_states is None else tuple(pad(state) for state in output.hidden_states)
-    last = pad(output.last_hidden_state) if states is None else states[-1]
-    return EncoderOutput(last_hidden_state=last, pooled=output.pooled, hidden_states=states)
-
-
-def _check_padded(token_ids: Tensor, segment_ids: Tensor | None, attention_mask: Tensor | None) -> tuple[int, int]:
-    if token_ids.ndim != 2:
-        raise ValueError(f"token ids have shape {tuple(token_ids.shape)}; (batch, length) is needed")
-    for name, tensor in (("segment ids", segment_ids), ("attention mask", attention_mask)):
-        if tensor is not None and tensor.shape != token_ids.shape:
-            raise ValueError(f"{name} have shape {tuple(tensor.shape)}, token ids {tuple(token_ids.shape)}")
-    if attention_mask is not None and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
-        raise ValueError("the attention mask holds values other than 0 and 1")
-    return token_ids.shape[0], token_ids.shape[1]
+    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return the normed sum of word, segment and position embeddings (paper 3.2)."""
+        return self.embeddings(token_ids, segment_ids, layout.position_ids)

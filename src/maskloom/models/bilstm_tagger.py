@@ -8,7 +8,7 @@ from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LayerChoice, LayerCombination, ScalarMix
 from maskloom.layers.recurrent import BiLSTM
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.models.bert_config import BertConfig
+from maskloom.models.model_config import ModelConfig
 
 
 class BiLSTMTagger(nn.Module):
@@ -23,7 +23,7 @@ class BiLSTMTagger(nn.Module):
 
     def __init__(
         self,
-        config: BertConfig,
+        config: ModelConfig,
         num_labels: int,
         *,
         layers: LayerChoice = "concat_last_four",

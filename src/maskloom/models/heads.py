@@ -1,4 +1,4 @@
-"""Heads on top of an encoder: masked-LM, next-sentence, classification, span (BERT paper 3.3, 3.5, 4.2)."""
+"""Heads on top of an encoder: masked and causal LM, next-sentence, classification, span (BERT paper 3.3, 3.5, 4.2)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.matrix_products import Dense
 from maskloom.layers.vocabulary_loss import vocabulary_loss
-from maskloom.models.bert import Bert
 from maskloom.models.bilstm_tagger import BiLSTMTagger
+from maskloom.models.encoder import Encoder
+from maskloom.models.gpt_config import GptConfig
 
 
 class MaskedLMHead(nn.Module):
@@ -44,9 +45,9 @@ class MaskedLMHead(nn.Module):
         """Return the vocabulary logits."""
         return F.linear(self.transform(hidden), self.decoder, self.bias)
 
-    def loss_sum(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def loss_sum(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the summed cross-entropy of the predictions against labels (predictions,), in nats."""
-        return vocabulary_loss(self.transform(hidden), self.decoder, self.bias, labels)
+        return vocabulary_loss(self.transform(hidden), self.decoder, self.bias, labels, weights)
 
     @torch.no_grad()
     def resize(self, vocab_size: int) -> None:
@@ -55,6 +56,28 @@ class MaskedLMHead(nn.Module):
         num_kept = min(vocab_size, len(self.bias))
         bias[:num_kept] = self.bias[:num_kept]
         self.bias = nn.Parameter(bias)
+
+
+class LanguageModelHead(nn.Module):
+    """The word embeddings as decoder, without a bias: (predictions, hidden) to (predictions, vocabulary).
+
+    Radford et al. 2018, equation 2. `decoder` is the encoder's own word-embedding parameter.
+    """
+
+    def __init__(self, decoder: nn.Parameter) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the vocabulary logits."""
+        return F.linear(hidden, self.decoder)
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the summed cross-entropy of the predictions against labels (predictions,), in nats."""
+        return vocabulary_loss(hidden, self.decoder, None, labels, weights)
+
+    def resize(self, vocab_size: int) -> None:
+        """Do nothing: the decoder is the encoder's to resize."""
 
 
 class NextSentenceHead(nn.Module):
@@ -76,13 +99,13 @@ class ClassificationHead(nn.Module):
     Differs from the paper: it writes no bias; the published code has one.
     """
 
-    def __init__(self, hidden_size: int, num_labels: int, dropout: float) -> None:
+    def __init__(self, hidden_size: int, num_labels: int, dropout: float, *, bias: bool = True) -> None:
         super().__init__()
         if num_labels < 1:
             raise ValueError(f"num_labels is {num_labels}; at least 1 is needed")
         self.num_labels = num_labels
         self.dropout = Dropout(dropout)
-        self.dense = nn.Linear(hidden_size, num_labels)
+        self.dense = nn.Linear(hidden_size, num_labels, bias=bias)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return one logit (or regression value) per label."""
@@ -113,24 +136,31 @@ class HeadRow:
     for each label; one that `is_tied` has the word embeddings as its decoder.
     """
 
-    build: Callable[[Bert, int | None, Mapping[str, Any]], nn.Module]
+    build: Callable[[Encoder, int | None, Mapping[str, Any]], nn.Module]
     reads: Literal["tokens", "pooled", "layers", "scores"]
     is_labelled: bool = False
     is_tied: bool = False
 
 
-def _masked_lm(encoder: Bert, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
+def _masked_lm(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
     config = encoder.config
     return MaskedLMHead(
         encoder.word_embeddings, activation_name=config.hidden_act, layer_norm_eps=config.layer_norm_eps
     )
 
 
-def _classifier(encoder: Bert, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
+def _classifier(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
+    config = encoder.config
+    # a published GPT has no bias here
+    has_bias = not isinstance(config, GptConfig)
+    return ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout, bias=has_bias)
+
+
+def _tagger(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
     return ClassificationHead(encoder.config.hidden_size, _required(num_labels), encoder.config.head_dropout)
 
 
-def _choice(encoder: Bert, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
+def _choice(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
     return ClassificationHead(encoder.config.hidden_size, 1, encoder.config.head_dropout)
 
 
@@ -142,9 +172,10 @@ def _required(num_labels: int | None) -> int:
 
 HEADS: dict[str, HeadRow] = {
     "mlm": HeadRow(_masked_lm, "tokens", is_tied=True),
+    "lm": HeadRow(lambda encoder, *_: LanguageModelHead(encoder.word_embeddings), "tokens", is_tied=True),
     "nsp": HeadRow(lambda encoder, *_: NextSentenceHead(encoder.config.hidden_size), "pooled"),
     "classifier": HeadRow(_classifier, "pooled", is_labelled=True),
-    "tagger": HeadRow(_classifier, "tokens", is_labelled=True),
+    "tagger": HeadRow(_tagger, "tokens", is_labelled=True),
     "bilstm_tagger": HeadRow(
         lambda encoder, num_labels, options: BiLSTMTagger(encoder.config, _required(num_labels), **options),
         "layers",

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from maskloom.data.batch import BothOrdersBatch
 from maskloom.layers.copies import to_device
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.outputs import EncoderOutput
 from maskloom.objectives.objective import encode_batch
 
 NOT_SCORED = -100
@@ -51,12 +53,18 @@ class TaskObjective(ABC):
 
     def logits(self, model: EncoderWithHeads, batch: Any) -> Tensor:
         """Return the head's outputs, (rows, width) float32."""
-        output = encode_batch(model, batch)
-        return model.heads[self.head](output.last_hidden_state if self.reads_tokens else output.pooled).float()
+        return self.head_logits(model, encode_batch(model, batch), batch)
+
+    def head_logits(self, model: EncoderWithHeads, output: EncoderOutput, batch: Any) -> Tensor:
+        """Return the head's outputs for what the encoder gave."""
+        vectors = output.last_hidden_state if self.reads_tokens else output.pooled
+        if isinstance(batch, BothOrdersBatch):
+            vectors = vectors.view(-1, 2, vectors.shape[1]).sum(1)
+        return model.heads[self.head](vectors).float()
 
     def row_counts(self, batch: Any) -> np.ndarray:
         """Return how many rows each unit of a batch owns, (units,) int64."""
-        return batch.lengths if self.reads_tokens else np.ones(batch.num_sequences, dtype=np.int64)
+        return batch.lengths if self.reads_tokens else np.ones(len(batch.indices), dtype=np.int64)
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
         """Return the summed loss by name, as the training loop takes it."""

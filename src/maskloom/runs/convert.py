@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTen
 from maskloom.errors import DataError
 from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
+from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import HEADS
-from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, write_model_folder
+from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, pretrained_tag, write_model_folder
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 
@@ -53,16 +54,13 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     # the published configuration of Google's layout is not one that tokenizers look into
     is_google = not (found.folder / "config.json").exists() and not (found.folder / "tokenizer_config.json").exists()
     max_length = model.config.max_position_embeddings if is_google else tokenizer.max_length
-    tokenizer = Tokenizer(
-        tokenizer.vocabulary, lowercase=lowercase, max_length=max_length, compatibility=tokenizer.compatibility
-    )
-    labels = {
-        key: config[key] for key in _OF_LABELS if key in config and any(HEADS[head].is_labelled for head in model.heads)
-    }
+    tokenizer = replace(tokenizer, lowercase=lowercase, max_length=max_length)
+    has_labels = any(HEADS[head].is_labelled for head in model.heads)
+    labels = {key: config[key] for key in _OF_LABELS if key in config and has_labels}
     card = Card(
-        "Converted BERT",
+        f"Converted {architecture_of(model.config).name.upper()}",
         f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
-        pipeline_tag="fill-mask" if "mlm" in model.heads and not model.config.causal else None,
+        pipeline_tag=pretrained_tag(model),
         base_model=hub_name(found.folder),
     )
     around = modules_folder(found.folder)

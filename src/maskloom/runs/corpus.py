@@ -20,7 +20,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import check_name
 from maskloom.runs.ray_tasks import chosen_engine
 from maskloom.runs.run_folder import environment
-from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 
 _SHOWN = (
     "num_documents",
@@ -95,7 +95,7 @@ def build_corpus_from_files(
 def tokenizer_folder(folder: Path) -> Path:
     """Return the folder with the vocabulary: the one named, or `model/` of a run; raises DataError where none is."""
     for candidate in (folder, folder / "model"):
-        if (candidate / "vocab.txt").exists() or (candidate / "tokenizer.json").exists():
+        if any((candidate / name).exists() for name in TOKEN_FILES):
             return candidate
     if not folder.is_dir():
         problem = "not a folder" if folder.exists() else "no such folder"
@@ -104,7 +104,7 @@ def tokenizer_folder(folder: Path) -> Path:
         raise DataError(f"{folder}: this run has no model/ yet; finish it with --resume, or name its first vocabulary")
     held = sorted(entry.name for entry in folder.iterdir())[:8]
     raise DataError(
-        f"{folder}: neither vocab.txt nor tokenizer.json in it or in {folder / 'model'}; it holds: "
+        f"{folder}: none of {', '.join(TOKEN_FILES)} in it or in {folder / 'model'}; it holds: "
         f"{', '.join(held) or 'nothing'}"
     )
 

@@ -20,12 +20,13 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.files import copy_files, replacing, replacing_folder
 from maskloom.foreign_files import read_json_object
-from maskloom.inference.model_folder import load_tokenizer, read_settings
+from maskloom.inference.model_folder import load_tokenizer, read_settings, task_tokenizer
+from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model
-from maskloom.models.bert_config import BertConfig
 from maskloom.models.heads import HEADS
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.extension import BEST_STEP
+from maskloom.runs.finetune_restarts import heads_of as task_heads
 from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.model_writing import (
     check_new_folder,
@@ -34,7 +35,7 @@ from maskloom.runs.model_writing import (
     pretraining_card,
     write_model_folder,
 )
-from maskloom.runs.pretraining_plan import heads_of, model_config
+from maskloom.runs.pretraining_plan import config_for, heads_of
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
@@ -42,7 +43,6 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpoints import check_checkpoint, check_shapes, checkpoint_weights, step_folders, step_of
 from maskloom.training.events import read_events
 
-_WORDS = "embeddings.word.weight"
 _SHOWN = 12
 # Where the runs of a search, and the searches of a GLUE run with theirs, lie in its folder.
 _RUNS_WITHIN = ("trials/*", "*", "*/trials/*")
@@ -183,26 +183,29 @@ def _export_pretraining(
     corpus, init = (_place(content, name) for name in ("corpus", "init"))
     assert corpus is not None
     weights = checkpoint_weights(checkpoint)
+    tokenizer = Tokenizer.load(corpus)
     if init is None:
-        words = next(tensor for name, tensor in weights.items() if name.endswith(_WORDS))
-        config = model_config(recipe, vocab_size=len(words))
+        config = config_for(recipe, tokenizer.vocabulary)
     else:
-        config = BertConfig.from_published(read_config(init), str(init))
-    model = _filled(partial(build_model, config, heads_of(recipe)), weights, checkpoint)
-    card = pretraining_card(recipe, scores, init, f"Step {step_of(checkpoint)} of {checkpoint.parent.name}.")
-    write_model_folder(out, model, Tokenizer.load(corpus), card)
+        config = published_config(read_config(init), str(init))
+    model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
+    more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
+    card = pretraining_card(recipe, scores, init, more, config=config)
+    write_model_folder(out, model, tokenizer, card)
 
 
 def _export_finetuning(
     checkpoint: Path, run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], scores: dict[str, float]
 ) -> None:
     source, settings, task = _task(run, content)
-    config = BertConfig.from_published(read_config(source), str(source))
-    build = partial(build_model, config, task.heads, task.num_outputs, head_options=task.head_options)
+    config = published_config(read_config(source), str(source))
+    tokenizer = task_tokenizer(source)
+    config = config.model_copy(update={"vocab_size": max(config.vocab_size, len(tokenizer.vocabulary))})
+    heads = task_heads(recipe, task, config)
+    build = partial(build_model, config, heads, task.num_outputs, head_options=task.head_options)
     model = _filled(build, checkpoint_weights(checkpoint), checkpoint)
     what = f"{checkpoint.parent.parent.name.replace('-', ' ')}, step {step_of(checkpoint)}"
-    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
-    tokenizer = load_tokenizer(source)
+    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
     write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
 
 
@@ -221,9 +224,10 @@ def _export_best(
         return _copied(run, out, _stages(run), stage)
     *_, name, step, scores = max(kept, key=lambda entry: entry[:3])
     which = "step not known" if step is None else f"step {step}"
+    config = published_config(read_config(source), str(source))
     what = f"{name.replace('-', ' ')}, {which}: the best on dev by {task.primary} when it was exported"
-    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"])
-    write_model_folder(out, run / "restarts" / name / "best", load_tokenizer(source), card, settings=settings)
+    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
+    write_model_folder(out, run / "restarts" / name / "best", task_tokenizer(source), card, settings=settings)
     return _result(name, step, scores, out, [])
 
 

@@ -17,8 +17,9 @@ from maskloom.errors import ConfigError, UsageError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object, read_json_value
-from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder
+from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, task_tokenizer
 from maskloom.launch import claim, is_restarted
+from maskloom.models.architectures import published_config
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
@@ -122,7 +123,8 @@ def _finetune(
     reading, metric = _reading_of_run(out, reading, metric, resume=resume)
     source = resolve_model_folder(model)
     recipe = with_task(recipe, reading)
-    tokenizer = load_tokenizer(source)
+    tokenizer = task_tokenizer(source)
+    _check_model(recipe, source)
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
     paths = {"model": source, "train": train, "dev": dev}
@@ -131,7 +133,8 @@ def _finetune(
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
     recipe = _extended(recipe, len(prepared.train), out) if resume else recipe
     settings = _settings(recipe, len(prepared.train))
-    plan = FinetunePlan(out, recipe, prepared.task, source, prepared.train, prepared.dev, settings, verify)
+    num_tokens = len(tokenizer.vocabulary)
+    plan = FinetunePlan(out, recipe, prepared.task, source, prepared.train, prepared.dev, settings, num_tokens, verify)
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     plan_rows(settings, ranks)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:
@@ -250,8 +253,18 @@ def _reading_of_run(
     return stored, metric or inputs["metric"]
 
 
+def _check_model(recipe: FinetuneRecipe, source: Path) -> None:
+    """Raise ConfigError for a language model's loss on a model that sees what it would predict."""
+    config = published_config(read_config(source), str(source))
+    if recipe.auxiliary_lm and not config.is_causal:
+        raise ConfigError(
+            f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} reads both ways, so it would see the tokens that it is "
+            "to predict; a GPT or a left-to-right BERT can"
+        )
+
+
 def _check_length(max_length: int, source: Path, tokenizer: Tokenizer) -> None:
-    limit = min(read_config(source).get("max_position_embeddings", 512), tokenizer.max_length)
+    limit = min(published_config(read_config(source), str(source)).max_position_embeddings, tokenizer.max_length)
     if max_length > limit:
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
 
@@ -404,11 +417,13 @@ def _write_models(
 ) -> None:
     """Write the model of the best restart, and those of all where they are to be kept."""
     recipe, settings = plan.recipe, read_json_object(plan.folder / TASK)
+    config = published_config(read_config(plan.source), str(plan.source))
     chosen, dev = f"the best on dev by {plan.task.primary}", prepared.account["dev"]["path"]
     for restart in results:
         folder, seed = plan.of_seed(restart["seed"]), restart["seed"]
         what = f"seed {seed}, epoch {restart['best']['epoch']}: {chosen}"
-        card = finetuning_card(recipe, what=what, scores=restart["best"]["scores"], base=plan.source, dev=dev)
+        scores = restart["best"]["scores"]
+        card = finetuning_card(recipe, what=what, scores=scores, base=plan.source, dev=dev, config=config)
         wanted = {plan.folder / "model": seed == result["best_seed"], folder / "model": recipe.keep_restarts}
         for final in (path for path, is_wanted in wanted.items() if is_wanted):
             write_model_folder(final, folder / "best", tokenizer, card, settings=settings)

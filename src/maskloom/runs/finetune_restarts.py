@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maskloom.checkpoints.huggingface import CONFIG, load_model, save_model
+from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, save_model
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.data.pretraining_loader import rows_of_rank
 from maskloom.errors import ConfigError, DataError
 from maskloom.files import copy_files, replacing_folder, write_json
 from maskloom.foreign_files import read_json_object, read_json_value
+from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
+from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.auxiliary_lm import WithLanguageModel
+from maskloom.objectives.objective import Objective
 from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.progress import Progress
@@ -39,7 +43,8 @@ _RESULT = "result.json"
 class FinetunePlan:
     """Everything that the restarts of a run in `folder` share.
 
-    `settings` are those of the recipe with the steps counted; `verify` shows that resuming gives the bits.
+    `settings` are those of the recipe with the steps counted, `num_tokens` counts those of the tokenizer; `verify`
+    shows that resuming gives the bits.
     """
 
     folder: Path
@@ -49,7 +54,14 @@ class FinetunePlan:
     train: EncodedData
     dev: EncodedData
     settings: TrainingSection
+    num_tokens: int
     verify: bool = False
+
+    @property
+    def objective(self) -> Objective:
+        """The task's loss, with that of a language model beside it where the recipe gives it a weight."""
+        weight = self.recipe.auxiliary_lm
+        return WithLanguageModel(self.task.objective, weight) if weight else self.task.objective
 
     def of_seed(self, seed: int) -> Path:
         """Return the folder of a restart."""
@@ -77,7 +89,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     watch = _DevWatch(plan, state, folder, ranks)
     session = TrainingSession(
         state=state,
-        objective=plan.task.objective,
+        objective=plan.objective,
         next_batch=batches.next_batch,
         settings=settings,
         seed=seed,
@@ -162,16 +174,23 @@ def plan_rows(settings: TrainingSection, ranks: Ranks) -> slice:
     return rows_of_rank(settings.batch_size, settings.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
+def heads_of(recipe: FinetuneRecipe, task: Task, config: ModelConfig) -> tuple[str, ...]:
+    """Return the heads of the model that a recipe trains for a task."""
+    return (*task.heads, architecture_of(config).vocabulary_head) if recipe.auxiliary_lm else task.heads
+
+
 def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
     """Return the encoder of the source folder with new heads drawn from `seed`; heads that it had are left out.
 
     From scratch, the encoder has the same configuration and weights drawn from `seed` as well.
     """
-    heads, num_outputs = plan.task.heads, plan.task.num_outputs
-    options = plan.task.head_options
+    task, config = plan.task, published_config(read_config(plan.source), str(plan.source))
+    heads, num_outputs, options = heads_of(plan.recipe, task, config), task.num_outputs, task.head_options
     model, _report = load_model(
-        plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=heads, head_options=options
+        plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=task.heads, head_options=options
     )
+    if plan.num_tokens > model.config.vocab_size:  # the marks of tasks, which a published GPT has not seen
+        model.resize_vocabulary(plan.num_tokens, seed=seed)
     if plan.recipe.from_scratch:
         model = build_model(model.config, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.task.freezes_encoder:

@@ -12,7 +12,8 @@ from maskloom.tasks.choice.published import race_files
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model folder that decide what is trained: configuration, weights in any form, tokens."""
-    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz", "vocab.txt", "tokenizer.json")
+    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz")
+    patterns += ("vocab.txt", "tokenizer.json", "vocab.json", "merges.txt")
     return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 

@@ -31,13 +31,13 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
         from maskloom.runs.corpus import stats
 
         return {"kind": "corpus", **stats(folder)}
-    if (folder / "vocab.txt").exists():
+    if any((folder / name).exists() for name in ("vocab.txt", "vocab.json")):
         from maskloom.runs.vocabulary import inspect_vocabulary
 
         return {"kind": "vocabulary", **inspect_vocabulary(folder)}
     raise DataError(
         f"{folder}: neither a run ({RECIPE}), a model (config.json), features (features.bin), a corpus (manifest.json) "
-        "nor a vocabulary (vocab.txt)"
+        "nor a vocabulary (vocab.txt or vocab.json)"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +18,10 @@ from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.first_look import check_place
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 _TAIL = 1 << 16
+_WHAT = "corpus instances"
 _Documents = list[list[list[str]]]
 
 
@@ -105,7 +108,8 @@ def _documents(
     if not corpora:
         if vocab is None:
             raise ConfigError("text needs --vocab, a folder with the vocabulary that it is read with")
-        tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)), compatibility="google")
+        opened = Tokenizer.load(tokenizer_folder(Path(vocab)))
+        tokenizer = replace(WordPieceTokenizer.required(opened, _WHAT, vocab), compatibility="google")
         documents = _lines_of_documents(sources, on_bad_text)
         return _filled([tokenizer.tokens(line) for line in lines] for lines in documents), tokenizer.vocabulary
     if len(sources) > 1:
@@ -113,7 +117,7 @@ def _documents(
     if vocab is not None:
         raise ConfigError(f"{corpora[0]} is a corpus, which has a vocabulary of its own; leave --vocab out")
     corpus = Corpus.open(corpora[0])
-    tokens = corpus.vocabulary.tokens
+    tokens = WordPieceTokenizer.required(corpus.tokenizer, _WHAT, corpora[0]).vocabulary.tokens
     sentences = (
         [[tokens[index] for index in corpus.sentences(number, number + 1)] for number in range(int(first), int(last))]
         for first, last in zip(corpus.document_offsets, corpus.document_offsets[1:], strict=False)

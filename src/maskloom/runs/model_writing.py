@@ -23,7 +23,12 @@ from maskloom.errors import ConfigError
 from maskloom.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.inference.model_folder import SETTINGS_FILE
+from maskloom.metrics.language_model import PAIR_TASKS, PARTS
+from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.bert_config import BertConfig
+from maskloom.models.heads import HEADS
+from maskloom.models.model_config import ModelConfig
 from maskloom.runs.display import printable
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
@@ -31,13 +36,13 @@ from maskloom.training.checkpoints import MODEL, REST, step_folders
 
 # The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
 HUB_METRICS = {
-    **dict.fromkeys(("accuracy", "mlm_accuracy", "lm_accuracy", "nsp_accuracy", "sop_accuracy"), "accuracy"),
+    **dict.fromkeys(("accuracy", *(f"{name}_accuracy" for name in (*PARTS, *PAIR_TASKS))), "accuracy"),
     **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
     **{name: name for name in ("precision", "recall", "exact_match")},
     "matthews": "matthews_correlation",
     "pearson": "pearsonr",
     "spearman": "spearmanr",
-    **dict.fromkeys(("mlm_perplexity", "lm_perplexity"), "perplexity"),
+    **dict.fromkeys((f"{part}_perplexity" for part in PARTS), "perplexity"),
 }
 # OWNER/NAME, unless it reads like a folder of this machine; or one of the first models, which have no owner.
 _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
@@ -46,6 +51,7 @@ _HUB_NAME = re.compile(
 )
 _BASE_IN_CARD = re.compile(r"""^base_model:\s*-?\s*["']?([\w./-]+)["']?\s*$""", re.MULTILINE)
 _MOST_OF_CARD = 1 << 16
+_BERT = BertConfig()
 
 
 @dataclass(frozen=True)
@@ -66,11 +72,10 @@ class Card:
 
     def write(self, folder: Path) -> None:
         """Write README.md into a model folder: the facts as YAML, then title, summary, metrics and recipe."""
-        opens, facts = " and with transformers", self._facts()
-        if (folder / CONFIG).exists() and str(read_json_object(folder / CONFIG).get("model_type")).startswith(
-            "maskloom"
-        ):
-            opens, facts = "", {**facts, "library_name": "maskloom"}
+        config = read_json_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
+        is_own = str(config.get("model_type")).startswith("maskloom")
+        opens = "" if is_own else " and with transformers"
+        facts = self._facts() | ({"library_name": "maskloom"} if is_own else {})
         header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in facts.items())
         text = (
             f"---\n{header}---\n\n# {self.title}\n\n{printable(self.summary)}\n\n"
@@ -88,7 +93,7 @@ class Card:
         given = (self.recipe.card if self.recipe is not None else None) or CardSection()
         facts = {
             "library_name": "transformers",
-            "tags": ["maskloom", "bert"],
+            "tags": ["maskloom", self.title.rpartition(" ")[2].lower()],
             "license": given.license,
             "language": given.language,
             "base_model": given.base_model or self.base_model,
@@ -109,17 +114,26 @@ class Card:
         return {key: value for key, value in facts.items() if value is not None}
 
 
-def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: Path | None, more: str = "") -> Card:
+def pretraining_card(
+    recipe: PretrainRecipe,
+    metrics: Mapping[str, Any],
+    init: Path | None,
+    more: str = "",
+    *,
+    config: ModelConfig = _BERT,
+) -> Card:
     """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
-    pair = {"nsp": "next-sentence", "sop": "sentence-order"}.get(recipe.data.pair_task or "")
+    row = architecture_of(config)
+    name = row.name.upper()
+    pair = PAIR_TASKS.get(recipe.data.pair_task or "")
     heads = f"masked-LM and {pair} heads" if pair else "a masked-LM head"
-    if is_causal := recipe.objective == "causal_lm":
+    if config.is_causal:
         heads = "a language-model head, whose tokens attend to those before them alone"
-    what = f"A BERT ({recipe.model.size})" if init is None else f"A BERT, continued from {model_name(init)},"
+    what = f"A {name} ({recipe.model.size})" if init is None else f"A {name}, continued from {model_name(init)},"
     return Card(
-        "Pre-trained BERT",
+        f"Pre-trained {name}",
         f"{what} with {heads}. {more}".rstrip(),
-        pipeline_tag=None if is_causal else "fill-mask",
+        pipeline_tag=_tag(row.vocabulary_head, config),
         base_model=None if init is None else hub_name(init),
         recipe=recipe,
         metrics=metrics,
@@ -127,11 +141,14 @@ def pretraining_card(recipe: PretrainRecipe, metrics: Mapping[str, Any], init: P
     )
 
 
-def finetuning_card(recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, Any], base: Path, dev: str) -> Card:
+def finetuning_card(
+    recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, Any], base: Path, dev: str, config: ModelConfig = _BERT
+) -> Card:
     """Return the card of a fine-tuned model; `what` says which weights of the run these are."""
+    name = architecture_of(config).name.upper()
     start = "It started from random weights, in the sizes of" if recipe.from_scratch else "It was fine-tuned from"
     return Card(
-        "Fine-tuned BERT",
+        f"Fine-tuned {name}",
         f"A model for a {recipe.task} task, {what}. {start} {model_name(base)}.",
         pipeline_tag=KINDS[recipe.task].pipeline_tag,
         base_model=None if recipe.from_scratch else hub_name(base),
@@ -139,6 +156,17 @@ def finetuning_card(recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, A
         metrics=scores,
         dataset=Path(dev).name,
     )
+
+
+def pretrained_tag(model: EncoderWithHeads) -> str | None:
+    """Return what a hub calls the task of a pre-trained model, or None where it runs none."""
+    return _tag(next((name for name in model.heads if HEADS[name].is_tied), None), model.config)
+
+
+def _tag(vocabulary_head: str | None, config: ModelConfig) -> str | None:
+    if vocabulary_head == "lm":
+        return "text-generation"
+    return None if vocabulary_head is None or config.is_causal else "fill-mask"
 
 
 def model_name(folder: Path) -> str:

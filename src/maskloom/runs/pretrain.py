@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus, split_documents
 from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
+from maskloom.data.running_text import RunningTextLoader
 from maskloom.errors import ConfigError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
@@ -23,19 +24,27 @@ from maskloom.foreign_files import file_inside
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.launch import claim, is_restarted
 from maskloom.machine_memory import require_memory
+from maskloom.metrics.language_model import pair_task_of, part_of
+from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
-from maskloom.models.bert import BertConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
 from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
-from maskloom.runs.pretraining_plan import PhasePlan, check_model, heads_of, left_aside, model_config, phase_plans
+from maskloom.runs.pretraining_plan import (
+    PhasePlan,
+    check_model,
+    check_special_tokens,
+    config_for,
+    heads_of,
+    left_aside,
+    phase_plans,
+)
 from maskloom.runs.progress import Progress
 from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, device_line, model_line, phase_lines, step_display
 from maskloom.runs.verification import verify_resuming
-from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
@@ -84,8 +93,9 @@ def _pretrain(
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    check_model(recipe, None if init is None else BertConfig.from_published(read_config(init), str(init)))
+    check_model(recipe, None if init is None else published_config(read_config(init), str(init)))
     opened = Corpus.open(corpus)
+    check_special_tokens(recipe, opened)
     resume = resume or is_restarted(out)
     if resume:
         last = phase_plans(recipe)[-1].name
@@ -146,9 +156,10 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
     than the corpus.
     """
     if init is None:
-        config = model_config(recipe, vocab_size=len(corpus.vocabulary))
-        return build_model(config, heads=heads_of(recipe), seed=recipe.seed), []
-    model, report = load_model(init, heads=heads_of(recipe), seed=recipe.seed)
+        config = config_for(recipe, corpus.vocabulary)
+        return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
+    config = published_config(read_config(init), str(init))
+    model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
     _check_vocabulary(init, model.config.vocab_size, corpus)
     return model, _new_parts(report)
 
@@ -159,17 +170,18 @@ def _check_vocabulary(init: Path, num_embedded: int, corpus: Corpus) -> None:
     hint = f"build the corpus with --vocab {init}"
     if len(pieces) > num_embedded:
         raise ConfigError(f"{init}: it embeds {num_embedded} pieces, the corpus was built with {len(pieces)}; {hint}")
-    if not any(file_inside(init, name) for name in ("vocab.txt", "tokenizer.json")):
+    if not any(file_inside(init, name) for name in TOKEN_FILES):
         return
-    own = Vocabulary.load(init)
-    if own != pieces:
+    tokenizer = Tokenizer.load(init)
+    own = tokenizer.vocabulary
+    if tokenizer.identity()["vocabulary_sha256"] != corpus.tokenizer.identity()["vocabulary_sha256"]:
         differing = (
             place for place, pair in enumerate(zip(own.tokens, pieces.tokens, strict=False)) if pair[0] != pair[1]
         )
         first = next(differing, min(len(own), len(pieces)))
+        place = "in its merges" if own == pieces else f"from id {first} on"
         raise ConfigError(
-            f"{init}: its vocabulary of {len(own)} pieces is not that of {len(pieces)} of the corpus, from id {first} "
-            f"on; {hint}"
+            f"{init}: its vocabulary of {len(own)} pieces is not that of {len(pieces)} of the corpus, {place}; {hint}"
         )
 
 
@@ -188,12 +200,12 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
     Of several processes each may have a share of it, or have it elsewhere: only the weights are asked for then.
     """
     if init is None:
-        config = model_config(recipe, vocab_size=len(corpus.vocabulary))
+        config = config_for(recipe, corpus.vocabulary)
     else:
-        config = BertConfig.from_published(read_config(init), str(init))
+        config = published_config(read_config(init), str(init))
         _check_vocabulary(init, config.vocab_size, corpus)
     with torch.device("meta"):
-        num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe)).parameters())
+        num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
 
@@ -222,17 +234,10 @@ class _Run:
 
     def loader(
         self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)
-    ) -> PretrainingLoader:
+    ) -> PretrainingLoader | RunningTextLoader:
         """Return the batches of a phase."""
-        return PretrainingLoader(
-            self.corpus,
-            documents,
-            plan.data,
-            batch_size=batch_size,
-            seed=self.recipe.seed,
-            rows=rows,
-            corruption=self.row.corruption,
-        )
+        seed = self.recipe.seed
+        return self.row.loader(self.corpus, documents, plan.data, batch_size=batch_size, seed=seed, rows=rows)
 
     def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:
         """Return the held-out metrics of the initial weights on instances of the last phase.
@@ -258,8 +263,11 @@ class _Run:
         loader = self.loader(self.held_out, plan, _EVALUATION_BATCH)
         limit = plan.training.max_evaluation_instances
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
-        objective, tally = self.row.objective(plan.data.pair_task), _Tally(self.log_frequencies, plan.data.pair_task)
+        objective = self.row.objective(plan.data.pair_task)
+        tally = _Tally(self.log_frequencies, self.corpus.vocabulary.num_characters, plan.data.pair_task)
         metrics = evaluate(whole, objective, tally.watch(batches))
+        if self.row.part == "lm":
+            metrics["lm_bits_per_character"] = tally.bits_per_character(metrics["lm_loss"])
         return {**metrics, **tally.metrics()}
 
     def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
@@ -309,7 +317,8 @@ class _Run:
     ) -> None:
         """Write the model folders, and the metrics last: they say that the run is finished."""
         out, tokenizer = self.out, Tokenizer.load(self.corpus.folder)
-        write_model_folder(out / "model", whole, tokenizer, pretraining_card(self.recipe, metrics, init))
+        card = pretraining_card(self.recipe, metrics, init, config=whole.config)
+        write_model_folder(out / "model", whole, tokenizer, card)
         if self.recipe.training.keep_best:
             step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
             told = "no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}"
@@ -333,6 +342,8 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
 def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
     """Return the log probability of each token in documents: what a model without context could know."""
     counts = np.ones(len(corpus.vocabulary))
+    if not corpus.tokenizer.has_segments:
+        counts[[*corpus.tokenizer.running_text.end]] += len(documents)
     for document in documents:
         first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
         counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
@@ -342,18 +353,24 @@ def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
 class _Tally:
     """Follows evaluation batches to score, on the same targets, the guesses that need no model."""
 
-    def __init__(self, log_frequencies: np.ndarray, pair_task: str | None) -> None:
+    def __init__(self, log_frequencies: np.ndarray, num_characters: np.ndarray, pair_task: str | None) -> None:
         self._log_frequencies, self._pair_task = log_frequencies, pair_task
+        self._sizes, self._characters = num_characters, 0
         self._nats, self._targets, self._random, self._sequences = 0.0, 0, 0, 0
 
     def watch(self, batches: Any) -> Any:
         for batch in batches:
             self._nats -= float(self._log_frequencies[batch.mlm_labels].sum())
             self._targets += len(batch.mlm_labels)
+            self._characters += int(self._sizes[batch.mlm_labels].sum())
             if batch.nsp_labels is not None:
                 self._random += int(batch.nsp_labels.sum())
                 self._sequences += len(batch.nsp_labels)
             yield batch
+
+    def bits_per_character(self, nats_per_token: float) -> float:
+        """Return a loss per character of the predicted text, as the tokenizer normalises it."""
+        return nats_per_token * self._targets / max(self._characters, 1) / math.log(2)
 
     def metrics(self) -> dict[str, float]:
         metrics = {"unigram_entropy": self._nats / max(self._targets, 1), "num_predictions": float(self._targets)}
@@ -367,13 +384,12 @@ def describe_metrics(metrics: dict[str, float]) -> str:
     """Return held-out metrics as one readable line, or say that nothing is held out."""
     if not metrics:
         return "nothing held out to evaluate"
-    part = next(row.part for row in PRETRAINING.values() if f"{row.part}_loss" in metrics)
+    part, pair = cast(str, part_of(metrics)), pair_task_of(metrics)
     text = (
         f"held-out {part.upper()} loss {metrics[f'{part}_loss']:.3f} nats (unigram {metrics['unigram_entropy']:.3f}), "
         f"accuracy {metrics[f'{part}_accuracy']:.3f}, perplexity {metrics[f'{part}_perplexity']:.1f}"
     )
-    for pair in ("nsp", "sop"):
-        if f"{pair}_accuracy" in metrics:
-            majority = metrics[f"{pair}_majority_fraction"]
-            text += f"; {pair.upper()} accuracy {metrics[f'{pair}_accuracy']:.3f} (majority {majority:.3f})"
+    if pair is not None:
+        majority = metrics[f"{pair}_majority_fraction"]
+        text += f"; {pair.upper()} accuracy {metrics[f'{pair}_accuracy']:.3f} (majority {majority:.3f})"
     return text

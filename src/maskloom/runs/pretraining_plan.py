@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from maskloom.config import MOST_STEPS, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError
+from maskloom.models.architectures import ARCHITECTURES, architecture_of
 from maskloom.models.bert_config import BertConfig
+from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.pretraining import PRETRAINING
+from maskloom.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from maskloom.data.corpus import Corpus
 
 # So large that no id of a special token is refused before the corpus tells its own number.
 _ANY_VOCABULARY = 10_000_000
@@ -45,7 +53,15 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
     return plans
 
 
-def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> BertConfig:
+def config_for(recipe: PretrainRecipe, vocabulary: Vocabulary) -> ModelConfig:
+    """Return the configuration of a model that embeds a vocabulary; a BERT's padding token has id 0 by its recipe."""
+    pad = vocabulary.special.pad
+    own = {"pad_token_id": vocabulary.ids[pad]} if recipe.model.architecture != "bert" and pad is not None else {}
+    config = model_config(recipe, vocab_size=len(vocabulary))
+    return config.model_copy(update={} if "pad_token_id" in recipe.model.config else own)
+
+
+def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
     """Return the model's configuration; raises ConfigError for a wrong key or value of [model.config]."""
     if "vocab_size" in recipe.model.config:
         given = recipe.model.config["vocab_size"]
@@ -54,22 +70,26 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> BertConfig:
         )
     if "causal" in recipe.model.config:
         raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model, leave it out")
-    own = {**recipe.model.config, "causal": recipe.objective == "causal_lm"}
-    return BertConfig.of_size(recipe.model.size, vocab_size=vocab_size, **own)
+    own = dict(recipe.model.config)
+    if recipe.model.architecture == "bert":
+        own["causal"] = PRETRAINING[recipe.objective].is_causal
+    row = ARCHITECTURES[recipe.model.architecture]
+    return row.config_type.of_size(recipe.model.size, vocab_size=vocab_size, **own)
 
 
-def heads_of(recipe: PretrainRecipe) -> tuple[str, ...]:
+def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:
     """Return the heads of the model that a recipe trains."""
-    return ("mlm", "nsp") if recipe.data.next_sentence else ("mlm",)
+    head = architecture_of(config).vocabulary_head
+    return (head, "nsp") if recipe.data.next_sentence else (head,)
 
 
-def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
+def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None:
     """Raise ConfigError where [model], [data] and [[phases]] do not fit together, whatever the corpus holds.
 
     `init` is the configuration of the model whose weights are the start; it counts in place of [model].
     """
     config = model_config(recipe, vocab_size=_ANY_VOCABULARY) if init is None else init
-    whose = "[model.config]" if init is None else "the initial model's"
+    whose, model = ("[model.config]", "the model") if init is None else ("the initial model's", "the initial model")
     places = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
     for place, plan in zip(places, phase_plans(recipe), strict=True):
         if plan.data.max_length > config.max_position_embeddings:
@@ -77,11 +97,35 @@ def check_model(recipe: PretrainRecipe, init: BertConfig | None = None) -> None:
                 f"{place} = {plan.data.max_length}: it may not exceed "
                 f"{whose} max_position_embeddings = {config.max_position_embeddings}"
             )
-    if config.causal != (recipe.objective == "causal_lm"):
-        kind = "a left-to-right" if config.causal else "a bidirectional"
-        raise ConfigError(f"objective = {recipe.objective!r}: {whose[:-2]} is {kind} one")
-    if recipe.data.next_sentence and config.type_vocab_size < 2:
-        raise ConfigError(f"{whose} type_vocab_size = 1: data.next_sentence = true tells sentences A and B apart")
+    if config.is_causal != PRETRAINING[recipe.objective].is_causal:
+        kind = "a left-to-right" if config.is_causal else "a bidirectional"
+        hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
+        raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind} one{hint}")
+    if config.is_causal and not isinstance(config, BertConfig):
+        data, plain = recipe.data, PretrainingData()
+        unused = [name for name in ("short_seq_prob", "static_masks") if getattr(data, name) != getattr(plain, name)]
+        if unused:
+            raise ConfigError(
+                f"data.{unused[0]} = {getattr(data, unused[0])!r}: {model} reads running text; leave it out"
+            )
+    if recipe.data.next_sentence and config.num_segments < 2:
+        has_key = "type_vocab_size" in type(config).model_fields
+        what = f"{whose} type_vocab_size = 1" if has_key else f"{model} has no segments"
+        raise ConfigError(f"{what}: data.next_sentence = true tells sentences A and B apart")
+
+
+def check_special_tokens(recipe: PretrainRecipe, corpus: Corpus) -> None:
+    """Raise ConfigError for an objective that needs a special token which the vocabulary of the corpus lacks."""
+    special, data, lacks = corpus.vocabulary.special, recipe.data, f"the vocabulary of {corpus.folder} has none"
+    hint = "build the corpus with a WordPiece vocabulary, or set"
+    if recipe.objective == "masked_lm" and special.mask is None:
+        raise ConfigError(f"objective = 'masked_lm' needs a mask token, {lacks}; {hint} objective = 'causal_lm'")
+    if data.next_sentence and None in (special.classify, special.separator):
+        needs = "a token that stands for a pair and one between its texts"
+        raise ConfigError(f"data.next_sentence = true needs {needs}, {lacks}; {hint} data.next_sentence = false")
+    if data.whole_word_masking and not corpus.vocabulary.prefix:
+        needs = "pieces that show by '##' that they continue a word"
+        raise ConfigError(f"data.whole_word_masking = true needs {needs}, {lacks}; {hint} it to false")
 
 
 def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:

@@ -110,7 +110,7 @@ def _refuse_what_is_no_run(folder: Path) -> None:
     if (folder / REPORT).exists():
         raise ConfigError(
             f"{folder} is a vocabulary: `maskloom vocab train` with the same text and options writes the same bytes; "
-            f"the SHA-256 of its vocab.txt is {read_json_object(folder / REPORT).get('sha256')}"
+            f"the SHA-256 of its tokens is {read_json_object(folder / REPORT).get('sha256')}"
         )
     if runs := runs_within(folder):
         commands = " or ".join(_command(run) for run in runs)

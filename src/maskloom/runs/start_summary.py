@@ -46,7 +46,7 @@ def phase_lines(plan: PhasePlan, account: PretrainingAccount) -> list[str]:
     tokens = training.batch_size * account.tokens_per_instance
     epochs = training.steps * training.batch_size / account.num_instances
     steps = _counted(f"{training.steps:,}", "step")
-    whole = f"{_count(training.steps * tokens)} tokens, {_counted(f'{epochs:.3g}', 'epoch')}"
+    whole = f"{_count(training.steps * tokens)} tokens, {_epochs(epochs)}"
     if training.minutes is not None:
         steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
     lines = [
@@ -68,7 +68,7 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     unit = "examples" if num_units == data.num_examples else "windows"
     tokens = settings.batch_size * data.lengths.sum() / max(1, num_units)
     epochs = settings.steps * settings.batch_size / max(1, num_units)
-    steps, whole = _counted(f"{settings.steps:,}", "step"), _counted(f"{epochs:.3g}", "epoch")
+    steps, whole = _counted(f"{settings.steps:,}", "step"), _epochs(epochs)
     lines = []
     if (minutes := recipe.training.minutes) is not None:
         steps, whole, plain = f"{minutes:g} minutes, in steps", "epochs", FinetuneTraining()
@@ -115,6 +115,10 @@ def _optimisation(training: TrainingSection) -> str:
 
 def _counted(number: str, name: str) -> str:
     return f"{number} {name}{'' if number == '1' else 's'}"
+
+
+def _epochs(number: float) -> str:
+    return _counted(f"{number:,.0f}" if number >= 100 else f"{number:.3g}", "epoch")
 
 
 def _count(number: float) -> str:
@@ -171,7 +175,7 @@ class TimeTold:
         if minutes is None:
             return None
         steps = rate * minutes * 60
-        epochs = f", {_counted(f'{steps * size / self._num_units:.3g}', 'epoch')}" if self._num_units else ""
+        epochs = f", {_epochs(steps * size / self._num_units)}" if self._num_units else ""
         return f"{_counted(f'{steps:,.0f}', 'step')} in {minutes:g} minutes{epochs}"
 
 

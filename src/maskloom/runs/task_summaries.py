@@ -7,21 +7,11 @@ from collections.abc import Collection
 from typing import Any
 
 from maskloom.metrics.answers import is_percent
+from maskloom.metrics.language_model import PAIR_TASKS, PARTS
 from maskloom.runs.display import lines_of
 from maskloom.tasks.kinds import KINDS
 
-_HELD_OUT = (
-    ("mlm_loss", "masked-LM loss, nats", "{:.3f}"),
-    ("mlm_accuracy", "masked-LM accuracy", "{:.1%}"),
-    ("mlm_perplexity", "perplexity", "{:,.1f}"),
-    ("lm_loss", "language-model loss, nats", "{:.3f}"),
-    ("lm_accuracy", "language-model accuracy", "{:.1%}"),
-    ("lm_perplexity", "perplexity", "{:,.1f}"),
-    ("nsp_loss", "next-sentence loss, nats", "{:.3f}"),
-    ("nsp_accuracy", "next-sentence accuracy", "{:.1%}"),
-    ("sop_loss", "sentence-order loss, nats", "{:.3f}"),
-    ("sop_accuracy", "sentence-order accuracy", "{:.1%}"),
-)
+_HELD_OUT = (("loss", "{} loss, nats", "{:.3f}"), ("accuracy", "{} accuracy", "{:.1%}"))
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
@@ -30,7 +20,11 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
     if not before:
         return lines_of(result)
     rows = [("held out", "before", "after")]
-    for key, name, form in _HELD_OUT:
+    names = {**{part: names.loss for part, names in PARTS.items()}, **PAIR_TASKS}
+    shown = [
+        (f"{part}_{end}", name.format(loss), form) for part, loss in names.items() for end, name, form in _HELD_OUT
+    ]
+    for key, name, form in [*shown, *((f"{part}_perplexity", "perplexity", "{:,.1f}") for part in PARTS)]:
         if isinstance(before.get(key), float) and isinstance(result.get(key), float):
             rows.append((name, form.format(before[key]), form.format(result[key])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

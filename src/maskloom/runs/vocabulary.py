@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,15 +20,18 @@ from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import read_json_object
 from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.ray_tasks import chosen_engine
+from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.pair_merging import Score
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
-from maskloom.text.vocabulary_training import longest_token, measure_coverage, train_vocabulary
+from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.vocabulary_training import Model, longest_token, measure_coverage, num_forms, train_vocabulary
 from maskloom.text.word_counting import count_words
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 REPORT = "vocabulary_report.json"
-_TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
+_TOKENIZER_FILES = frozenset({*WordPieceTokenizer.files, *BytePairTokenizer.files})
+_FILES_OF_TOKENS = ("vocab.txt", "vocab.json", "merges.txt")
 _MAX_DISTINCT_WORDS = 2_000_000
 
 
@@ -37,6 +41,7 @@ def train_vocabulary_from_files(
     *,
     size: int,
     out: str | Path,
+    model: Model = "wordpiece",
     cased: bool = False,
     score: Score = "frequency",
     min_frequency: int = 2,
@@ -49,7 +54,7 @@ def train_vocabulary_from_files(
     ray_address: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Train a WordPiece vocabulary on text files and write its tokenizer folder; return the report.
+    """Train a vocabulary on text files and write its tokenizer folder; return the report.
 
     The folder holds the tokenizer in Hugging Face layout and `vocabulary_report.json`, and appears whole or not at all.
     A vocabulary at `out` of the same text and settings is left as it is, and `already_trained` says so. A training that
@@ -70,6 +75,7 @@ def train_vocabulary_from_files(
         "min_frequency": min_frequency,
         "alphabet_limit": alphabet_limit,
         "max_distinct_words": max_distinct_words,
+        **({} if model == "wordpiece" else {"model": model}),
     }
     made_from = {**settings, "max_length": max_length, "on_bad_text": on_bad_text}
     if (out / REPORT).exists():
@@ -79,7 +85,7 @@ def train_vocabulary_from_files(
     with _staging(out) as staging:
         count = partial(count_words, engine=does, scratch=staging, place=lambda: place[0])
         trained = train_vocabulary(texts, **settings, num_workers=num_workers, progress=progress, count=count)
-        tokenizer = Tokenizer(trained.vocabulary, lowercase=not cased, max_length=max_length)
+        tokenizer = replace(trained.tokenizer, max_length=max_length)
         made_from["text"] = _digest(reading.sums[file.path] for file in files)
         report = {**trained.report.as_dict(), "reading": reading.as_dict(), "made_from": made_from}
         return {"folder": str(out), **_put_in_place(tokenizer, report, out, staging / "new")}
@@ -88,7 +94,7 @@ def train_vocabulary_from_files(
 def _put_in_place(tokenizer: Tokenizer, report: dict[str, Any], out: Path, folder: Path) -> dict[str, Any]:
     """Write tokenizer and report to a folder and rename it to `out`, where an empty one may be; return the report."""
     tokenizer.save(folder)
-    report["sha256"] = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
+    report["sha256"] = _sum_of_tokens(folder)
     write_json(folder / REPORT, report)
     fault_point("vocabulary.new")
     folder.rename(out)
@@ -100,14 +106,20 @@ def _digest(sums: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
+def _sum_of_tokens(folder: Path) -> str:
+    """Return the SHA-256 over the files that hold tokens and merges."""
+    paths = (folder / name for name in _FILES_OF_TOKENS)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.exists())).hexdigest()
+
+
 def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
     """Return the report of the vocabulary that is there; raises ConfigError where this one would be another."""
     report = read_json_object(out / REPORT)
     before = report.get("made_from")
     before = before if isinstance(before, dict) else {}
-    changed = ", ".join(name for name, value in made_from.items() if before.get(name) != value)
-    if not changed and hashlib.sha256((out / "vocab.txt").read_bytes()).hexdigest() != report["sha256"]:
-        changed = "vocab.txt"
+    changed = ", ".join(name for name in {**made_from, **before} if before.get(name) != made_from.get(name))
+    if not changed and _sum_of_tokens(out) != report["sha256"]:
+        changed = " or ".join(name for name in _FILES_OF_TOKENS if (out / name).exists())
     if changed:
         raise ConfigError(
             f"{out}: already holds a vocabulary that was made otherwise ({changed} differ), and corpora may need it; "
@@ -123,7 +135,8 @@ def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[st
         yield document.text
     if not reading.num_documents:
         left_out = f"{reading.num_empty_documents} documents were empty, {reading.num_skipped_documents} were skipped"
-        raise DataError(f"the files hold no text ({left_out}); a vocabulary needs some")
+        names = ", ".join(map(str, [*reading.sums][:3]))
+        raise DataError(f"{names}: no text ({left_out}); a vocabulary needs some")
 
 
 @contextmanager
@@ -155,36 +168,37 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
         tokenizer = Tokenizer.load(tokenizer_folder(folder))
     else:
         vocabulary = Vocabulary.load(folder)
-        tokenizer = Tokenizer(vocabulary, lowercase=not holds_capitals(vocabulary))
+        tokenizer = WordPieceTokenizer(vocabulary, lowercase=not holds_capitals(vocabulary))
     vocabulary = tokenizer.vocabulary
-    ordinary = [token.removeprefix("##") for token in vocabulary.tokens if token not in SPECIAL_TOKENS]
+    specials = vocabulary.special.tokens
+    ordinary = [vocabulary.bare(token) for token in vocabulary.tokens if token not in specials]
     alphabet = sorted({token for token in ordinary if len(token) == 1})
     found: dict[str, Any] = {
         "folder": str(folder),
         "size": len(vocabulary),
         "lowercase": tokenizer.lowercase,
         "max_length": tokenizer.max_length,
-        "special_ids": {token: vocabulary.ids[token] for token in SPECIAL_TOKENS},
+        "special_ids": {token: vocabulary.ids[token] for token in specials},
         "num_unused": sum(token.startswith("[unused") for token in vocabulary.tokens),
-        "num_continuations": int(vocabulary.is_continuation.sum()),
+        **{name: number for name, number in num_forms(vocabulary).items() if number is not None},
         "longest_token": longest_token(vocabulary),
         "alphabet_size": len(alphabet),
         "alphabet": "".join(alphabet),
     }
     if texts_paths:
-        found["coverage"] = _coverage_of_files(texts_paths, vocabulary, lowercase=tokenizer.lowercase)
+        found["coverage"] = _coverage_of_files(texts_paths, tokenizer)
     return found
 
 
-def _coverage_of_files(paths: Iterable[str | Path], vocabulary: Vocabulary, *, lowercase: bool) -> dict[str, Any]:
+def _coverage_of_files(paths: Iterable[str | Path], tokenizer: Tokenizer) -> dict[str, Any]:
     texts = (document.text for document in read_documents(paths))
-    counted = count_words(texts, lowercase=lowercase, max_distinct_words=_MAX_DISTINCT_WORDS)
+    counted = count_words(texts, lowercase=tokenizer.lowercase, max_distinct_words=_MAX_DISTINCT_WORDS)
     return {
         "num_documents": counted.num_texts,
         "num_words": counted.num_words,
         "num_distinct_words": counted.num_distinct_words,
         "num_pruned_words": counted.num_pruned_words,
-        **measure_coverage(vocabulary, counted.counts),
+        **measure_coverage(tokenizer, counted.counts),
     }
 
 

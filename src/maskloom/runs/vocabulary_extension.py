@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +23,7 @@ from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.vocabulary_extension import NewPiece, choose_pieces
 from maskloom.text.vocabulary_training import measure_coverage
 from maskloom.text.word_counting import count_words
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 REPORT = "vocabulary_extension.json"
 _UNUSED = "[unused"
@@ -52,7 +53,7 @@ def extend_vocabulary(
     folder, out = resolve_model_folder(model), Path(out)
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     _check_out(folder, out, paths)
-    tokenizer, reading = load_tokenizer(folder), ReadingReport()
+    tokenizer, reading = WordPieceTokenizer.required(load_tokenizer(folder), "vocab extend", folder), ReadingReport()
     texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))
     counted = count_words(
         texts,
@@ -68,7 +69,7 @@ def extend_vocabulary(
     if not pieces:
         raise DataError(f"no piece to add: no run of pieces within a word occurs {min_frequency} times or more")
     vocabulary, places = _extended(old, pieces, use_unused=use_unused)
-    loaded, _ = load_model(folder)
+    (loaded, _), extended = load_model(folder), replace(tokenizer, vocabulary=vocabulary)
     _give_rows(loaded, old, pieces, places, len(vocabulary))
     report = {
         "model": str(folder),
@@ -77,8 +78,8 @@ def extend_vocabulary(
         "old_size": len(old),
         "size": len(vocabulary),
         "num_words": counted.num_words,
-        "before": measure_coverage(old, counted.counts),
-        "after": measure_coverage(vocabulary, counted.counts),
+        "before": measure_coverage(tokenizer, counted.counts),
+        "after": measure_coverage(extended, counted.counts),
         "reading": reading.as_dict(),
     }
     if len(pieces) < num_pieces:
@@ -86,7 +87,7 @@ def extend_vocabulary(
     with replacing_folder(out) as staging:
         rows = [{"id": place, **asdict(piece)} for place, piece in zip(places, pieces, strict=True)]
         write_json(staging / REPORT, {**report, "pieces": rows})
-        _write_model(loaded, folder, _with_vocabulary(tokenizer, vocabulary), staging)
+        _write_model(loaded, folder, extended, staging)
     return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}
 
 
@@ -111,15 +112,6 @@ def _extended(old: Vocabulary, pieces: list[NewPiece], *, use_unused: bool) -> t
     return Vocabulary(tokens), places
 
 
-def _with_vocabulary(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Tokenizer:
-    return Tokenizer(
-        vocabulary,
-        lowercase=tokenizer.lowercase,
-        max_length=tokenizer.max_length,
-        compatibility=tokenizer.compatibility,
-    )
-
-
 @torch.no_grad()
 def _give_rows(
     model: EncoderWithHeads, old: Vocabulary, pieces: list[NewPiece], places: list[int], vocab_size: int
@@ -128,9 +120,9 @@ def _give_rows(
     # some models embed more rows than their vocabulary names
     if vocab_size > model.config.vocab_size:
         model.resize_vocabulary(vocab_size, seed=0)
-    rows = [model.encoder.embeddings.word.weight]
-    if "mlm" in model.heads:
-        rows.append(cast(MaskedLMHead, model.heads["mlm"]).bias)
+    rows = [model.encoder.word_embeddings]
+    if isinstance(head := model.vocabulary_head, MaskedLMHead):
+        rows.append(head.bias)
     for place, piece in zip(places, pieces, strict=True):
         sources = [old.ids[token] for token in piece.old_pieces]
         for parameter in rows:

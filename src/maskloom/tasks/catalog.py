@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
 
 from maskloom.errors import ConfigError
 
-Kind = Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"]
+Kind = str
+"""The name of a row of `tasks.kinds.KINDS`."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from maskloom.config import PairSection
 from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
 from maskloom.tasks.catalog import Kind
-from maskloom.tasks.encoding import EncodedExamples, encode_examples
+from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_examples
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import text_example
 from maskloom.tasks.labels import (
@@ -45,6 +46,7 @@ def classification_kind(kind: Kind) -> TaskKind:
         make=partial(classification_task, kind),
         example_of=text_example,
         takes="pairs of sentences" if kind == "pair" else "sentences",
+        section=PairSection if kind in ("pair", "regression") else None,
         names_labels=kind != "regression",
         softmax_over="labels" if kind in ("single", "pair") else None,
         per_text=True,
@@ -58,6 +60,7 @@ def classification_task(
 
     `primary` is the score by which models are compared: accuracy, f1, f1_macro or matthews for one label; pearson,
     spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. `settings` may hold
+    `both_orders`, with which a pair is read as A B and as B A and both vectors are added,
     `class_weights` by id (of positives, where there are several labels), `temperature`, by which logits are divided
     before they become probabilities, and `thresholds`, the least probability at which each label is chosen (0.5
     without). Raises ValueError for a score that the kind does not have, and for settings that are not such numbers.
@@ -89,7 +92,7 @@ def classification_task(
         primary=primary,
         heads=("classifier",),
         objective=objective,
-        encode=partial(_encode, kind, labels),
+        encode=partial(_encode, kind, labels, bool(settings.get("both_orders", False))),
         decide=lambda encoded, outputs: decide(_stacked(encoded, outputs)),
         decode=lambda encoded, outputs: decode(_stacked(encoded, outputs)),
         metric=metric,
@@ -112,13 +115,16 @@ def kind_of_problem(problem_type: str | None, num_labels: int) -> Kind:
 def _encode(
     kind: Kind,
     names: tuple[str, ...],
+    in_both_orders: bool,
     data: ReadExamples,
     tokenizer: Tokenizer,
     max_length: int,
     *,
     for_training: bool = False,
 ) -> EncodedExamples:
-    return encode_examples(data.examples, tokenizer, max_length=max_length, labels=encode_labels(data, kind, names))
+    labels = encode_labels(data, kind, names)
+    encode = encode_both_orders if in_both_orders else encode_examples
+    return encode(data.examples, tokenizer, max_length=max_length, labels=labels)
 
 
 def _stacked(_: Any, outputs: Outputs) -> np.ndarray:

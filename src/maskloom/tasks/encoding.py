@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from maskloom.data.batch import ChoiceBatch, ClassificationBatch, sorted_batches
+from maskloom.data.batch import BothOrdersBatch, ChoiceBatch, ClassificationBatch, sorted_batches
 from maskloom.data.counter_random import Permutation
+from maskloom.errors import DataError
 from maskloom.tasks.examples import Example
 from maskloom.text.tokenizer import Tokenizer
 
@@ -126,6 +127,46 @@ class EncodedExamples:
             "num_truncated_tokens": self.num_truncated_tokens,
             "truncated_fraction": self.num_truncated_examples / max(len(self), 1),
         }
+
+
+@dataclass(frozen=True)
+class EncodedGroups(EncodedExamples):
+    """Token ids of examples of several sequences each, end to end; a unit is an example.
+
+    Example e owns the sequences `first[e]` to `first[e + 1]`: its pair of texts in both orders, or its choices.
+    """
+
+    first: np.ndarray
+
+    _batch: ClassVar[type[ChoiceBatch]] = BothOrdersBatch
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each example, all of its sequences together."""
+        return np.diff(self.offsets[self.first])
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.first) - 1
+
+    def batch(self, indices: np.ndarray) -> ChoiceBatch:
+        """Return the examples of those indices, packed in that order, the sequences of each in theirs."""
+        first, end = self.first[indices], self.first[indices + 1]
+        return self._batch(**self._packed(first, end, indices), num_choices=end - first)
+
+
+def encode_both_orders(
+    examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int, labels: np.ndarray | None = None
+) -> EncodedGroups:
+    """Encode pairs of texts in order, each as A B and as B A (Radford et al. 2018, 3.3).
+
+    Raises DataError, with its line, for an example of one text.
+    """
+    if alone := [example.line for example in examples if example.pair is None]:
+        raise DataError(f"line {alone[0]}: one text; pair.both_orders = true takes pairs of texts")
+    texts = (pair for e in examples for pair in ((e.text, e.pair), (e.pair or "", e.text)))
+    first = 2 * np.arange(len(examples) + 1)
+    return EncodedGroups(**encoded_texts(texts, first, tokenizer, max_length), labels=labels, first=first)
 
 
 def encode_examples(

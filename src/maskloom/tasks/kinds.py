@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from maskloom.config import Rows
 from maskloom.errors import ConfigError
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.choice.task import CHOICE
@@ -13,15 +14,18 @@ from maskloom.tasks.span.task import SPAN
 from maskloom.tasks.tagging.task import TAGGING
 from maskloom.tasks.task import Task, TaskKind
 
-KINDS: dict[Kind, TaskKind] = {
-    "single": classification_kind("single"),
-    "pair": classification_kind("pair"),
-    "regression": classification_kind("regression"),
-    "multilabel": classification_kind("multilabel"),
-    "span": SPAN,
-    "tagging": TAGGING,
-    "choice": CHOICE,
-}
+KINDS: Rows[TaskKind] = Rows(
+    "task",
+    {
+        "single": classification_kind("single"),
+        "pair": classification_kind("pair"),
+        "regression": classification_kind("regression"),
+        "multilabel": classification_kind("multilabel"),
+        "span": SPAN,
+        "tagging": TAGGING,
+        "choice": CHOICE,
+    },
+)
 
 
 def task_kind(name: str) -> TaskKind:

@@ -34,17 +34,18 @@ class Part:
         return self.position + offset + sum(length for place, length in self.gaps if place < offset)
 
 
-def parts_of(text: str, split: Callable[[str], list[str]]) -> Iterator[Part]:
+def parts_of(text: str, split: Callable[[str], list[str]] | None) -> Iterator[Part]:
     """Yield a text's parts, each cut before a character with which a word begins or ends.
 
     `split` returns the words of a text, normalized; it tells the kinds of characters where there is nothing common to
     cut at. Part by part, the words are those of the whole, except that those of more than 256 characters are shorter.
+    Without it nothing is left out, and a part lasts until the next common place to cut at.
     """
     start = 0
     while start < len(text):
         cut = _COMMON_STARTS.search(text, start + LONGEST_PART)
         end = cut.start() if cut else len(text)
-        if end - start <= 2 * LONGEST_PART:
+        if split is None or end - start <= 2 * LONGEST_PART:
             yield Part(start, text[start:end])
         else:
             yield from _parts_by_kind(text[start:end], start, split)

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from maskloom.text.scored_queues import LikelihoodQueue, PmiQueue
-from maskloom.text.segmented_words import SegmentedWords, SymbolTable
+from maskloom.text.segmented_words import PAIR_SHIFT, SECOND, SegmentedWords, SymbolTable
 from maskloom.text.vocabulary import CONTINUATION_PREFIX
 
 Score = Literal["frequency", "likelihood", "pmi"]
@@ -62,11 +62,13 @@ def merge_pairs(
     num_symbols: int,
     score: Score,
     min_frequency: int,
+    suffix: str = "",
     progress: Callable[[int], None] | None = None,
-) -> list[str]:
-    """Return `symbols` followed by merged ones, in the order of merging, up to `num_symbols` in all.
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return `symbols` followed by merged ones, up to `num_symbols` in all, and the merges in their order.
 
-    `symbols` are the characters, bare for the start of a word and with `##` inside, and must cover `words`. A pair is
+    `symbols` are the characters and must cover `words`: bare for the start of a word and with `##` inside, or, where a
+    `suffix` is given, with that at the end of a word and bare before it (Sennrich et al. 2016). A pair is
     merged while one occurs `min_frequency` times or more. "frequency" takes the pair that occurs most often;
     "likelihood" the one whose merge adds most to the log likelihood of the words under a unigram model of the symbols,
     and none that adds nothing (Schuster and Nakajima 2012; paper 3.2 names WordPiece); "pmi" the one with the highest
@@ -74,19 +76,21 @@ def merge_pairs(
     pair whose first, then second symbol is older, so the result depends on nothing but the counts. Two ways to the same
     string are one symbol.
     """
-    segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols))
+    segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols, suffix), marks_end=bool(suffix))
     table = SymbolTable(symbols, segmented)
     pairs = _queue(score, segmented, table, min_frequency)
     segmented.pair_counts.clear()
+    merges: list[tuple[str, str]] = []
     while len(table.strings) < num_symbols and (pair := pairs.best()) is not None:
         symbol = table.symbol_of(pair)
         if symbol < 0:
             symbol = table.add(pair)
             if progress:
                 progress(len(table.strings))
+        merges.append((table.strings[pair >> PAIR_SHIFT], table.strings[pair & SECOND]))
         changes, num_merged = segmented.merge(pair, symbol)
         pairs.update(changes, pair, symbol, num_merged)
-    return table.strings
+    return table.strings, merges
 
 
 def _queue(
@@ -100,12 +104,15 @@ def _queue(
     return LikelihoodQueue(segmented.pair_counts, symbol_counts, min_frequency, table)
 
 
-def _symbols_of_characters(symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the symbol of each code point at the start of a word, and inside one."""
-    starts = {ord(symbol): index for index, symbol in enumerate(symbols) if len(symbol) == 1}
-    inside = {ord(s[2:]): i for i, s in enumerate(symbols) if s.startswith(CONTINUATION_PREFIX) and len(s) == 3}
-    size = max([0, *starts, *inside]) + 1
+def _symbols_of_characters(symbols: Sequence[str], suffix: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the symbol of each code point at the start of a word, or with a suffix at its end, and elsewhere."""
+    bare = {ord(symbol): index for index, symbol in enumerate(symbols) if len(symbol) == 1}
+    if suffix:
+        marked = {ord(s[0]): i for i, s in enumerate(symbols) if s.endswith(suffix) and len(s) == len(suffix) + 1}
+    else:
+        marked = {ord(s[2:]): i for i, s in enumerate(symbols) if s.startswith(CONTINUATION_PREFIX) and len(s) == 3}
+    size = max([0, *bare, *marked]) + 1
     tables = np.full((2, size), -1, np.int32)
-    for table, places in zip(tables, (starts, inside), strict=True):
+    for table, places in zip(tables, (marked, bare) if suffix else (bare, marked), strict=True):
         table[list(places.keys())] = list(places.values())
     return tables[0], tables[1]

@@ -23,16 +23,25 @@ class SegmentedWords:
     the number `first << 32 | second` of two symbol ids, so that pairs are ordered as their ids are.
     """
 
-    def __init__(self, words: Sequence[str], counts: Sequence[int], starts: np.ndarray, inside: np.ndarray) -> None:
-        """Cut words into characters; `starts` and `inside` hold the symbol of each code point, by where it stands.
+    def __init__(
+        self,
+        words: Sequence[str],
+        counts: Sequence[int],
+        edges: np.ndarray,
+        inside: np.ndarray,
+        *,
+        marks_end: bool = False,
+    ) -> None:
+        """Cut words into characters; `edges` and `inside` hold the symbol of each code point, by where it stands.
 
-        `counts` says how often each word occurs.
+        The edge of a word is its first character, or with `marks_end` its last. `counts` says how often words occur.
         """
         sizes = np.fromiter(map(len, words), np.int64, len(words)) + 1
         content = np.frombuffer("\0".join(["", *words, ""]).encode("utf-32-le", "surrogatepass"), "<u4")
         symbols = inside[content].astype(np.int32)
         first = np.cumsum(sizes) - sizes + 1
-        symbols[first] = starts[content[first]]
+        edge = first + sizes - 2 if marks_end else first
+        symbols[edge] = edges[content[edge]]
         symbols[first - 1] = symbols[-1] = -1
         # places are read one by one and many at a time: arrays, whose memory numpy can look into
         self._symbols = array("i", symbols.tobytes())

@@ -1,28 +1,26 @@
-"""The tokenizer: text, or a pair of texts, into what a BERT-like encoder reads."""
+"""The tokenizer: text, or a pair of texts, into what a model reads."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, ClassVar, cast
 
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from maskloom.errors import ConfigError
-from maskloom.text import tokenizer_files
-from maskloom.text.agreed_characters import is_agreed
-from maskloom.text.long_texts import LONGEST_PART, parts_of
-from maskloom.text.normalization import words_with_sources
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS, Vocabulary, wordpiece_spans
+from maskloom.text.long_texts import Part
+from maskloom.text.templates import SequenceTemplate
+from maskloom.text.vocabulary import Vocabulary
 
-Compatibility = Literal["google", "hf"]
-MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
-_SPECIAL_TOKEN = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
-_SURROGATE = re.compile("[\ud800-\udfff]")
+TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
+"""Files of which a folder with a tokenizer has one or more."""
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,14 @@ class Encoding:
 
 
 @dataclass(frozen=True)
-class _Pieces:
+class Pieces:
     """The tokens of one text, without added special tokens and uncut."""
 
     ids: list[int]
     words: list[int]
     offsets: list[tuple[int, int]]
 
-    def extend(self, part: _Pieces, position: int, num_words: int) -> int:
+    def extend(self, part: Pieces, position: int, num_words: int) -> int:
         """Add the tokens of what stands at a position, behind so many words, and return how many words there are."""
         self.ids.extend(part.ids)
         self.words.extend(num_words + word for word in part.words)
@@ -57,46 +55,61 @@ class _Pieces:
 
 
 @dataclass(frozen=True)
-class Tokenizer:
-    """WordPiece tokenizer of a BERT-like model (paper 3.2), with Google's rules or those of Hugging Face.
+class Tokenizer(ABC):
+    """What every tokenizer does; `load` opens any folder, by its files.
 
-    `compatibility="google"` reads words of up to 200 characters and takes "[MASK]" in a text for plain text;
-    "hf" gives what the `tokenizers` library gives: up to 100 characters, special tokens in a text kept.
-    `lowercase` also strips accents. `max_length` is the model's limit in tokens.
-    Raises ConfigError for a limit under three tokens or an unknown compatibility.
+    `template` has the marks around texts of a task, `running_text` those of text for language modelling. `lowercase`
+    also strips accents. `max_length` is the model's limit in tokens. Raises ConfigError for a limit that the marks
+    alone exceed.
     """
 
     vocabulary: Vocabulary
     _: KW_ONLY
     lowercase: bool = True
     max_length: int = 512
-    compatibility: Compatibility = "google"
 
-    def __post_init__(self) -> None:
-        """Check the settings; the library's tokenizer is built at its first use."""
-        if self.compatibility not in MAX_WORD_LENGTHS:
-            raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
-        if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: [CLS] and two [SEP] alone need 3 tokens")
+    files: ClassVar[tuple[str, ...]]
+    """The names of the files that `save` writes."""
+    task_marks: ClassVar[str]
+    text_marks: ClassVar[str]
+    has_segments: ClassVar[bool] = False
 
     @classmethod
-    def load(
-        cls, folder: str | Path, *, compatibility: Compatibility | None = None, max_length: int | None = None
-    ) -> Tokenizer:
+    def load(cls, folder: str | Path, *, max_length: int | None = None, **rules: Any) -> Tokenizer:
         """Open a folder of ours or in Hugging Face layout; what is given here wins over what the folder says.
 
-        Raises DataError where files are missing, damaged, or ask for rules that are not BERT's.
-        """
-        given = {"max_length": max_length, "compatibility": compatibility}
-        settings = tokenizer_files.read_settings(folder) | {name: value for name, value in given.items() if value}
-        return cls(Vocabulary.load(folder), **settings)
+        `rules` are those of the kind of tokenizer, such as the `compatibility` of WordPiece.
 
+        Raises DataError where files are missing, damaged, or ask for rules that are not those of the model.
+        """
+        from maskloom.text.byte_pair_files import is_byte_pair
+        from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+        from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+
+        kind = BytePairTokenizer if is_byte_pair(Path(folder)) else WordPieceTokenizer
+        return kind.open(Path(folder), max_length=max_length, **rules)
+
+    @abstractmethod
     def save(self, folder: str | Path) -> None:
-        """Write vocab.txt, tokenizer.json, tokenizer_config.json and special_tokens_map.json, each whole or not at all.
+        """Write `files`, each whole or not at all; the folder opens in transformers' AutoTokenizer."""
 
-        The folder opens in transformers' AutoTokenizer.
-        """
-        tokenizer_files.write_tokenizer(folder, self, self._build_library_tokenizer())
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return as plain values what decides the ids of a text; a corpus keeps them."""
+
+    def with_task_tokens(self) -> Tokenizer:
+        """Return a tokenizer that has the marks of fine-tuning; ids stay as they are."""
+        return self
+
+    @cached_property
+    def template(self) -> SequenceTemplate:
+        """The marks around the texts of a task."""
+        return SequenceTemplate.of(self.task_marks, self.vocabulary, has_segments=self.has_segments)
+
+    @cached_property
+    def running_text(self) -> SequenceTemplate:
+        """The marks around a text for language modelling."""
+        return SequenceTemplate.of(self.text_marks, self.vocabulary)
 
     def encode(
         self,
@@ -106,7 +119,7 @@ class Tokenizer:
         max_length: int | None = None,
         parse_special_tokens: bool = False,
     ) -> Encoding:
-        """Encode one text as [CLS] A [SEP], or two as [CLS] A [SEP] B [SEP] with segment 1 for B and its [SEP].
+        """Encode one text or two with the marks of `template`, [CLS] A [SEP] B [SEP] for BERT.
 
         A pair without tokens, or with none left, counts as none. What does not fit goes from the end, token by token,
         from the strictly longer text, from B at a tie. `parse_special_tokens` reads "[MASK]" and its like in the text
@@ -136,115 +149,56 @@ class Tokenizer:
         """Return the ids of a text, without special tokens and uncut."""
         return self.token_ids_batch([text])[0]
 
+    @abstractmethod
     def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        """Return the ids of many texts, without special tokens and uncut; faster than one by one.
+        """Return the ids of many texts, without special tokens and uncut; faster than one by one."""
 
-        The ids of a text are those of its chunks between white space, as `maskloom.text.normalization.split_chunks`
-        finds them, joined in order, so that a caller can keep the ids of chunks that come again and again.
-        """
-        if self.compatibility == "hf":
-            return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
-        plain = [_as_text(text) for text in texts]
-        is_fast = [is_agreed(text) for text in plain]
-        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
-        fast = iter(self._library_ids(batch) if batch else [])
-        return [
-            self._pieces_by_rules(text).ids if not ok
-            else next(fast) if len(text) <= LONGEST_PART
-            else [index for part in parts_of(text, self._library_words) for index in self._library_ids([part.text])[0]]
-            for text, ok in zip(plain, is_fast, strict=True)
-        ]  # fmt: skip
+    @abstractmethod
+    def word_ids(self, word: str) -> list[int]:
+        """Return the ids of a normalised word."""
 
     def tokens(self, text: str | bytes) -> list[str]:
         """Return the tokens of a text as strings, without special tokens and uncut."""
         return [self.vocabulary.tokens[index] for index in self.token_ids(text)]
 
+    @abstractmethod
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Join tokens into readable text: `##` pieces glued to what stands before, a space between words.
+        """Join tokens into readable text.
 
-        Case, accents and the white space of the source are not in the ids, so they do not come back. The ids of a text
-        do, when what they are decoded to is encoded: without special tokens ([UNK] too) where these are skipped, with
-        them where they are kept here and `parse_special_tokens` reads them there.
+        Case, accents and the white space of the source may not be in the ids, so they do not come back. The ids of a
+        text do, when what they are decoded to is encoded: without special tokens (the unknown one too) where these are
+        skipped, with them where they are kept here and `parse_special_tokens` reads them there.
         """
-        special_ids = self.vocabulary.special_ids
-        text = ""
-        for index in ids:
-            if skip_special_tokens and index in special_ids:
-                continue
-            token = self.vocabulary.tokens[index]
-            if text and self.vocabulary.is_continuation[index]:
-                text += token[len(CONTINUATION_PREFIX) :]
-            else:
-                text += f" {token}" if text else token
-        return text
+
+    @abstractmethod
+    def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
+        """Return the tokens of texts in which special tokens are plain text."""
+
+    @abstractmethod
+    def _build_library(self) -> tokenizers.Tokenizer:
+        """Build the library's tokenizer without registering special tokens, so that raw text cannot hold any."""
 
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
-        return self._build_library_tokenizer()
-
-    def _build_library_tokenizer(self) -> tokenizers.Tokenizer:
-        """Build the library's tokenizer without registering special tokens, so that raw text cannot hold any."""
-        model = models.WordPiece(
-            dict(self.vocabulary.ids),
-            unk_token="[UNK]",
-            max_input_chars_per_word=MAX_WORD_LENGTHS[self.compatibility],
-        )
-        library = tokenizers.Tokenizer(model)
-        library.normalizer = normalizers.BertNormalizer(  # pyright: ignore[reportAttributeAccessIssue]
-            clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=self.lowercase
-        )
-        library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
-        return library
-
-    def _checked_limit(self, max_length: int | None, *, num_texts: int) -> int:
-        limit = self.max_length if max_length is None else max_length
-        if limit > self.max_length:
-            raise ConfigError(f"max_length = {limit}: the model's limit is {self.max_length} tokens")
-        if limit < num_texts + 1:
-            raise ConfigError(f"max_length = {limit}: the special tokens of {num_texts} texts need {num_texts + 1}")
-        return limit
-
-    def _is_for_library(self, text: str) -> bool:
-        if self.compatibility == "google":
-            return is_agreed(text)
-        # a lone surrogate cannot be handed over as UTF-8
-        return text.isascii() or _SURROGATE.search(text) is None
+        return self._build_library()
 
     def _library_ids(self, texts: list[str]) -> list[list[int]]:
         return [found.ids for found in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[_Pieces]:
-        plain = [_as_text(text) for text in texts]
-        if not (parse_special_tokens or self.compatibility == "hf"):
-            return self._plain_pieces(plain)
-        has_specials = [_SPECIAL_TOKEN.search(text) is not None for text in plain]
-        without = iter(self._plain_pieces([t for t, has in zip(plain, has_specials, strict=True) if not has]))
-        return [
-            self._pieces_with_specials(text) if has else next(without)
-            for text, has in zip(plain, has_specials, strict=True)
-        ]
-
-    def _plain_pieces(self, texts: list[str]) -> list[_Pieces]:
-        is_fast = [self._is_for_library(text) for text in texts]
-        batch = [text for text, ok in zip(texts, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
-        fast = iter(self._library_pieces(batch) if batch else [])
-        return [
-            self._pieces_by_rules(text) if not ok
-            else next(fast) if len(text) <= LONGEST_PART
-            else self._long_pieces(text)
-            for text, ok in zip(texts, is_fast, strict=True)
-        ]  # fmt: skip
-
-    def _library_pieces(self, texts: list[str]) -> list[_Pieces]:
+    def _library_pieces(self, texts: list[str]) -> list[Pieces]:
         # nothing was added to the texts, so every token has a word
         return [
-            _Pieces(found.ids, cast("list[int]", found.word_ids), found.offsets)
+            Pieces(found.ids, cast("list[int]", found.word_ids), found.offsets)
             for found in self._library.encode_batch(texts, add_special_tokens=False)
         ]
 
-    def _long_pieces(self, text: str) -> _Pieces:
-        pieces, num_words = _Pieces([], [], []), 0
-        for part in parts_of(text, self._library_words):
+    @abstractmethod
+    def _parts(self, text: str) -> Iterator[Part]:
+        """Return a text that is too long for the library in parts."""
+
+    def _long_pieces(self, text: str) -> Pieces:
+        pieces, num_words = Pieces([], [], []), 0
+        for part in self._parts(text):
             found, position = self._library_pieces([part.text])[0], part.position
             if part.gaps:
                 offsets = [(part.place_in_text(start), part.place_in_text(end)) for start, end in found.offsets]
@@ -256,12 +210,45 @@ class Tokenizer:
         normal = self._library.normalizer.normalize_str(text)  # pyright: ignore[reportOptionalMemberAccess]
         return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]  # pyright: ignore[reportOptionalMemberAccess]
 
-    def _pieces_with_specials(self, text: str) -> _Pieces:
+    @property
+    def reads_special_tokens(self) -> bool:
+        """Whether special tokens in a text are always read as such."""
+        return False
+
+    @property
+    def cuts_at_white_space(self) -> bool:
+        """Whether the ids of a text are those of its words, one after another."""
+        return True
+
+    @cached_property
+    def _special_token(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.vocabulary.special.tokens)) or "(?!)")
+
+    def _checked_limit(self, max_length: int | None, *, num_texts: int) -> int:
+        limit, num_marks = self.max_length if max_length is None else max_length, self.template.num_marks(num_texts)
+        if limit > self.max_length:
+            raise ConfigError(f"max_length = {limit}: the model's limit is {self.max_length} tokens")
+        if limit < num_marks:
+            raise ConfigError(f"max_length = {limit}: the special tokens of {num_texts} texts need {num_marks}")
+        return limit
+
+    def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:
+        plain = [as_text(text) for text in texts]
+        if not (parse_special_tokens or self.reads_special_tokens):
+            return self._plain_pieces(plain)
+        has_specials = [self._special_token.search(text) is not None for text in plain]
+        without = iter(self._plain_pieces([t for t, has in zip(plain, has_specials, strict=True) if not has]))
+        return [
+            self._pieces_with_specials(text) if has else next(without)
+            for text, has in zip(plain, has_specials, strict=True)
+        ]
+
+    def _pieces_with_specials(self, text: str) -> Pieces:
         """Cut a text at special tokens; each counts as a word of its own."""
-        pieces = _Pieces([], [], [])
+        pieces = Pieces([], [], [])
         num_words = 0
         position = 0
-        for match in [*_SPECIAL_TOKEN.finditer(text), None]:
+        for match in [*self._special_token.finditer(text), None]:
             part = self._plain_pieces([text[position : match.start() if match else len(text)]])[0]
             num_words = pieces.extend(part, position, num_words)
             if match:
@@ -272,36 +259,45 @@ class Tokenizer:
                 position = match.end()
         return pieces
 
-    def _pieces_by_rules(self, text: str) -> _Pieces:
-        pieces = _Pieces([], [], [])
-        limit = MAX_WORD_LENGTHS[self.compatibility]
-        for number, (word, sources) in enumerate(words_with_sources(text, lowercase=self.lowercase)):
-            spans = wordpiece_spans(word, self.vocabulary, max_word_length=limit)
-            for index, start, end in [(self.vocabulary.unk_id, 0, len(word))] if spans is None else spans:
-                pieces.ids.append(index)
-                pieces.words.append(number)
-                pieces.offsets.append((sources[start], sources[end - 1] + 1))
-        return pieces
-
-    def _assemble(self, first: _Pieces, second: _Pieces | None, limit: int) -> Encoding:
-        vocabulary = self.vocabulary
+    def _assemble(self, first: Pieces, second: Pieces | None, limit: int) -> Encoding:
+        template = self.template
         second = second if second and second.ids else None
         num_first, num_second = len(first.ids), len(second.ids) if second else 0
-        kept_first, kept_second = _kept_lengths(num_first, num_second, limit - (3 if second else 2))
+        room = limit - template.num_marks(2 if second else 1)
+        kept_first, kept_second = _kept_lengths(num_first, num_second, room)
         if not kept_second:
             # Google's code asks after cutting whether there is a second text
             second = None
-        ids = [vocabulary.cls_id, *first.ids[:kept_first], vocabulary.sep_id]
+        begin, end = template.begin, template.middle if second else template.end
+        ids = [*begin, *first.ids[:kept_first], *end]
         segments = [0] * len(ids)
-        words: list[int | None] = [None, *first.words[:kept_first], None]
-        offsets = [(0, 0), *first.offsets[:kept_first], (0, 0)]
+        words: list[int | None] = [*_none(begin), *first.words[:kept_first], *_none(end)]
+        offsets = [*_nowhere(begin), *first.offsets[:kept_first], *_nowhere(end)]
         if second:
-            ids += [*second.ids[:kept_second], vocabulary.sep_id]
-            segments += [1] * (kept_second + 1)
-            words += [*second.words[:kept_second], None]
-            offsets += [*second.offsets[:kept_second], (0, 0)]
+            ids += [*second.ids[:kept_second], *template.end]
+            segments += [int(template.has_segments)] * (len(ids) - len(segments))
+            words += [*second.words[:kept_second], *_none(template.end)]
+            offsets += [*second.offsets[:kept_second], *_nowhere(template.end)]
         num_truncated = num_first + num_second - kept_first - kept_second
         return Encoding(ids, segments, words, offsets, num_truncated)
+
+
+def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:
+    """Return a tokenizer of the library that cuts text into words by BERT's rules before `model` cuts words."""
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.BertNormalizer(  # pyright: ignore[reportAttributeAccessIssue]
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
+    )
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
+    return library
+
+
+def _none(marks: tuple[int, ...]) -> list[None]:
+    return [None] * len(marks)
+
+
+def _nowhere(marks: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(0, 0)] * len(marks)
 
 
 def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]:
@@ -319,6 +315,6 @@ def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]
     return num_first - excess // 2, num_second - (excess - excess // 2)
 
 
-def _as_text(text: str | bytes) -> str:
+def as_text(text: str | bytes) -> str:
     """Return a str; bytes are UTF-8 whose undecodable bytes are left out, as Google's tokenizer does."""
     return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, processors
+from tokenizers import AddedToken, decoders
 
 from maskloom.errors import DataError
 from maskloom.files import write_json
 from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
-from maskloom.text.vocabulary import MAX_VOCABULARY_BYTES, SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary import MAX_VOCABULARY_BYTES, Vocabulary
 
 if TYPE_CHECKING:
     from maskloom.text.tokenizer import Tokenizer
+    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
+FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _DEFAULT_MAX_LENGTH = 512
 # transformers writes 1e30 where no limit is known
 _NO_LIMIT = 10**9
 # Characters of the longest word that is cut into pieces, by whose rules these are.
 _WORD_LENGTHS: dict[Any, str] = {100: "hf", 200: "google"}
-_ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
+"""The names of transformers for the fields of `SpecialTokens`, in their order."""
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
@@ -36,8 +40,8 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
-    config = _read_object(folder, "tokenizer_config.json")
-    library = _read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
+    config = read_object(folder, "tokenizer_config.json")
+    library = read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
     normalizer = library.get("normalizer") or {}
     if not isinstance(normalizer, dict):
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
@@ -46,49 +50,57 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         lowercase = not holds_capitals(Vocabulary.load(folder))
     if not isinstance(lowercase, bool):
         raise DataError(f"{folder}: do_lower_case is {lowercase!r}, it must be true or false")
-    _refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
-    limit = config.get("model_max_length")
-    if not isinstance(limit, int | float) or limit > _NO_LIMIT:
-        limit = _read_object(folder, "config.json").get("max_position_embeddings") or _DEFAULT_MAX_LENGTH
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 3 <= limit <= _NO_LIMIT:
-        raise DataError(
-            f"{folder}: the longest input is {limit!r:.80} tokens; a whole number of at least 3 is expected"
-        )
+    refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
     compatibility = config.get("maskloom_compatibility", by_file)
     if compatibility not in ("google", "hf"):
         raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}, it must be 'google' or 'hf'")
-    return {"lowercase": lowercase, "max_length": int(limit), "compatibility": compatibility}
+    return {"lowercase": lowercase, "max_length": read_limit(folder, config), "compatibility": compatibility}
 
 
-def write_tokenizer(folder: str | Path, tokenizer: Tokenizer, library: tokenizers.Tokenizer) -> None:
+def read_limit(folder: Path, config: dict[str, Any]) -> int:
+    """Return the longest input in tokens by tokenizer_config.json, given, or config.json; raises DataError for none."""
+    limit = config.get("model_max_length")
+    if not isinstance(limit, int | float) or limit > _NO_LIMIT:
+        model = read_object(folder, "config.json")
+        limit = model.get("max_position_embeddings") or model.get("n_positions") or _DEFAULT_MAX_LENGTH
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 3 <= limit <= _NO_LIMIT:
+        raise DataError(
+            f"{folder}: the longest input is {limit!r:.80} tokens; a whole number of at least 3 is expected"
+        )
+    return int(limit)
+
+
+def write_tokenizer(folder: str | Path, tokenizer: WordPieceTokenizer, library: tokenizers.Tokenizer) -> None:
     """Write the four files; `library` is completed in place with special tokens and the template of sequences."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     library.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
-    library.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", tokenizer.vocabulary.cls_id), ("[SEP]", tokenizer.vocabulary.sep_id)],
-    )
-    specials: dict[str, str] = dict(zip(_ROLES, SPECIAL_TOKENS, strict=True))
-    config = {
+    library.post_processor = tokenizer.template.processor(tokenizer.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.vocabulary.save(folder / "vocab.txt")
+    rules = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": tokenizer.lowercase,
         "strip_accents": None,
         "tokenize_chinese_chars": True,
-        "model_max_length": tokenizer.max_length,
-        **specials,
-        "maskloom_compatibility": tokenizer.compatibility,
     }
-    tokenizer.vocabulary.save(folder / "vocab.txt")
+    write_settings(folder, tokenizer, library, rules, maskloom_compatibility=tokenizer.compatibility)
+
+
+def write_settings(
+    folder: Path, tokenizer: Tokenizer, library: tokenizers.Tokenizer, rules: dict[str, Any], **own: Any
+) -> None:
+    """Write the three JSON files of any tokenizer; special tokens are added to `library` in place."""
+    special = tokenizer.vocabulary.special
+    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.tokens])
+    named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
     write_json(folder / "tokenizer.json", json.loads(library.to_str()))
+    config = {**rules, "model_max_length": tokenizer.max_length, **named, **own}
     write_json(folder / "tokenizer_config.json", config)
-    write_json(folder / "special_tokens_map.json", specials)
+    write_json(folder / "special_tokens_map.json", named)
 
 
-def _read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Return the object of a JSON file of the folder, an empty one where there is no such file."""
     path = file_inside(folder, name)
     return {} if path is None else read_json_object(path, limit=limit)
@@ -115,7 +127,8 @@ def _compatibility(path: Path, library: dict[str, Any]) -> str:
     return _WORD_LENGTHS[longest]
 
 
-def _refuse_foreign_rules(folder: Path, lowercase: bool, rules: dict[str, Any]) -> None:
+def refuse_foreign_rules(folder: Path, lowercase: bool, rules: dict[str, Any]) -> None:
+    """Raise DataError where a normalizer, or a configuration, asks for other rules of words than BERT's."""
     if rules.get("auto_map"):
         raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
     if rules.get("type", "BertNormalizer") != "BertNormalizer":

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.files import write_text
 from maskloom.foreign_files import file_inside, parse_json, read_bytes
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION_PREFIX = "##"
 MAX_WORD_LENGTH = 200
 """Characters of a word by Google's rule; a longer one is unknown."""
@@ -24,27 +24,75 @@ MAX_VOCABULARY_BYTES = 256 << 20
 """256 MiB: twenty times the largest vocabularies that are published."""
 
 
-def _id_of(token: str) -> cached_property[int]:
-    found = cached_property(lambda vocabulary: vocabulary.ids[token])
-    found.__doc__ = f"The id of {token}."
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The special token of each role, None where a vocabulary has none.
+
+    `begin` opens a text and `end` closes one, `separator` stands between two texts, `classify` where a text is read as
+    a whole. One token may have several roles.
+    """
+
+    pad: str | None = None
+    unknown: str | None = None
+    classify: str | None = None
+    separator: str | None = None
+    mask: str | None = None
+    begin: str | None = None
+    end: str | None = None
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens that have a role, each once."""
+        return tuple(dict.fromkeys(token for token in astuple(self) if token is not None))
+
+
+BERT_TOKENS = SpecialTokens("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIAL_TOKENS = BERT_TOKENS.tokens
+GPT_TOKENS = SpecialTokens("<pad>", "<unk>", "<extract>", "<delimiter>", begin="<start>", end="<end>")
+END_OF_WORD = "</w>"
+
+
+def _id_of(role: str) -> cached_property[int]:
+    def find(vocabulary: Vocabulary) -> int:
+        token = getattr(vocabulary.special, role)
+        if token is None:
+            known = ", ".join(vocabulary.special.tokens) or "none"
+            raise ConfigError(f"this vocabulary has no {role!r} token; its special tokens: {known}")
+        return vocabulary.ids[token]
+
+    found = cached_property(find)
+    found.__doc__ = f"The id of the special token for `{role}`; raises ConfigError where there is none."
     return found
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """An immutable list of distinct tokens that holds the five special tokens at any places (paper 3.2).
+    """An immutable list of distinct tokens that holds its special tokens at any places (paper 3.2).
 
-    Raises DataError for an empty or repeated token and for missing special tokens, and says where.
+    `prefix` marks pieces that continue a word, `suffix` those that end one; BERT's have "##" and no suffix. Raises
+    DataError for an empty or repeated token and for missing special tokens, and says where.
     """
 
     tokens: tuple[str, ...]
+    special: SpecialTokens
+    prefix: str
+    suffix: str
 
-    def __init__(self, tokens: Sequence[str], *, source: str = "vocabulary") -> None:
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        special: SpecialTokens = BERT_TOKENS,
+        *,
+        prefix: str = CONTINUATION_PREFIX,
+        suffix: str = "",
+        source: str = "vocabulary",
+    ) -> None:
         """Check the tokens; `source` is the file that errors name."""
-        object.__setattr__(self, "tokens", tuple(tokens))
+        for name, value in (("tokens", tuple(tokens)), ("special", special), ("prefix", prefix), ("suffix", suffix)):
+            object.__setattr__(self, name, value)
         first_line: dict[str, int] = {}
         for line, token in enumerate(self.tokens, start=1):
-            if not token.strip():
+            if not (token.strip() if prefix else token):
                 raise DataError(f"{source}, line {line}: the token is empty; every line must hold one token")
             if token in first_line:
                 raise DataError(f"{source}, line {line}: token {token!r:.80} is already on line {first_line[token]}")
@@ -52,9 +100,10 @@ class Vocabulary:
         if _SURROGATE.search("".join(self.tokens)):
             token, line = next(item for item in first_line.items() if _SURROGATE.search(item[0]))
             raise DataError(f"{source}, line {line}: token {token!r:.80} holds half of a surrogate pair")
-        missing = [token for token in SPECIAL_TOKENS if token not in first_line]
+        missing = [token for token in special.tokens if token not in first_line]
         if missing:
-            raise DataError(f"{source}: {len(self.tokens)} tokens, but not {', '.join(missing)}; all five are needed")
+            number = "all five" if special == BERT_TOKENS else "its special tokens"
+            raise DataError(f"{source}: {len(self.tokens)} tokens, but not {', '.join(missing)}; {number} are needed")
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -69,22 +118,49 @@ class Vocabulary:
         """The id of every token."""
         return {token: index for index, token in enumerate(self.tokens)}
 
-    pad_id = _id_of("[PAD]")
-    unk_id = _id_of("[UNK]")
-    cls_id = _id_of("[CLS]")
-    sep_id = _id_of("[SEP]")
-    mask_id = _id_of("[MASK]")
+    pad_id = _id_of("pad")
+    unk_id = _id_of("unknown")
+    cls_id = _id_of("classify")
+    sep_id = _id_of("separator")
+    mask_id = _id_of("mask")
+    begin_id = _id_of("begin")
+    end_id = _id_of("end")
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids of the five special tokens."""
-        return frozenset(self.ids[token] for token in SPECIAL_TOKENS)
+        """The ids of the special tokens."""
+        return frozenset(self.ids[token] for token in self.special.tokens)
+
+    @cached_property
+    def is_mark(self) -> np.ndarray:
+        """For every token, as (tokens,) booleans, whether it only marks where texts begin, end and are read."""
+        special, found = self.special, np.zeros(len(self), dtype=bool)
+        marks = (special.begin, special.end, special.separator, special.classify)
+        found[[self.ids[token] for token in marks if token is not None]] = True
+        return found
+
+    @cached_property
+    def num_characters(self) -> np.ndarray:
+        """The characters that each token stands for, (tokens,): with the blank beside a word, and none for marks.
+
+        A token of bytes counts these.
+        """
+        sizes = []
+        for token, is_first in zip(self.tokens, ~self.is_continuation, strict=True):
+            has_blank = token.endswith(self.suffix) if self.suffix else self.prefix and is_first
+            piece = token.removesuffix(self.suffix) if is_first else token[len(self.prefix) :]
+            sizes.append(0 if token in self.special.tokens else len(piece) + bool(has_blank))
+        return np.array(sizes, dtype=np.int64)
 
     @cached_property
     def is_continuation(self) -> np.ndarray:
         """For every token, as (tokens,) booleans, whether it continues a word, that is, starts with `##`."""
-        length = len(CONTINUATION_PREFIX)
-        return np.array([t.startswith(CONTINUATION_PREFIX) and len(t) > length for t in self.tokens], dtype=bool)
+        length = len(self.prefix)
+        return np.array([length > 0 and t.startswith(self.prefix) and len(t) > length for t in self.tokens], dtype=bool)
+
+    def bare(self, token: str) -> str:
+        """Return the characters that a token stands for, without the mark of where in a word it stands."""
+        return token.removeprefix(self.prefix).removesuffix(self.suffix) or token
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
@@ -99,7 +175,7 @@ class Vocabulary:
             if found is None:
                 raise DataError(f"{path}: the folder holds neither vocab.txt nor tokenizer.json")
             path = found
-        text = _read_text(path)
+        text = read_text(path)
         tokens = _tokens_of_json(text, path) if path.suffix == ".json" else _tokens_of_lines(text)
         return cls(tokens, source=str(path))
 
@@ -115,6 +191,11 @@ class Vocabulary:
             if token != token.strip() or "\n" in token:
                 raise DataError(f"{path}, line {index + 1}: token {token!r:.80} cannot be written as one line of text")
         write_text(path, "".join(f"{token}\n" for token in self.tokens))
+
+
+def vocabulary_sha256(vocabulary: Vocabulary, *more: str) -> str:
+    """Return the SHA-256 over the tokens, a line each, and what else decides how words are cut."""
+    return hashlib.sha256("\n".join([*vocabulary.tokens, *more]).encode()).hexdigest()
 
 
 def wordpiece(word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH) -> list[str]:
@@ -148,7 +229,8 @@ def wordpiece_spans(
     return pieces
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a vocabulary's file; raises DataError that names it unless it is UTF-8."""
     try:
         return read_bytes(path, limit=MAX_VOCABULARY_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -185,6 +267,11 @@ def _tokens_of_json(text: str, path: Path) -> list[str]:
             ids[added["content"]] = added["id"]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not a WordPiece tokenizer.json: {type(error).__name__}: {error}") from None
+    return tokens_by_id(ids, path)
+
+
+def tokens_by_id(ids: dict[Any, Any], path: Path) -> list[str]:
+    """Return tokens in the order of their ids; raises DataError, with the file, unless these are 0, 1, 2, ..."""
     for token, index in ids.items():
         if not isinstance(token, str) or type(index) is not int:
             raise DataError(f"{path}: the token {token!r:.80} has the id {index!r:.80}; an id is a whole number")

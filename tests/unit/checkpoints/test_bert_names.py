@@ -1,4 +1,5 @@
-from maskloom.checkpoints.bert_names import HEAD_NAMES, MAX_LSTM_LAYERS, SAME_NAME, canonical, is_ignored, model_names
+from maskloom.checkpoints.bert_names import HEAD_NAMES, SAME_NAME, canonical, is_ignored, model_names
+from maskloom.checkpoints.published_format import MAX_LSTM_LAYERS
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 

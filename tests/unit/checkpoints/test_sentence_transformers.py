@@ -16,8 +16,8 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.convert import conversion_lines, convert
 from maskloom.runs.export import describe_vectors
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 TEXTS = ["alpha", "beta gamma delta epsilon zeta", "eta theta", "alpha beta gamma " * 6]
@@ -38,7 +38,7 @@ def write_encoder(folder, prefix=""):
         max_position_embeddings=20, initializer_range=0.5,
     )  # fmt: skip
     save_model(build_model(config, (), seed=3), folder / prefix)
-    Tokenizer(Vocabulary(tokens), max_length=20).save(folder / prefix)
+    WordPieceTokenizer(Vocabulary(tokens), max_length=20).save(folder / prefix)
     return folder
 
 

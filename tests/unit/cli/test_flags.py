@@ -34,6 +34,7 @@ from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, r
         (["predict", "--test-file", "x"], "--input"),
         (["evaluate", "--input", "x"], "--data"),
         (["vocab", "train", "--vocab-size", "9"], "--size"),
+        (["corpus", "instances", "--max-predictions-per-seq", "9"], "--max-predictions"),
     ],
 )
 def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
@@ -42,6 +43,20 @@ def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
     said = " ".join(result.output.replace("│", " ").split())
     assert f"No such option: {arguments[-2]}" in said
     assert hint in said
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "rule"),
+    [
+        ("--epochs", "x", "'x': it must be a valid number"),
+        ("--seed", "1.5", "'1.5': it must be a valid integer"),
+        ("--restarts", "0", "'0': it must be greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_number_is_named_with_its_rule(flag, value, rule):
+    result = CliRunner().invoke(app, ["finetune", flag, value])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}': {rule}" in " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
@@ -156,3 +171,40 @@ def test_control_characters_in_findings_and_notes_are_shown_and_not_sent(monkeyp
     wnli = {"status": "majority", "label": "\x1b[2J", "columns": {}}
     result = {"tasks": {"wnli": wnli}, "absent": {}, "paper_average": none, "leaderboard_score": none}
     assert r"every answer is \x1b[2J," in notes_of(result)[1]
+
+
+BUILD = ["corpus", "build", "t", "--vocab", "v", "--out", "o"]
+READ = ["--model", "m", "--input", "t.jsonl", "--output"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "expected"),
+    [
+        (BUILD, "corpus.build_corpus_from_files", {"documents": "blank-line", "language": None, "sentences": "split"}),
+        ([*BUILD, "--documents", "file"], "corpus.build_corpus_from_files", {"documents": "file"}),
+        ([*BUILD, "--language", "de"], "corpus.build_corpus_from_files", {"language": "de"}),
+        (
+            ["vocab", "train", "t", "--size", "9", "--out", "o"],
+            "vocabulary.train_vocabulary_from_files",
+            {"score": "frequency"},
+        ),
+        (["predict", *READ, "o.csv"], "predict.predict", {"csv_safe": False}),
+        (["predict", *READ, "o.csv", "--csv-safe"], "predict.predict", {"csv_safe": True}),
+        (["embed", *READ, "o.npy"], "embed.embed", {"normalize": None}),
+        (["embed", *READ, "o.npy", "--normalize"], "embed.embed", {"normalize": True}),
+        (["export", "r", "--out", "o", "--for-vectors", "cls"], "export.describe_vectors", {"normalize": False}),
+        (
+            ["export", "r", "--out", "o", "--for-vectors", "cls", "--normalize"],
+            "export.describe_vectors",
+            {"normalize": True},
+        ),
+    ],
+)
+def test_a_flag_reaches_what_does_the_work(arguments, function, expected, monkeypatch):
+    given = []
+    monkeypatch.setattr("maskloom.runs.export.export", lambda *_, **__: {})
+    for name in ("look_at_input", "look_at_texts"):
+        monkeypatch.setattr(f"maskloom.runs.first_look.{name}", lambda *_, **__: None)
+    monkeypatch.setattr(f"maskloom.runs.{function}", lambda *_, **values: given.append(values))
+    CliRunner().invoke(app, arguments)
+    assert [{key: values[key] for key in expected} for values in given] == [expected]

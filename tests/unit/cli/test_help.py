@@ -42,6 +42,14 @@ def test_help_is_printed_as_it_is_written(name: str, monkeypatch) -> None:
         assert "".join(text.replace("\\[", "[").split()) in shown
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_name_of_an_option_is_cut_on_a_narrow_screen(name: str, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).output.replace("│", " ").split()
+    names = {name for option in COMMANDS[name].params for name in (option.opts[0], *option.secondary_opts)}
+    assert {name for name in names if name.startswith("-")} <= set(shown)
+
+
 ORDER = (
     "--model", "--ensemble", "--train", "--dev", "--data", "--input", "--out", "--output", "--task", "--epochs",
     "--batch-size", "--seed", "--restarts", "--recipe", "--grid", "--metric", "--text-column", "--format",

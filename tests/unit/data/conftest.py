@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 
 class MemoryCorpus:
@@ -13,12 +14,13 @@ class MemoryCorpus:
 
     def __init__(self, documents: Sequence[Sequence[Sequence[int]]], vocabulary: Vocabulary) -> None:
         sentences = [np.asarray(sentence, dtype=np.uint16) for document in documents for sentence in document]
-        self.vocabulary = vocabulary
+        self.vocabulary, self.tokenizer = vocabulary, WordPieceTokenizer(vocabulary)
         self.document_offsets = np.cumsum([0, *map(len, documents)]).astype(np.int64)
         self.sentence_lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int32)
         self.num_documents, self.num_sentences = len(documents), len(sentences)
         self.num_tokens = int(self.sentence_lengths.sum())
-        self._ends = np.concatenate([[0], np.cumsum(self.sentence_lengths)])
+        self._ends = self.sentence_offsets = np.concatenate([[0], np.cumsum(self.sentence_lengths)])
+        self.folder = "memory"
         self._ids = np.concatenate([*sentences, np.array([], dtype=np.uint16)])
 
     def sentences(self, first: int, last: int) -> np.ndarray:

@@ -15,8 +15,9 @@ from maskloom.data.corpus_manifest import write_manifest
 from maskloom.errors import DataError
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefg"]))
+TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefg"]))
 DOCUMENTS = [[[5, 6], [7]], [[8, 8, 8]], [[9, 10, 11], [5], [6, 7]]]
 FILES = (
     "shards/00000.tokens",
@@ -69,7 +70,7 @@ def test_everything_is_where_it_was_put(whole: Path) -> None:
     assert corpus.sentences(1, 5).tolist() == joined(flat[1:5])
     assert corpus.sentences(4, 4).tolist() == []
     assert corpus.vocabulary.tokens == TOKENIZER.vocabulary.tokens
-    assert corpus.lowercase
+    assert corpus.tokenizer.lowercase
     assert Tokenizer.load(whole).token_ids("a b") == [5, 6]
     assert repr(corpus).endswith("3 documents, 6 sentences, 12 tokens)")
 

@@ -11,11 +11,11 @@ from maskloom.data.corpus_building import build_corpus
 from maskloom.data.corpus_estimate import estimated_corpus
 from maskloom.data.documents import source_files
 from maskloom.data.sentence_encoding import SentenceEncoder
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = [first + second + "o" for first in "bdfgklmnprst" for second in "aeiou"]
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]))
+TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]))
 
 
 def text(num_sentences: int, seed: int) -> str:

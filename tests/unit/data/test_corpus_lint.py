@@ -11,8 +11,8 @@ from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
 from maskloom.data.corpus_lint import Finding, lint_corpus
 from maskloom.runs.corpus import lint
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [first + second + "o" for first in "bdfgklmnprst" for second in "aeiou"]
@@ -47,7 +47,7 @@ def linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
             (tmp_path / "texts" / f"{number}.txt").write_bytes(content)
         if "ignored" in options:
             (tmp_path / "texts" / options.pop("ignored")).write_text("x")
-        settings = {"tokenizer": Tokenizer(VOCABULARY), "sentences": "lines", **options}
+        settings = {"tokenizer": WordPieceTokenizer(VOCABULARY), "sentences": "lines", **options}
         build_corpus(tmp_path / "texts", out=tmp_path / "out", **settings)
         found = lint_corpus(Corpus.open(tmp_path / "out"))
         assert [finding.as_dict() for finding in found] == lint(tmp_path / "out")
@@ -156,7 +156,7 @@ def test_another_script_falls_into_letters(linted: Lint) -> None:
 
 
 def test_another_script_falls_into_unknown_tokens(linted: Lint) -> None:
-    latin = Tokenizer(Vocabulary([*SPECIALS, *WORDS, ".", *LATIN]))
+    latin = WordPieceTokenizer(Vocabulary([*SPECIALS, *WORDS, ".", *LATIN]))
     found = linted([in_cyrillic(document) for document in documents(80)], tokenizer=latin)
     # every word of a document is one unknown token, so that its sentences are all alike
     assert {"other_script", "unknown_tokens"} <= set(found)
@@ -165,7 +165,7 @@ def test_another_script_falls_into_unknown_tokens(linted: Lint) -> None:
 
 def test_single_characters_are_words_where_the_script_has_them(linted: Lint) -> None:
     signs = [chr(0x4E00 + index) for index in range(60)]
-    chinese = Tokenizer(Vocabulary([*SPECIALS, *signs, "."]))
+    chinese = WordPieceTokenizer(Vocabulary([*SPECIALS, *signs, "."]))
     table = dict(zip(WORDS, signs, strict=True))
     texts = []
     for document in documents(80):

@@ -11,10 +11,10 @@ from maskloom.data import corpus_statistics as statistics
 from maskloom.data.corpus import Corpus
 from maskloom.data.corpus_building import build_corpus
 from maskloom.data.corpus_statistics import corpus_statistics, estimated_instances, unigram_entropy
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]))
+TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]))
 # documents of 2, 1 and 1 sentences with 3 + 1, 2 and 4 tokens: five a, three b, two unknown
 TEXT = "a a b\nb\n\na ?\n\na ! b a\n\na ?\n"
 

@@ -13,6 +13,7 @@ from maskloom.text import sentences as text_sentences
 from maskloom.text.sentences import split_sentences
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnoprstuvwyz"
@@ -51,7 +52,7 @@ def expected(tokenizer: Tokenizer, texts: list[str], sentences: str) -> list[lis
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("compatibility", ["google", "hf"])
 def test_the_ids_are_those_of_the_tokenizer(sentences, lowercase: bool, compatibility) -> None:
-    tokenizer = Tokenizer(VOCABULARY, lowercase=lowercase, compatibility=compatibility)
+    tokenizer = WordPieceTokenizer(VOCABULARY, lowercase=lowercase, compatibility=compatibility)
     encoder = SentenceEncoder(tokenizer, sentences=sentences)
     for _ in range(2):  # from an empty and from a filled cache
         encoded = encoder.encode(TEXTS)
@@ -64,7 +65,7 @@ def test_the_ids_are_those_of_the_tokenizer(sentences, lowercase: bool, compatib
     st.lists(st.text(CHARACTERS, max_size=40), min_size=1, max_size=4), st.booleans(), st.sampled_from(["google", "hf"])
 )
 def test_any_text_gives_the_ids_of_the_tokenizer(texts: list[str], lowercase: bool, compatibility) -> None:
-    tokenizer = Tokenizer(VOCABULARY, lowercase=lowercase, compatibility=compatibility)
+    tokenizer = WordPieceTokenizer(VOCABULARY, lowercase=lowercase, compatibility=compatibility)
     encoded = SentenceEncoder(tokenizer, sentences="lines").encode(texts)
     assert decoded(encoded) == expected(tokenizer, texts, "lines")
     num_lines = sum(text.count("\n") + 1 for text in texts)
@@ -73,7 +74,7 @@ def test_any_text_gives_the_ids_of_the_tokenizer(texts: list[str], lowercase: bo
 
 @pytest.mark.parametrize("max_not_kept", [5, 1000])
 def test_a_full_cache_and_small_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, max_not_kept: int) -> None:
-    tokenizer = Tokenizer(VOCABULARY)
+    tokenizer = WordPieceTokenizer(VOCABULARY)
     monkeypatch.setattr(sentence_encoding, "MAX_CACHED_WORDS", 12)
     monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 10)
     monkeypatch.setattr(sentence_encoding, "_MAX_NOT_KEPT", max_not_kept)
@@ -85,7 +86,7 @@ def test_a_full_cache_and_small_blocks_change_nothing(monkeypatch: pytest.Monkey
 def test_documents_are_taken_from_the_list_while_they_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 3)
     documents = [b"the a", b"a", b"the"]
-    left = [len(documents) for _ in SentenceEncoder(Tokenizer(VOCABULARY), sentences="lines").parts(documents)]
+    left = [len(documents) for _ in SentenceEncoder(WordPieceTokenizer(VOCABULARY), sentences="lines").parts(documents)]
     assert left == [2, 2, 0]
 
 
@@ -102,7 +103,7 @@ def test_long_documents_and_lines_are_encoded_piece_by_piece(
         "\n\n\x01" * 30,
         "x" * 300 + " the",
     ]
-    tokenizer = Tokenizer(VOCABULARY, compatibility=compatibility)
+    tokenizer = WordPieceTokenizer(VOCABULARY, compatibility=compatibility)
     encoder = SentenceEncoder(tokenizer, sentences=sentences)
     parts = list(encoder.parts([text.encode() for text in texts]))
     assert len(parts) > 40
@@ -119,7 +120,7 @@ def test_memory_does_not_hang_on_the_shape_of_a_text(sentences, unit: str, monke
     monkeypatch.setattr(text_sentences, "_WINDOW_BYTES", 1 << 13)
     monkeypatch.setattr(text_sentences, "_MARGIN", 1 << 6)
     content = (unit * ((1 << 17) // len(unit.encode()))).encode()
-    encoder = SentenceEncoder(Tokenizer(VOCABULARY), sentences=sentences)
+    encoder = SentenceEncoder(WordPieceTokenizer(VOCABULARY), sentences=sentences)
     encoder.encode(["a"])
     tracemalloc.start()
     try:
@@ -135,14 +136,14 @@ def test_memory_does_not_hang_on_the_shape_of_a_text(sentences, unit: str, monke
 def test_a_run_without_any_end_of_a_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 20)
     monkeypatch.setattr(sentence_encoding, "_LONGEST_RUN", 400)
-    tokenizer = Tokenizer(VOCABULARY, lowercase=False)
+    tokenizer = WordPieceTokenizer(VOCABULARY, lowercase=False)
     encoded = SentenceEncoder(tokenizer, sentences="lines").encode(["é" * 1000 + " the\nthe"])
     the = VOCABULARY.ids["the"]
     assert decoded(encoded) == [[[VOCABULARY.unk_id] * 5 + [the], [the]]]
 
 
 def test_long_words_are_not_kept() -> None:
-    encoder = SentenceEncoder(Tokenizer(VOCABULARY), sentences="lines")
+    encoder = SentenceEncoder(WordPieceTokenizer(VOCABULARY), sentences="lines")
     encoder.encode(["the " + "é" * 80 + " " + "x" * 300 + " a"])
     assert len(encoder._known) == 2
 
@@ -150,6 +151,6 @@ def test_long_words_are_not_kept() -> None:
 def test_ids_take_two_bytes_while_they_fit() -> None:
     assert token_type(65_536) == np.dtype("<u2")
     assert token_type(65_537) == np.dtype("<u4")
-    large = Tokenizer(Vocabulary([*SPECIALS, *(f"w{index}" for index in range(70_000))]))
+    large = WordPieceTokenizer(Vocabulary([*SPECIALS, *(f"w{index}" for index in range(70_000))]))
     encoded = SentenceEncoder(large, sentences="lines").encode(["w69999 w1"])
     assert decoded(encoded, "<u4") == [[[70_004, 6]]]

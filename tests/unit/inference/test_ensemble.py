@@ -11,8 +11,8 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
@@ -26,7 +26,7 @@ def member(seed, kind="single", labels=None, words=WORDS, max_length=16, setting
         intermediate_size=24, max_position_embeddings=16, initializer_range=0.5,
     )  # fmt: skip
     model = build_model(config, task.heads, task.num_outputs, seed=seed)
-    tokenizer = Tokenizer(Vocabulary([*SPECIAL, *words]), max_length=16, lowercase=lowercase)
+    tokenizer = WordPieceTokenizer(Vocabulary([*SPECIAL, *words]), max_length=16, lowercase=lowercase)
     return Predictor(model, tokenizer, task=task, max_length=max_length, settings=about)
 
 

@@ -13,8 +13,8 @@ from maskloom.files import write_json
 from maskloom.inference import Ensemble, Predictor, resolve_model_folder
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import Bert, BertConfig
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 TEXTS = ["alpha", "beta gamma delta epsilon zeta", "eta theta", "unknown alpha", "alpha beta " * 20]
@@ -27,7 +27,7 @@ def write_model(folder, heads=("mlm", "nsp"), num_labels=None, extra_tokens=(), 
         max_position_embeddings=20, initializer_range=0.5,
     )  # fmt: skip
     save_model(build_model(config, heads, num_labels, seed=3), folder, extra_config=extra)
-    Tokenizer(Vocabulary([*tokens, *extra_tokens]), max_length=20).save(folder)
+    WordPieceTokenizer(Vocabulary([*tokens, *extra_tokens]), max_length=20).save(folder)
     return folder
 
 

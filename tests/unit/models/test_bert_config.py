@@ -2,7 +2,9 @@ import pytest
 from pydantic import ValidationError
 
 from maskloom.errors import ConfigError, DataError
+from maskloom.models.architectures import published_config
 from maskloom.models.bert import BertConfig
+from maskloom.models.gpt_config import GptConfig
 
 GOOGLE = {
     "attention_probs_dropout_prob": 0.1,
@@ -88,7 +90,14 @@ def test_all_wrong_values_are_reported_at_once():
 @pytest.mark.parametrize("values", [[], "bert", None])
 def test_a_configuration_is_an_object(values):
     with pytest.raises(DataError, match="a model configuration is a JSON object"):
-        BertConfig.from_published(values, "c.json")
+        published_config(values, "c.json")
+
+
+def test_a_model_type_chooses_the_architecture():
+    assert isinstance(published_config({"model_type": "openai-gpt"}, "c.json"), GptConfig)
+    assert isinstance(published_config({}, "c.json"), BertConfig)
+    with pytest.raises(DataError, match=r"c\.json: model_type = 't5': only these are supported: bert, "):
+        published_config({"model_type": "t5"}, "c.json")
 
 
 def test_sizes_take_overrides():

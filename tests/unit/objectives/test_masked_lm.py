@@ -89,7 +89,7 @@ def test_a_batch_without_predictions_has_a_loss_of_zero():
 
 def test_next_sentence_can_be_left_out_but_not_missed():
     model, batch = build_model(CONFIG, heads=("mlm",), seed=4), batch_of([5, 6], 3, has_pairs=False)
-    assert set(MaskedLanguageModeling(next_sentence=False).loss_sums(model, batch)) == {"mlm"}
-    assert set(MaskedLanguageModeling(next_sentence=False).target_counts(batch)) == {"mlm"}
-    with pytest.raises(ValueError, match="next-sentence labels"):
+    assert set(MaskedLanguageModeling(pair_part=None).loss_sums(model, batch)) == {"mlm"}
+    assert set(MaskedLanguageModeling(pair_part=None).target_counts(batch)) == {"mlm"}
+    with pytest.raises(ValueError, match="nsp needs a batch with labels of pairs"):
         MaskedLanguageModeling().loss_sums(model, batch)

@@ -11,6 +11,7 @@ from maskloom.errors import ConfigError
 from maskloom.runs.instances import write_google_instances
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["a", "b", "c", "d", "e", "f"]
 TEXT = "a b\nc d e\nf a b\n\nd e\n\nb b\nc\n"
@@ -18,7 +19,7 @@ TEXT = "a b\nc d e\nf a b\n\nd e\n\nb b\nc\n"
 
 @pytest.fixture
 def vocab(tmp_path: Path) -> Path:
-    Tokenizer(Vocabulary([*SPECIAL_TOKENS, *WORDS])).save(tmp_path / "vocab")
+    WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *WORDS])).save(tmp_path / "vocab")
     return tmp_path / "vocab"
 
 

@@ -39,6 +39,7 @@ def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
         "for",
     ]
     assert len(phase_lines(plan, PretrainingAccount(16_000, 100.0, 15.0, 0.0))) == 2
+    assert " tokens, 3,200 epochs of 20 " in phase_lines(plan, PretrainingAccount(20, 100.0, 15.0, 0.0))[0]
 
 
 def test_finetuning_tells_the_epochs_over_what_batches_hold():

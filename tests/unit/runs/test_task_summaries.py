@@ -101,6 +101,8 @@ def test_files_in_lines():
     assert (
         written_lines({**counts, "num_predictions": 5})[0] == "written  o.npy: 5 predictions, in the order of the input"
     )
+    noted = {**counts, **vectors, "data": {**counts["data"], "notes": ["cut as training was not"]}}
+    assert written_lines(noted)[1].endswith("; cut as training was not")
 
 
 def test_the_command_to_try_can_be_copied():

@@ -18,11 +18,11 @@ from maskloom.runs.info import describe_folder
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.tagging.features import all_tokens
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat"]
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), max_length=16)
+TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), max_length=16)
 CONFIG = BertConfig(
     vocab_size=11, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=12,
     max_position_embeddings=16, initializer_range=0.3,

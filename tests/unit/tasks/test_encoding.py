@@ -3,10 +3,10 @@ import pytest
 
 from maskloom.tasks.encoding import ShuffledBatches, batches_by_length, encode_examples
 from maskloom.tasks.examples import Example
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]), max_length=64)
+TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]), max_length=64)
 
 
 def encoded(num_examples=101, max_length=20):

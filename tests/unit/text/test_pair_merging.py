@@ -79,7 +79,7 @@ def naive_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_f
 
 def fast_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_frequency: int) -> list[str]:
     ordered = sorted(words)
-    return merge_pairs(
+    symbols, _ = merge_pairs(
         ordered,
         [words[word] for word in ordered],
         symbols_of(words),
@@ -87,6 +87,7 @@ def fast_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_fr
         score=score,
         min_frequency=min_frequency,
     )
+    return symbols
 
 
 @pytest.mark.parametrize("few", [0, 3, 1000])

@@ -12,6 +12,7 @@ from maskloom.text.agreed_characters import agreed_ranges, is_agreed
 from maskloom.text.normalization import split_chunks
 from maskloom.text.tokenizer import Encoding, Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 FAST_CHARACTERS = st.one_of(*(st.characters(min_codepoint=a, max_codepoint=b) for a, b in agreed_ranges()))
 FAST_TEXT = st.text(st.one_of(FAST_CHARACTERS, st.sampled_from("ab cdeABCé\u0301\u00ad\u2028\x0b中한αβδ.,'")))
@@ -20,7 +21,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=[]) | st.sampled_from("abcAB
 
 @pytest.fixture(scope="module")
 def tokenizer(letters_vocabulary: Vocabulary) -> Tokenizer:
-    return Tokenizer(letters_vocabulary)
+    return WordPieceTokenizer(letters_vocabulary)
 
 
 def ids_of(tokenizer: Tokenizer, tokens: str) -> list[int]:
@@ -81,26 +82,26 @@ def test_a_single_text_keeps_its_start(tokenizer: Tokenizer) -> None:
 
 
 def test_limits_are_checked(letters_vocabulary: Vocabulary) -> None:
-    small = Tokenizer(letters_vocabulary, max_length=16)
+    small = WordPieceTokenizer(letters_vocabulary, max_length=16)
     assert small.encode("a " * 40).num_truncated == 26
     with pytest.raises(ConfigError, match="max_length = 17: the model's limit is 16"):
         small.encode("a", max_length=17)
     with pytest.raises(ConfigError, match="need 3"):
         small.encode("a", "b", max_length=2)
     with pytest.raises(ConfigError, match="max_length = 2"):
-        Tokenizer(letters_vocabulary, max_length=2)
+        WordPieceTokenizer(letters_vocabulary, max_length=2)
     with pytest.raises(ConfigError, match="'google', 'hf'"):
-        Tokenizer(letters_vocabulary, compatibility="bert")  # pyright: ignore[reportArgumentType]
+        WordPieceTokenizer(letters_vocabulary, compatibility="bert")  # pyright: ignore[reportArgumentType]
 
 
 def test_special_tokens_in_a_text_are_plain_text_unless_asked(letters_vocabulary: Vocabulary) -> None:
-    tokenizer = Tokenizer(letters_vocabulary)
+    tokenizer = WordPieceTokenizer(letters_vocabulary)
     assert "[MASK]" not in tokenizer.tokens("a [MASK] b")
     parsed = tokenizer.encode("the[MASK]Σ [SEP]", parse_special_tokens=True)
     assert parsed.ids == ids_of(tokenizer, "[CLS] the [MASK] σ [SEP] [SEP]")
     assert parsed.words == [None, 0, 1, 2, 3, None]
     assert parsed.offsets == [(0, 0), (0, 3), (3, 9), (9, 10), (11, 16), (0, 0)]
-    kept = Tokenizer(letters_vocabulary, compatibility="hf")
+    kept = WordPieceTokenizer(letters_vocabulary, compatibility="hf")
     assert kept.tokens("the[MASK]") == ["the", "[MASK]"]
     assert kept.encode_batch([("the[MASK]", None), ("a", "[PAD] b")])[1].ids == ids_of(
         kept, "[CLS] a [SEP] [PAD] b [SEP]"
@@ -109,23 +110,23 @@ def test_special_tokens_in_a_text_are_plain_text_unless_asked(letters_vocabulary
 
 @pytest.mark.parametrize(("compatibility", "limit"), [("google", 200), ("hf", 100)])
 def test_word_length_limits(letters_vocabulary: Vocabulary, compatibility, limit: int) -> None:
-    tokenizer = Tokenizer(letters_vocabulary, compatibility=compatibility)
+    tokenizer = WordPieceTokenizer(letters_vocabulary, compatibility=compatibility)
     for odd in ("", "Σ"):
         assert "[UNK]" not in tokenizer.tokens("x" * (limit - len(odd)) + odd)
         assert tokenizer.tokens("x" * (limit + 1 - len(odd)) + odd) == ["[UNK]"]
 
 
 def test_cased_keeps_accents_and_uncased_drops_them(letters_vocabulary: Vocabulary) -> None:
-    assert Tokenizer(letters_vocabulary, lowercase=False).tokens("Éé") == ["[UNK]"]
-    assert Tokenizer(letters_vocabulary, lowercase=False).tokens("Aé") == ["A", "##é"]
-    assert Tokenizer(letters_vocabulary, lowercase=True).tokens("Aé") == ["a", "##e"]
+    assert WordPieceTokenizer(letters_vocabulary, lowercase=False).tokens("Éé") == ["[UNK]"]
+    assert WordPieceTokenizer(letters_vocabulary, lowercase=False).tokens("Aé") == ["A", "##é"]
+    assert WordPieceTokenizer(letters_vocabulary, lowercase=True).tokens("Aé") == ["a", "##e"]
 
 
 def test_odd_input(tokenizer: Tokenizer) -> None:
     assert tokenizer.tokens(b"ab\xff c") == ["ab", "c"]
     assert tokenizer.encode(b"x", b"y").segments == [0, 0, 0, 1, 1]
     assert tokenizer.tokens("x \ud800 y") == ["x", "[UNK]", "y"]
-    assert Tokenizer(tokenizer.vocabulary, compatibility="hf").tokens("x \ud800") == ["x", "[UNK]"]
+    assert WordPieceTokenizer(tokenizer.vocabulary, compatibility="hf").tokens("x \ud800") == ["x", "[UNK]"]
 
 
 @given(text=FAST_TEXT, lowercase=st.booleans())
@@ -133,7 +134,7 @@ def test_odd_input(tokenizer: Tokenizer) -> None:
 def test_library_and_rules_agree_on_ids_words_and_offsets(
     letters_vocabulary: Vocabulary, text: str, lowercase: bool
 ) -> None:
-    tokenizer = Tokenizer(letters_vocabulary, lowercase=lowercase)
+    tokenizer = WordPieceTokenizer(letters_vocabulary, lowercase=lowercase)
     assert is_agreed(text)
     assert tokenizer._pieces([text], False)[0] == tokenizer._pieces_by_rules(text)
 
@@ -155,7 +156,7 @@ def by_rules(tokenizer: Tokenizer, *texts: str | None) -> Encoding:
 def test_batches_chunks_and_single_texts_follow_the_published_rule(
     letters_vocabulary: Vocabulary, texts: list[str], lowercase: bool
 ) -> None:
-    tokenizer = Tokenizer(letters_vocabulary, lowercase=lowercase, max_length=10_000)
+    tokenizer = WordPieceTokenizer(letters_vocabulary, lowercase=lowercase, max_length=10_000)
     pairs = [(text, other) for text, other in zip(texts, [*texts[1:], None], strict=False)]
     expected = [by_rules(tokenizer, *pair) for pair in pairs]
     assert tokenizer.encode_batch(pairs) == expected
@@ -170,7 +171,7 @@ def test_batches_chunks_and_single_texts_follow_the_published_rule(
 @given(text=ANY_TEXT)
 @settings(deadline=None)
 def test_offsets_lie_in_the_text_and_words_ascend(letters_vocabulary: Vocabulary, text: str) -> None:
-    encoding = Tokenizer(letters_vocabulary).encode(text)
+    encoding = WordPieceTokenizer(letters_vocabulary).encode(text)
     words = [word for word in encoding.words if word is not None]
     assert words == sorted(words)
     assert set(words) == set(range(len(set(words))))
@@ -208,10 +209,10 @@ LONG_WORD = st.builds(
     text=st.lists(FAST_TEXT | ANY_TEXT | LONG_WORD, max_size=6).map("".join), size=st.integers(1, 12), hf=st.booleans()
 )
 def test_a_text_in_parts_is_the_text_in_one(letters_vocabulary: Vocabulary, text: str, size: int, hf: bool) -> None:
-    tokenizer = Tokenizer(letters_vocabulary, max_length=10_000, compatibility="hf" if hf else "google")
+    tokenizer = WordPieceTokenizer(letters_vocabulary, max_length=10_000, compatibility="hf" if hf else "google")
     whole = tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("tokenizer", "long_texts"):
+        for module in ("wordpiece_tokenizer", "long_texts"):
             patch.setattr(f"maskloom.text.{module}.LONGEST_PART", size)
         assert (tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)) == whole
         assert tokenizer.encode_batch([(text, text), ("a b", None)])[0].ids == tokenizer.encode(text, text).ids
@@ -219,7 +220,7 @@ def test_a_text_in_parts_is_the_text_in_one(letters_vocabulary: Vocabulary, text
 
 def test_a_long_text_keeps_the_places_of_its_words(tokenizer: Tokenizer) -> None:
     text = "The abc, 中 x. " * 5000
-    encoding = Tokenizer(tokenizer.vocabulary, max_length=10**6).encode(text)
+    encoding = WordPieceTokenizer(tokenizer.vocabulary, max_length=10**6).encode(text)
     assert tokenizer.token_ids(text) == encoding.ids[1:-1] == tokenizer.token_ids("The abc, 中 x. ") * 5000
     assert [text[start:end] for start, end in encoding.offsets[-7:-1]] == ["The", "abc", ",", "中", "x", "."]
     assert encoding.words[-2] == 5000 * 6 - 1

@@ -9,6 +9,7 @@ import tokenizers
 from maskloom.errors import DataError
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 UNCASED = Vocabulary([*SPECIAL_TOKENS, "a", "##b"])
 CASED = Vocabulary([*SPECIAL_TOKENS, "A", "##b"])
@@ -21,7 +22,7 @@ def write(folder: Path, name: str, values: object) -> None:
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("compatibility", ["google", "hf"])
 def test_a_saved_tokenizer_opens_as_it_was(tmp_path: Path, lowercase: bool, compatibility) -> None:
-    tokenizer = Tokenizer(UNCASED, lowercase=lowercase, max_length=99, compatibility=compatibility)
+    tokenizer = WordPieceTokenizer(UNCASED, lowercase=lowercase, max_length=99, compatibility=compatibility)
     tokenizer.save(tmp_path / "t")
     names = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
     assert {path.name for path in (tmp_path / "t").iterdir()} == names
@@ -36,7 +37,7 @@ def test_a_saved_tokenizer_opens_as_it_was(tmp_path: Path, lowercase: bool, comp
 
 
 def test_saving_leaves_raw_text_without_special_tokens(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(UNCASED)
+    tokenizer = WordPieceTokenizer(UNCASED)
     tokenizer.save(tmp_path)
     assert tokenizer.tokens("[MASK]") == ["[UNK]"] * 3
 
@@ -93,7 +94,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
 def only_json(folder, **changes):
     """Leave tokenizer.json alone in a folder of ours without what says that it is ours, with changes to its model."""
     vocabulary = Vocabulary([*SPECIAL_TOKENS, "a", "##a", "b"])
-    Tokenizer(vocabulary, max_length=512, compatibility="hf").save(folder)
+    WordPieceTokenizer(vocabulary, max_length=512, compatibility="hf").save(folder)
     values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     values["model"].update(changes.pop("model", {}))
     write(folder, "tokenizer.json", {**values, **changes})
@@ -114,7 +115,7 @@ def test_a_tokenizer_json_alone_is_followed(tmp_path, longest, compatibility):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"type": "BPE"}}, "its model is 'BPE'; BERT's is 'WordPiece'"),
+        ({"model": {"type": "Unigram"}}, "its model is 'Unigram'; BERT's is 'WordPiece'"),
         ({"model": {"continuing_subword_prefix": "@@"}}, "continuing_subword_prefix is '@@'; BERT's is '##'"),
         ({"model": {"unk_token": "<unk>"}}, "unk_token is '<unk>'"),
         ({"model": {"max_input_chars_per_word": 50}}, r"max_input_chars_per_word is 50; 100 \(hf\) or 200 \(google\)"),

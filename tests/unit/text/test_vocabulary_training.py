@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.vocabulary_training import TrainedVocabulary, longest_token, measure_coverage, train_vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog; the dog sleeps, the fox runs quickly.",
@@ -128,7 +128,7 @@ def test_rare_characters_over_the_limit_make_their_words_unknown() -> None:
     assert trained.report.dropped_characters == "z"
     assert not any("z" in token for token in trained.vocabulary.tokens)
     assert trained.report.unknown_rate == pytest.approx(2 / 5)
-    assert Tokenizer(trained.vocabulary).tokens("abz aab") == ["[UNK]", "aab"]
+    assert WordPieceTokenizer(trained.vocabulary).tokens("abz aab") == ["[UNK]", "aab"]
 
 
 def test_too_long_words_and_lone_surrogates_take_no_part() -> None:
@@ -141,7 +141,7 @@ def test_too_long_words_and_lone_surrogates_take_no_part() -> None:
 def test_the_report_counts_what_encoding_does() -> None:
     trained = train(size=120)
     report = trained.report
-    tokenizer = Tokenizer(trained.vocabulary)
+    tokenizer = WordPieceTokenizer(trained.vocabulary)
     encodings = [tokenizer.encode(text) for text in TEXTS]
     num_words = sum(len({w for w in e.words if w is not None}) for e in encodings)
     num_pieces = sum(len(e.ids) - 2 for e in encodings)
@@ -156,12 +156,12 @@ def test_the_report_counts_what_encoding_does() -> None:
 
 def test_coverage_weighs_words_by_their_counts() -> None:
     vocabulary = Vocabulary([*SPECIAL_TOKENS, "ab", "a", "##c"])
-    coverage = measure_coverage(vocabulary, {"ab": 5, "acc": 2, "x": 3, "\ud800": 1})
+    coverage = measure_coverage(WordPieceTokenizer(vocabulary), {"ab": 5, "acc": 2, "x": 3, "\ud800": 1})
     assert coverage["unknown_rate"] == pytest.approx(4 / 11)
     assert coverage["single_piece_rate"] == pytest.approx(5 / 11)
     assert coverage["pieces_per_word"] == pytest.approx((5 + 6 + 3 + 1) / 11)
     assert coverage["characters_per_piece"] == pytest.approx((10 + 6 + 3 + 1) / 15)
-    assert measure_coverage(vocabulary, {})["pieces_per_word"] == 0
+    assert measure_coverage(WordPieceTokenizer(vocabulary), {})["pieces_per_word"] == 0
 
 
 def test_progress_is_told_in_stages() -> None:

@@ -77,9 +77,10 @@ def test_loss_equals_the_mean_over_predictions_and_sequences() -> None:
     objective = MaskedLanguageModeling()
     with torch.inference_mode():
         sums = objective.loss_sums(model, batch)
-        scores = {name: (model.heads[name](x), y) for name, (x, y) in objective._vectors(model, batch).items()}
-    mlm = torch.nn.functional.cross_entropy(*scores["mlm"])
-    nsp = torch.nn.functional.cross_entropy(*scores["nsp"])
+        hidden, pooled = objective._vectors(model, batch)
+        labels, pairs = torch.from_numpy(batch.mlm_labels), torch.from_numpy(batch.nsp_labels)
+        mlm = torch.nn.functional.cross_entropy(model.heads["mlm"](hidden), labels)
+        nsp = torch.nn.functional.cross_entropy(model.heads["nsp"](pooled), pairs)
     assert float(sums["mlm"]) / 20 == pytest.approx(float(mlm), rel=1e-5)
     assert float(sums["nsp"]) / 2 == pytest.approx(float(nsp), rel=1e-5)
 

@@ -12,7 +12,7 @@ from maskloom.training import memory as module
 from maskloom.training.memory import fitting_micro_batch_size
 from maskloom.training.ranks import ONE_RANK, Ranks
 
-OBJECTIVE = MaskedLanguageModeling(next_sentence=False)
+OBJECTIVE = MaskedLanguageModeling(pair_part=None)
 
 
 def _batch(lengths: list[int]) -> PretrainingBatch:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from maskloom.metrics.language_model import PAIR_TASKS, PARTS, pair_task_of, part_of
 from maskloom.runs.charts import Line, line_chart
 from maskloom.runs.report.record import RunRecord
 from maskloom.runs.report.tables import scores, with_unit
@@ -41,9 +42,9 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     metrics = scores(runs[0])
     entropy = metrics.get("unigram_entropy")
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
-    part = "lm" if "lm_loss" in metrics else "mlm"
+    part, pair = part_of(metrics) or "mlm", pair_task_of(metrics) or "nsp"
     loss = _chart(
-        "Language-model loss, nats per token" if part == "lm" else "Masked-LM loss, nats per token",
+        f"{_capital(PARTS[part].loss)} loss, nats per token",
         runs,
         colours,
         ("losses", part),
@@ -52,10 +53,9 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         marks=marks,
         note="Thin: training; with dots: held out. Below the dashed line the model uses context.",
     )
-    pair = "sop" if "sop_accuracy" in metrics else "nsp"
     majority = metrics.get(f"{pair}_majority_fraction")
     sentence = _chart(
-        "Sentence-order accuracy, held out" if pair == "sop" else "Next-sentence accuracy, held out",
+        f"{_capital(PAIR_TASKS[pair])} accuracy, held out",
         runs,
         colours,
         None,
@@ -64,11 +64,20 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         marks=marks,
         as_percent=True,
     )
-    guessed = "Next tokens" if part == "lm" else "Masked tokens"
     accuracy = _chart(
-        f"{guessed} guessed right, held out", runs, colours, None, f"{part}_accuracy", marks=marks, as_percent=True
+        f"{PARTS[part].targets} guessed right, held out",
+        runs,
+        colours,
+        None,
+        f"{part}_accuracy",
+        marks=marks,
+        as_percent=True,
     )
     return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs, colours)) if chart is not None]
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:

@@ -10,6 +10,7 @@ from markupsafe import escape
 
 from maskloom.errors import ConfigError
 from maskloom.files import output_file
+from maskloom.metrics.language_model import part_of
 from maskloom.runs.charts import DotRow, distinct_names, dot_chart, page_template, visible
 from maskloom.runs.progress import Progress
 from maskloom.runs.report.charts import NUM_COLOURS, charts_of
@@ -106,7 +107,8 @@ def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
 
 def _deciding(run: RunRecord, found: dict[str, float]) -> str | None:
     if run.kind == "pretrain":
-        return next((name for name in ("mlm_loss", "lm_loss") if name in found), None)
+        part = part_of(found)
+        return part and f"{part}_loss"
     if run.kind == "glue":
         return next((name for name in ("leaderboard_score", "paper_average") if found.get(name) is not None), None)
     if run.result is None:

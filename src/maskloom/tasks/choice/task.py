@@ -16,7 +16,7 @@ from maskloom.metrics.calibration import checked_temperature, softmax
 from maskloom.metrics.labels import ChoiceMetric
 from maskloom.objectives.choice import MultipleChoice
 from maskloom.tasks.choice.reading import ChoiceExample, iterate_choices
-from maskloom.tasks.encoding import EncodedExamples, encoded_texts
+from maskloom.tasks.encoding import EncodedGroups, encoded_texts
 from maskloom.tasks.examples import ReadExamples, are_labelled
 from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.task import Outputs, Task, TaskKind
@@ -25,31 +25,16 @@ from maskloom.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class EncodedChoices(EncodedExamples):
+class EncodedChoices(EncodedGroups):
     """Token ids of all choices of all examples end to end, one sequence a choice; a unit is an example.
 
-    Example e owns the sequences `first[e]` to `first[e + 1]`. `labels` (examples,) are right choices counted from 0, or
-    None.
+    `labels` (examples,) are right choices counted from 0, or None.
     """
 
     examples: Sequence[ChoiceExample]
-    first: np.ndarray
 
     _exceed: ClassVar[str] = "have choices that exceed"
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each example, all of its choices together."""
-        return np.diff(self.offsets[self.first])
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-        return len(self.examples)
-
-    def batch(self, indices: np.ndarray) -> ChoiceBatch:
-        """Return the examples of those indices, packed in that order, the choices of each in theirs."""
-        first, end = self.first[indices], self.first[indices + 1]
-        return ChoiceBatch(**self._packed(first, end, indices), num_choices=end - first)
+    _batch: ClassVar = ChoiceBatch
 
     def account(self) -> dict[str, Any]:
         """Return how many choices there are in all, and what was cut, as plain values."""

@@ -6,15 +6,15 @@ import pytest
 from maskloom.errors import DataError
 from maskloom.tasks.choice.reading import ChoiceExample
 from maskloom.tasks.choice.task import encode_choices
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "ran"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), max_length=32)
+    return WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), max_length=32)
 
 
 def example(context: str, *choices: str, stem: str = "", label: int | None = 0, line: int = 1):

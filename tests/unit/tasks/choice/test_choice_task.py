@@ -13,11 +13,11 @@ from maskloom.tasks.choice.task import CHOICE, choice_task
 from maskloom.tasks.evaluation import evaluate_task, model_outputs
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "ran"]
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), max_length=32)
+TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]), max_length=32)
 
 
 @pytest.fixture(scope="module")

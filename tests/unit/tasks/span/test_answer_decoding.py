@@ -4,8 +4,8 @@ import pytest
 from maskloom.tasks.span.decoding import DecodingOptions, TextFinder, decode_answers
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Question
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 TOKENS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "who", "?", "steve", "smith", "'", "s", "the", "a", "cafe", "b"),
@@ -16,7 +16,7 @@ V2 = DecodingOptions(has_unanswerable=True)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer(Vocabulary(TOKENS))
+    return WordPieceTokenizer(Vocabulary(TOKENS))
 
 
 def encode(tokenizer, context, **options):

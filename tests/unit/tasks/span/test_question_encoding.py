@@ -11,6 +11,7 @@ from maskloom.tasks.span.reading import Answer, Question
 from maskloom.tasks.span.task import SPAN
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 read_questions = SPAN.read
 TOKENS = [
@@ -22,7 +23,7 @@ QUESTION = "who?"
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer(Vocabulary(TOKENS))
+    return WordPieceTokenizer(Vocabulary(TOKENS))
 
 
 def question(context, *answers, number=1, text=QUESTION):

@@ -9,11 +9,11 @@ from maskloom.tasks.tagging.encoding import Context, encode_sentences
 from maskloom.tasks.tagging.features import FeatureSentences, all_tokens, chain_words, row_counts, sentence_words
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.task import tagging_task
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = [f"w{number}" for number in range(30)]
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##x"]), max_length=40)
+TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##x"]), max_length=40)
 OPTIONS = {"layers": "last", "lstm_size": 8, "lstm_layers": 1, "dropout": 0.0, "precision": "float32"}
 
 

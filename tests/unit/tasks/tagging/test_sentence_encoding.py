@@ -12,9 +12,10 @@ from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", *(f"##{letter}" for letter in "abcdefgh"), "."]
-TOKENIZER = Tokenizer(Vocabulary(VOCABULARY), max_length=64)
+TOKENIZER = WordPieceTokenizer(Vocabulary(VOCABULARY), max_length=64)
 LABELS = ("O", "B-X", "I-X")
 
 

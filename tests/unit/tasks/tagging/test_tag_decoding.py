@@ -11,10 +11,12 @@ from maskloom.tasks.tagging.task import (
     tag_ids,
     tag_logits,
 )
-from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-TOKENIZER = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef", "##b"]), max_length=32)
+TOKENIZER = WordPieceTokenizer(
+    Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef", "##b"]), max_length=32
+)
 LABELS = ("O", "B-X", "I-X")
 
 

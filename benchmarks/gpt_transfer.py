@@ -1,0 +1,195 @@
+"""What pre-training and the auxiliary language-model loss bring a small GPT (Radford et al. 2018, 5: ablations).
+
+A GPT of four layers, 128 wide, reads ten million tokens of English Wikipedia. It is fine-tuned on 1,000 examples of
+each task with lambda 0 and 0.5, and so is one with random weights, five seeds each. Each stage leaves a file in --out
+and is not run again; training goes on from its newest checkpoint. The page is results/gpt.md.
+
+    python benchmarks/gpt_transfer.py --out ~/gpt --results results/gpt
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import random
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from surroundings import data_folder, processor
+
+NUM_EXAMPLES, NUM_SEEDS, LAMBDAS = 1000, 5, (0.0, 0.5)
+PRETRAINING = {
+    "objective": "causal_lm",
+    "model": {
+        "architecture": "gpt",
+        "size": "mini",
+        "config": {
+            **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout_prob"), 0.0),
+            "hidden_size": 128,
+            "num_attention_heads": 4,
+            "initializer_range": 0.05,
+        },
+    },
+    "data": {"max_length": 128, "held_out_fraction": 0.01},
+    "training": {"steps": 2442, "batch_size": 32, "learning_rate": 1.5e-3, "warmup_ratio": 0.05, "save_every": 200},
+}
+# Each task: its kind, the deciding score, further settings, and how its rows are read.
+TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "MR": ("single", "accuracy", {}),
+    "RTE": ("pair", "accuracy", {}),
+    "SNLI": ("pair", "accuracy", {}),
+    "STS-B": ("regression", "pearson", {"pair": {"both_orders": True}}),
+}
+
+
+def main() -> None:
+    """Run the stages that are not done yet, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
+    parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--stages", nargs="*", default=None, help="only these: pretrain, MR, RTE ...")
+    parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json of what is done")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    stages: dict[str, Callable[[], dict[str, Any]]] = {"pretrain": lambda: pretrained(options)}
+    stages |= {name: lambda name=name: fine_tuned(options, name) for name in TASKS}
+    for name in options.stages or stages:
+        path = options.out / f"{name}.json"
+        if not path.exists():
+            print(f"{name} ...", flush=True)
+            path.write_text(json.dumps(stages[name](), indent=1) + "\n", encoding="utf-8")
+        print(name, path.read_text(encoding="utf-8"), flush=True)
+    if options.results:
+        done = {name: options.out / f"{name}.json" for name in stages}
+        found = {name: json.loads(path.read_text()) for name, path in done.items() if path.exists()}
+        machine = (
+            f"{processor()}, {options.threads} thread; Python {platform.python_version()}, torch {torch.__version__}"
+        )
+        command = shlex.join(["python", "benchmarks/gpt_transfer.py", *sys.argv[1:]])
+        write_page(options.results, found, machine, command)
+
+
+def pretrained(options: argparse.Namespace) -> dict[str, Any]:
+    """Make vocabulary and corpus, and pre-train, or go on with it."""
+    from maskloom.config import PretrainRecipe
+    from maskloom.runs.corpus import build_corpus_from_files
+    from maskloom.runs.pretrain import pretrain
+    from maskloom.runs.vocabulary import train_vocabulary_from_files
+
+    text, out = options.data / "corpus" / "enwiki_part.txt.gz", options.out
+    train_vocabulary_from_files([text], out=out / "vocab", size=8000, model="bpe")
+    build_corpus_from_files([text], vocab=out / "vocab", out=out / "corpus")
+    run, started = out / "gpt", time.perf_counter()
+    resume = (run / "run.json").exists()
+    metrics = pretrain(PretrainRecipe.model_validate(PRETRAINING), corpus=out / "corpus", out=run, resume=resume)
+    training, data = PRETRAINING["training"], PRETRAINING["data"]
+    tokens = training["steps"] * training["batch_size"] * data["max_length"]
+    return {"tokens": tokens, "seconds": time.perf_counter() - started, **metrics}
+
+
+def rows_of(data: Path, name: str) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Return rows (text, label) or (text, pair, label) to train on and to score."""
+    if name == "MR":
+        lines = (data / "family" / "sentiment" / "sent_conv" / "rt-polarity.all").read_text("latin-1").splitlines()
+        rows = [(line.partition(" ")[2], line.partition(" ")[0]) for line in lines]
+        random.Random(0).shuffle(rows)
+        return rows[1000:], rows[:1000]
+    kind, label = (
+        ("nli/snli", "gold_label") if name == "SNLI" else (f"glue/{name}", "score" if name == "STS-B" else "label")
+    )
+    files = ("train_subset8999", "heldout_from_train1000") if name == "SNLI" else ("train", "dev")
+    parts = []
+    for file_name in files:
+        with (data / kind / f"{file_name}.tsv").open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            parts.append([(row["sentence1"], row["sentence2"], row[label]) for row in rows])
+    return parts[0], parts[1]
+
+
+def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Fine-tune on some examples of a task, from both starts and with both weights of the language model's loss."""
+    from maskloom.config import FinetuneRecipe
+    from maskloom.runs.finetune import finetune
+
+    kind, metric, more = TASKS[name]
+    train, dev = rows_of(options.data, name)
+    random.Random(1).shuffle(train)
+    files = []
+    for part, rows in (("train", train[:NUM_EXAMPLES]), ("dev", dev)):
+        files.append(options.out / f"{name}-{part}.jsonl")
+        keys = ("text", "label") if len(rows[0]) == 2 else ("text", "pair", "label")
+        lines = (dict(zip(keys, row, strict=True)) for row in rows)
+        files[-1].write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    found = {}
+    for start in ("pre-trained", "random"):
+        for weight in LAMBDAS:
+            recipe = {
+                "task": kind, "auxiliary_lm": weight, "restarts": NUM_SEEDS, "from_scratch": start == "random", **more,
+                "data": {"max_length": 96},
+                "training": {"epochs": 5.0, "batch_size": 16, "learning_rate": 5e-4, "warmup_ratio": 0.1,
+                             "num_threads": options.threads},
+            }  # fmt: skip
+            out = options.out / f"{name}-{start}-{weight}"
+            resume = (out / "run.json").exists()
+            checked, model = FinetuneRecipe.model_validate(recipe), options.out / "gpt" / "model"
+            result = finetune(checked, model=model, train=files[0], dev=files[1], out=out, metric=metric, resume=resume)
+            scores = list(result["restarts"]["scores"].values())
+            key = f"{start}, lambda {weight:g}"
+            found[key] = {"scores": scores, "steps": result["last"]["step"], "constant": result["best"]["reference"]}
+    return {"metric": metric, "num_train": min(NUM_EXAMPLES, len(train)), "num_dev": len(dev), "runs": found}
+
+
+def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, command: str) -> None:
+    """Write PATH.md and PATH.json."""
+    lm = found["pretrain"]
+    starts = [f"{start}, lambda {weight:g}" for start in ("pre-trained", "random") for weight in LAMBDAS]
+    lines = [
+        "# A small GPT: what pre-training and the auxiliary loss bring",
+        "",
+        f"Four layers, 128 wide, {lm['tokens']:,} tokens of English Wikipedia read once: "
+        f"{lm['lm_loss']:.3f} nats per token held out ({lm['lm_bits_per_character']:.3f} bits per character, "
+        "perplexity "
+        f"{lm['lm_perplexity']:.1f}; unigram {lm['unigram_entropy']:.3f} nats). Then {NUM_EXAMPLES} examples of each "
+        f"task, {NUM_SEEDS} seeds, the best of five epochs on dev: mean and standard deviation in percent.",
+        "",
+        "| task | score | " + " | ".join(starts) + " | constant answer |",
+        "|---|---|" + "---|" * (len(starts) + 1),
+    ]
+    for name in (name for name in TASKS if name in found):
+        task = found[name]
+        cells = []
+        for start in starts:
+            scores = [100 * score for score in task["runs"][start]["scores"]]
+            cells.append(f"{statistics.fmean(scores):.1f} ± {statistics.stdev(scores):.1f}")
+        constant = task["runs"][starts[0]]["constant"]
+        cells.append("-" if constant is None else f"{100 * constant:.1f}")
+        lines.append(f"| {name} | {task['metric']} | " + " | ".join(cells) + " |")
+    lines += ["", *conclusions(found), "", f"{machine}. Made by `{command}`.", ""]
+    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+    content = {"machine": machine, "command": command, "stages": found}
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def conclusions(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Say what the numbers say: how much pre-training brings at lambda 0, and which way lambda moves the score."""
+    lines = []
+    for name in (name for name in TASKS if name in found):
+        means = {key: 100 * statistics.fmean(run["scores"]) for key, run in found[name]["runs"].items()}
+        gain = means["pre-trained, lambda 0"] - means["random, lambda 0"]
+        moved = means["pre-trained, lambda 0.5"] - means["pre-trained, lambda 0"]
+        lines.append(f"- {name}: pre-training brings {gain:+.1f} points, lambda 0.5 then {moved:+.1f}.")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

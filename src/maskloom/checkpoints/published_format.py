@@ -1,0 +1,87 @@
+"""What is known of the files in which an architecture's weights are published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """One published tensor: our parameter (or a third of it, by rows), its Hugging Face name, its TensorFlow name.
+
+    `part` counts query, key, value in the joint projection and is None elsewhere; `is_transposed` says that the tensor
+    has rows and columns exchanged: the TensorFlow one of a BERT, the only one of a GPT. Templates have `{}` for the
+    layer.
+    """
+
+    ours: str
+    part: int | None
+    huggingface: str
+    tensorflow: str = ""
+    is_transposed: bool = False
+
+    def for_layer(self, layer: int) -> TensorName:
+        """Return the row with the layer number filled in."""
+        names = {key: getattr(self, key).format(layer) for key in ("ours", "huggingface", "tensorflow")}
+        return replace(self, **names)
+
+
+class ModelNames(Protocol):
+    """The rows of a model with a configuration and heads, with its pooler or without."""
+
+    def __call__(self, config: Any, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+        """Return the rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class PublishedFormat:
+    """How one architecture is published in the Hugging Face layout.
+
+    `class_names` pairs heads with what transformers calls a model that has them, the first match counting.
+    `tied_copies` are second copies of tied tensors and what they must equal. `canonical` returns the Hugging Face name
+    of a name in any dialect, and whether its matrix is transposed; it gets the rows by all of their names. Of heads
+    with the `same_name` the class tells which one a file holds. Models with `token_heads` alone have no pooler.
+    `prefix` stands before the encoder's names where there are heads; files that `are_transposed` have the matrices of
+    rows marked so with rows and columns exchanged.
+    """
+
+    name: str
+    prefix: str
+    rows: ModelNames
+    heads: Mapping[str, tuple[TensorName, ...]]
+    class_names: Callable[[Any], Sequence[tuple[tuple[str, ...], str]]]
+    tied_copies: Callable[[Any], Mapping[str, str]]
+    is_ignored: Callable[[str], bool]
+    canonical: Callable[[str, Mapping[str, TensorName]], tuple[str, bool]]
+    pooler: tuple[TensorName, ...] = ()
+    same_name: tuple[str, ...] = ()
+    token_heads: frozenset[str] = field(default_factory=frozenset)
+    are_transposed: bool = False
+
+
+# A bidirectional LSTM has at most so many layers; a model uses the rows of those that it has.
+MAX_LSTM_LAYERS = 4
+
+
+def _own(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
+    return tuple(TensorName(f"heads.{head}.{inner}{name}", None, f"{head}.{name}", f"{head}/{name}") for name in names)
+
+
+_LSTM = [
+    f"lstm.{kind}_l{layer}{direction}"
+    for layer in range(MAX_LSTM_LAYERS)
+    for direction in ("", "_reverse")
+    for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+]
+
+OWN_HEADS: dict[str, tuple[TensorName, ...]] = {
+    "crf": _own("crf", ("start", "end", "transitions")),
+    "bilstm_tagger": (
+        *_own("bilstm_tagger", _LSTM, inner="bilstm."),
+        *_own("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
+    ),
+}
+"""Heads that no other program knows: one that took the file for a tagger would give other tags."""

@@ -1,0 +1,1 @@
+"""Text from a left-to-right model, token by token."""

@@ -1,0 +1,203 @@
+"""Continuations of token sequences: drawn, greedy, or found by beam search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maskloom.data.counter_random import uniform
+from maskloom.errors import ConfigError, DataError
+from maskloom.generation.decoder import Decoder
+from maskloom.models.assembled import EncoderWithHeads
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a text is continued.
+
+    At most `max_tokens` tokens are added. A token is drawn from the distribution at `temperature`, of which the `top_k`
+    most likely are kept, and of these the fewest that have the probability `top_p` together (Holtzman et al. 2020,
+    3.1); at temperature 0 it is the most likely. The draws of a text depend on `seed` and its number alone. With `beam`
+    it is a search instead, for the continuation that is most likely per token among that many kept at each step. Raises
+    ConfigError for a value out of range and for a beam beside settings of a draw.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    beam: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for name, smallest in (("max_tokens", 1), ("top_k", 1), ("beam", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is None and name in ("top_k", "beam"):
+                continue
+            if type(value) is not int or not smallest <= value < 2**63:
+                raise ConfigError(f"{name} {value!r:.80}: a whole number of at least {smallest} is expected")
+        for name, largest in (("temperature", 1e6), ("top_p", 1.0)):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0.0 <= value <= largest or (name == "top_p" and value == 0.0):
+                raise ConfigError(f"{name} {value!r:.80}: a number from 0 to {largest:g} is expected")
+        plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
+        if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
+            raise ConfigError(
+                f"beam = {self.beam} beside {', '.join(changed)}: a search draws nothing; give one of them"
+            )
+
+
+@dataclass
+class Continuation:
+    """Tokens that follow a prompt, their log-probability together, in nats, and whether the model ended the text."""
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probability: float = 0.0
+    is_ended: bool = False
+
+
+@torch.inference_mode()
+def continue_texts(
+    model: EncoderWithHeads,
+    prompts: Sequence[Sequence[int]],
+    settings: Generation,
+    *,
+    end: int | None = None,
+    never: Sequence[int] = (),
+    numbers: Sequence[int] | None = None,
+    watch: Callable[[int], None] = lambda _: None,
+) -> list[Continuation]:
+    """Return a continuation of each prompt, token ids without padding.
+
+    The token `end` ends a text and is not among its ids; those in `never` are not taken. A text that comes to the
+    model's limit ends there. `numbers` are those of the texts, 0 and so on unless given; `watch` hears after every step
+    how many tokens were added. Raises ConfigError for a model that cannot, DataError for a prompt without a token, or
+    one that leaves no room for another, and for outputs that are not finite.
+    """
+    limit = model.config.max_position_embeddings
+    for number, prompt in enumerate(prompts):
+        if not 0 < len(prompt) < limit:
+            raise DataError(
+                f"prompt {number}: {len(prompt)} tokens; 1 to {limit - 1} are expected, as the model reads {limit}"
+            )
+    room = min(limit, max(map(len, prompts)) + settings.max_tokens)
+    search = _beam_search if settings.beam is not None else _draw
+    choose = _Choice(end, tuple(never), settings, list(range(len(prompts))) if numbers is None else list(numbers))
+    return search(Decoder(model, room), prompts, choose, room, watch)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a step may take, and how."""
+
+    end: int | None
+    never: tuple[int, ...]
+    settings: Generation
+    numbers: list[int]
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        if self.never:
+            logits[:, list(self.never)] = -math.inf
+        if not bool((logits.amax(1) < math.inf).all()):
+            raise DataError("the model's outputs are not finite numbers; its weights are broken")
+        return torch.log_softmax(logits, -1)
+
+    def drawn(self, log_probabilities: Tensor, rows: list[int], step: int) -> Tensor:
+        """Return a token for each row."""
+        settings = self.settings
+        if settings.temperature == 0.0:
+            return log_probabilities.argmax(-1)
+        scaled = log_probabilities.double() / settings.temperature
+        values, tokens = scaled.topk(min(settings.top_k or scaled.shape[1], scaled.shape[1]), sorted=True)
+        probabilities = values.softmax(-1)
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= settings.top_p, 0.0)
+        summed = probabilities.cumsum(-1)
+        draws = uniform(settings.seed, np.array([self.numbers[row] for row in rows]), step)
+        points = torch.from_numpy(draws).to(summed.device).unsqueeze(1) * summed[:, -1:]
+        chosen = torch.searchsorted(summed, points, right=True).clamp_(max=summed.shape[1] - 1)
+        return tokens.gather(1, chosen).squeeze(1)
+
+
+def _draw(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int, watch: Callable[[int], None]
+) -> list[Continuation]:
+    found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
+    logits = decoder.start(prompts)
+    for step in range(choose.settings.max_tokens):
+        log_probabilities = choose.log_probabilities(logits)
+        tokens = choose.drawn(log_probabilities, rows, step)
+        values = log_probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        going = []
+        for place, (row, token, value) in enumerate(zip(rows, tokens.tolist(), values.tolist(), strict=True)):
+            text = found[row]
+            text.log_probability += value
+            text.is_ended = token == choose.end
+            if not text.is_ended:
+                text.token_ids.append(token)
+                if len(prompts[row]) + len(text.token_ids) < room:
+                    going.append(place)
+        watch(step + 1)
+        if not going or step + 1 == choose.settings.max_tokens:
+            break
+        if len(going) < len(rows):
+            kept = torch.tensor(going, device=tokens.device)
+            decoder.take(kept)
+            rows, tokens = [rows[place] for place in going], tokens[kept]
+        logits = decoder.step(tokens)
+    return found
+
+
+def _beam_search(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int, watch: Callable[[int], None]
+) -> list[Continuation]:
+    """Search each prompt alone, its candidates together."""
+    return [_searched(decoder, prompt, choose, room, watch) for prompt in prompts]
+
+
+def _searched(
+    decoder: Decoder, prompt: Sequence[int], choose: _Choice, room: int, watch: Callable[[int], None]
+) -> Continuation:
+    width = choose.settings.beam or 1
+    logits = decoder.start([prompt])
+    going, ended = [Continuation()], []
+    num_steps = min(choose.settings.max_tokens, room - len(prompt))
+    for step in range(num_steps):
+        log_probabilities = choose.log_probabilities(logits)
+        so_far = torch.tensor([text.log_probability for text in going], device=logits.device, dtype=torch.float64)
+        scores = (log_probabilities.double() + so_far.unsqueeze(1)).flatten()
+        best = scores.topk(min(2 * width, len(scores)))  # as many may end the text as stay
+        kept, sources, tokens = [], [], []
+        for place, (score, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            source, token = divmod(index, logits.shape[1])
+            if token == choose.end:
+                if place < width:
+                    ended.append(Continuation(going[source].token_ids, score, is_ended=True))
+            elif len(kept) < width and score > -math.inf:
+                kept.append(Continuation([*going[source].token_ids, token], score))
+                sources.append(source)
+                tokens.append(token)
+        going = kept
+        watch(step + 1)
+        if not going or step + 1 == num_steps or _is_decided(going, ended, width, num_steps):
+            break
+        decoder.take(torch.tensor(sources, device=logits.device))
+        logits = decoder.step(torch.tensor(tokens, device=logits.device))
+    return max([*ended, *going], key=_score)
+
+
+def _score(text: Continuation) -> float:
+    """Return the log-probability per token, the end counted."""
+    return text.log_probability / max(1, len(text.token_ids) + text.is_ended)
+
+
+def _is_decided(going: list[Continuation], ended: list[Continuation], width: int, num_steps: int) -> bool:
+    """Tell whether no text that goes on can come to a better score than the best that ended, however long it gets."""
+    return bool(ended) and max(text.log_probability for text in going) / num_steps <= max(map(_score, ended))

@@ -1,0 +1,104 @@
+"""The configuration of a GPT, read and written with the keys of its published files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from maskloom.models.model_config import Fraction, ModelConfig
+
+# Our keys by those of the published files.
+_PUBLISHED = {
+    "vocab_size": "vocab_size",
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+    "embd_pdrop": "embedding_dropout_prob",
+    "summary_first_dropout": "classifier_dropout",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+    "pad_token_id": "pad_token_id",
+}
+GPT_MODEL_TYPES = ("openai-gpt", "gpt2", "maskloom_openai-gpt_crf", "maskloom_gpt2_crf")
+# What the first GPT's files call its activations, by our names.
+_FIRST_ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu", "silu": "silu"}
+
+
+class GptConfig(ModelConfig):
+    """Sizes and constants of a GPT (Radford et al. 2018, 4.1), frozen; the defaults are those of openai-gpt.
+
+    One with `pre_norm` has the layout of GPT-2 (Radford et al. 2019, 2.3): a norm before each block and one at the end.
+    The key `classifier_dropout` is for the head of choices; other classifiers have none, as published.
+    """
+
+    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 40_478
+    hidden_act: str = "gelu_new"
+    embedding_dropout_prob: Fraction = 0.1
+    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-5
+    pad_token_id: Annotated[int, Field(ge=0)] | None = None
+    pre_norm: bool = False
+
+    required_values: ClassVar = {
+        "model_type": GPT_MODEL_TYPES,
+        "scale_attn_weights": (True, None),
+        "scale_attn_by_inverse_layer_idx": (False, None),
+        "add_cross_attention": (False, None),
+        "tie_word_embeddings": (True, None),
+        "summary_type": ("cls_index", None),
+        "summary_use_proj": (True, None),
+        "summary_activation": (None,),
+        "summary_proj_to_labels": (True, None),
+    }
+
+    @model_validator(mode="after")
+    def _is_published(self) -> Self:
+        if self.pre_norm:
+            return self
+        if self.hidden_act not in _FIRST_ACTIVATIONS:
+            known = ", ".join(_FIRST_ACTIVATIONS)
+            raise ValueError(f"hidden_act {self.hidden_act!r}: without pre_norm a GPT has one of {known}")
+        if self.intermediate_size != 4 * self.hidden_size:
+            raise ValueError(
+                f"intermediate_size {self.intermediate_size}: without pre_norm a GPT has four times its hidden_size, "
+                f"{4 * self.hidden_size}"
+            )
+        return self
+
+    @property
+    def is_causal(self) -> bool:
+        """A GPT is: a token attends to itself and those before it alone."""
+        return True
+
+    @classmethod
+    def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a published mapping under the keys of this class; absent sizes are derived as published."""
+        own = {key: values[theirs] for theirs, key in _PUBLISHED.items() if values.get(theirs) is not None}
+        own["pre_norm"] = "gpt2" in str(values.get("model_type"))
+        if own["pre_norm"]:
+            own["hidden_act"] = values.get("activation_function", "gelu_new")
+            own.setdefault("vocab_size", 50_257)
+            own.setdefault("max_position_embeddings", 1_024)
+        else:
+            name = values.get("afn", "gelu")
+            own["hidden_act"] = {"gelu": "gelu_new", "swish": "silu"}.get(str(name), name)
+            own.pop("intermediate_size", None)
+        hidden = own.get("hidden_size", cls.model_fields["hidden_size"].default)
+        return {"intermediate_size": 4 * hidden if isinstance(hidden, int) else 1, **own}
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json, model_type included."""
+        own = self.model_dump()
+        content = {theirs: own[key] for theirs, key in _PUBLISHED.items() if own[key] is not None}
+        if self.pre_norm:
+            marks = {
+                "bos_token_id": None,
+                "eos_token_id": None,
+            }  # transformers takes ids of its own where none are named
+            return {"model_type": "gpt2", **content, "activation_function": self.hidden_act, **marks}
+        del content["n_inner"]
+        return {"model_type": "openai-gpt", **content, "afn": _FIRST_ACTIVATIONS[self.hidden_act]}

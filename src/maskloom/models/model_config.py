@@ -1,0 +1,163 @@
+"""What the configurations of all encoders share: sizes by name, readable errors, published files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from maskloom.config import reason_of
+from maskloom.errors import ConfigError, DataError
+
+SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
+
+# Layers, hidden size, heads of the published sizes; the feed-forward block is four times the hidden size.
+SIZES: dict[str, tuple[int, int, int]] = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+Width = Annotated[int, Field(ge=1, le=65_536)]
+# Keys that name Python code of the folder for other programs to run.
+_CODE = ("auto_map", "custom_pipelines")
+
+
+class ModelConfig(BaseModel):
+    """Sizes and constants of a Transformer encoder, frozen, under the names of BERT's published config.json.
+
+    Raises ValueError (pydantic's) for a wrong value; `from_published` and `of_size` say it in one readable message.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 30_522
+    hidden_size: Width = 768
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 12
+    num_attention_heads: Width = 12
+    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 3_072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: Fraction = 0.1
+    attention_probs_dropout_prob: Fraction = 0.1
+    max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    initializer_range: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] = 0.02
+    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-12
+    pad_token_id: Annotated[int, Field(ge=0)] | None = 0
+    classifier_dropout: Fraction | None = None
+
+    # Published keys that change what is computed, with the values that mean what this encoder computes.
+    required_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @field_validator("hidden_act")
+    @classmethod
+    def _activation_is_known(cls, value: str) -> str:
+        from maskloom.layers.activations import activation  # torch; so that wrong sizes are refused without it
+
+        activation(value)
+        return value
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}"
+            )
+        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
+            raise ValueError(f"pad_token_id {self.pad_token_id} is not below vocab_size {self.vocab_size}")
+        return self
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token attends to itself and those before it alone."""
+        return False
+
+    @property
+    def num_segments(self) -> int:
+        """How many kinds of segments are told apart by embeddings of their own."""
+        return 1
+
+    @property
+    def crf_model_type(self) -> str:
+        """What config.json calls a model with a conditional random field, so that no other program opens it."""
+        return f"maskloom_{self.as_published()['model_type'].removeprefix('maskloom_')}_crf"
+
+    @property
+    def head_dropout(self) -> float:
+        """Dropout before a classifier: `classifier_dropout`, or the hidden dropout where that is absent."""
+        return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+
+    @classmethod
+    def of_size(cls, name: SizeName, **overrides: Any) -> Self:
+        """Return a published size; `overrides` are keys of this class.
+
+        A changed `hidden_size` takes `intermediate_size` with it, at four times, unless that is given as well. Raises
+        ConfigError that names an unknown size, an unknown key or a wrong value.
+        """
+        if name not in SIZES:
+            raise ConfigError(f"unknown model size {name!r}; known: {', '.join(SIZES)}")
+        layers, hidden, heads = SIZES[name]
+        sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+        values: dict[str, Any] = {**sizes, **overrides}
+        if isinstance(values["hidden_size"], int):
+            values.setdefault("intermediate_size", 4 * values["hidden_size"])
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            problems = "; ".join(cls._explain(problem) for problem in error.errors(include_url=False))
+            raise ConfigError(f"[model.config] {problems}") from None
+
+    @classmethod
+    def from_published(cls, values: dict[str, Any], source: str) -> Self:
+        """Read the mapping of a published configuration; `source` names the file in errors.
+
+        Keys that other programs keep there and keys of old releases are ignored; an absent key has the published
+        default. Raises DataError, with the file and every wrong key, also for what this encoder does not compute.
+        """
+        problems = [f"{source}: {problem}" for problem in cls._unsupported(values)]
+        own = cls.own_keys(values)
+        try:
+            config = cls.model_validate({key: value for key, value in own.items() if key in cls.model_fields})
+        except ValidationError as error:
+            problems += [f"{source}: {cls._explain(problem)}" for problem in error.errors(include_url=False)]
+            raise DataError("\n".join(problems)) from None
+        if problems:
+            raise DataError("\n".join(problems))
+        return config
+
+    @classmethod
+    def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a published mapping under the keys of this class."""
+        return values
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json, model_type included."""
+        raise NotImplementedError
+
+    @classmethod
+    def _unsupported(cls, values: dict[str, Any]) -> list[str]:
+        found = [
+            f"{key}: names code that comes with the model, which is never run; without the key the model is read as a "
+            "model of maskloom's own"
+            for key in _CODE
+            if values.get(key)
+        ]
+        for key, allowed in cls.required_values.items():
+            if key in values and not any(values[key] is value or values[key] == value for value in allowed):
+                found.append(f"{key} = {values[key]!r:.200}: only {allowed[0]!r} is supported")
+        return found
+
+    @classmethod
+    def _explain(cls, problem: Any) -> str:
+        key = ".".join(str(part) for part in problem["loc"])
+        reason = reason_of(problem)
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
+            return f"unknown model key {key!r:.200}; {hint}"
+        return f"{key} = {problem['input']!r:.200}: {reason}" if key else reason

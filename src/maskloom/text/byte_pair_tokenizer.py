@@ -1,0 +1,131 @@
+"""Byte-pair encoding: the tokenizers of GPT, on words, and of GPT-2, on bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from maskloom.errors import ConfigError
+from maskloom.text import byte_pair_files
+from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
+from maskloom.text.templates import GPT_TEXTS, ONE_TEXT, RUNNING_TEXT, SequenceTemplate
+from maskloom.text.tokenizer import SURROGATE, Pieces, Tokenizer, as_text, library_of
+from maskloom.text.vocabulary import GPT_TOKENS, Vocabulary, vocabulary_sha256
+
+
+@dataclass(frozen=True)
+class BytePairTokenizer(Tokenizer):
+    """Cuts words into pieces by merging pairs, the earliest of `merges` first (Sennrich et al. 2016).
+
+    With a `suffix` of the vocabulary, GPT's "</w>", words are those of BERT's rules, and a character that is not in the
+    vocabulary is the unknown token. Without one, text is cut as GPT-2's, into bytes that keep white space and case;
+    `prefix_space` puts a space before it. Ids are those of the `tokenizers` library, and so of transformers, but that
+    special tokens in a text are plain text unless they are asked for. Raises ConfigError for a limit under 3 tokens.
+    """
+
+    merges: tuple[tuple[str, str], ...] = field(repr=False)
+    _: KW_ONLY
+    prefix_space: bool = False
+
+    files: ClassVar[tuple[str, ...]] = byte_pair_files.FILES
+    task_marks: ClassVar[str] = GPT_TEXTS
+    text_marks: ClassVar[str] = RUNNING_TEXT
+
+    def __post_init__(self) -> None:
+        """Check the limit; the library's tokenizer is built at its first use."""
+        if self.max_length < 3:
+            raise ConfigError(f"max_length = {self.max_length}: start, delimiter and extract token alone need 3 tokens")
+
+    @classmethod
+    def open(cls, folder: Path, *, max_length: int | None = None) -> BytePairTokenizer:
+        """Open a folder in the layout of GPT (`</w>`) or GPT-2 (bytes) as `Tokenizer.load` does."""
+        found = cls(**byte_pair_files.read_byte_pairs(folder))
+        return found if max_length is None else replace(found, max_length=max_length)
+
+    def save(self, folder: str | Path) -> None:
+        """Write vocab.json, merges.txt and the other files."""
+        byte_pair_files.write_byte_pairs(Path(folder), self, self._build_library())
+
+    def identity(self) -> dict[str, Any]:
+        """Return the kind, the sum of tokens and merges, and the rules."""
+        merges = (" ".join(pair) for pair in self.merges)
+        return {
+            "tokenizer": "byte-pair" if self.vocabulary.suffix else "byte-level byte-pair",
+            "vocabulary_sha256": vocabulary_sha256(self.vocabulary, *merges),
+            "vocabulary_size": len(self.vocabulary),
+            "lowercase": self.lowercase,
+        }
+
+    def with_task_tokens(self) -> BytePairTokenizer:
+        """Return this tokenizer with the marks of fine-tuning; those that it lacks come behind all other tokens."""
+        old = self.vocabulary
+        roles = ("begin", "separator", "classify")
+        new = {role: getattr(GPT_TOKENS, role) for role in roles if getattr(old.special, role) is None}
+        tokens = dict.fromkeys([*old.tokens, *new.values()])
+        special = replace(old.special, **new)
+        return replace(self, vocabulary=Vocabulary(list(tokens), special, prefix=old.prefix, suffix=old.suffix))
+
+    @cached_property
+    def template(self) -> SequenceTemplate:
+        """The marks around the texts of a task; none where there is no extract token."""
+        return SequenceTemplate.of(self.task_marks if self.vocabulary.special.classify else ONE_TEXT, self.vocabulary)
+
+    def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        """Return the ids of many texts, without special tokens and uncut; faster than one by one."""
+        plain = [_without_surrogates(as_text(text)) for text in texts]
+        short = iter(self._library_ids([text for text in plain if len(text) <= LONGEST_PART]))
+        return [next(short) if len(text) <= LONGEST_PART else self._long_pieces(text).ids for text in plain]
+
+    def word_ids(self, word: str) -> list[int]:
+        """Return the ids of the pieces of a word."""
+        return [piece.id for piece in self._library.model.tokenize(word)]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Join pieces to words, and words with a space where "</w>" ends one; bytes become the text that they spell."""
+        suffix, special_ids, tokens = self.vocabulary.suffix, self.vocabulary.special_ids, self.vocabulary.tokens
+        text = ""
+        for is_special, group in groupby(ids, key=special_ids.__contains__):
+            found = [tokens[index] for index in group]
+            if is_special:
+                text += "" if skip_special_tokens else "".join(found)
+            elif suffix:
+                text += "".join(token.removesuffix(suffix) + " " * token.endswith(suffix) for token in found)
+            else:
+                text += decoders.ByteLevel().decode(found)
+        return text.removesuffix(" ") if suffix else text
+
+    @property
+    def cuts_at_white_space(self) -> bool:
+        """Whether the pieces are those of words and not of bytes."""
+        return bool(self.vocabulary.suffix)
+
+    def _build_library(self) -> tokenizers.Tokenizer:
+        ids, merges, vocabulary = dict(self.vocabulary.ids), list(self.merges), self.vocabulary
+        if vocabulary.suffix:
+            unknown = vocabulary.tokens[vocabulary.unk_id]
+            model = models.BPE(ids, merges, unk_token=unknown, end_of_word_suffix=vocabulary.suffix)
+            return library_of(model, lowercase=self.lowercase)
+        library = tokenizers.Tokenizer(models.BPE(ids, merges))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.prefix_space)  # pyright: ignore[reportAttributeAccessIssue]
+        return library
+
+    def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
+        texts = [_without_surrogates(text) for text in texts]
+        short = iter(self._library_pieces([text for text in texts if len(text) <= LONGEST_PART]))
+        return [next(short) if len(text) <= LONGEST_PART else self._long_pieces(text) for text in texts]
+
+    def _parts(self, text: str) -> Iterator[Part]:
+        # where GPT-2's rules could cut, they look at what follows
+        return parts_of(text, None) if self.vocabulary.suffix else iter([Part(0, text)])
+
+
+def _without_surrogates(text: str) -> str:
+    """Replace halves of surrogate pairs, which cannot be handed over as UTF-8, by the sign for what is unreadable."""
+    return text if text.isascii() else SURROGATE.sub("\ufffd", text)

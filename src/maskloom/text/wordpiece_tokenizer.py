@@ -1,0 +1,158 @@
+"""WordPiece: text, or a pair of texts, into what a BERT-like encoder reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import tokenizers
+from tokenizers import models
+
+from maskloom.errors import ConfigError
+from maskloom.text import tokenizer_files
+from maskloom.text.agreed_characters import is_agreed
+from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
+from maskloom.text.normalization import words_with_sources
+from maskloom.text.templates import BERT_TEXTS
+from maskloom.text.tokenizer import SURROGATE, Pieces, Tokenizer, as_text, library_of
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, Vocabulary, vocabulary_sha256, wordpiece_spans
+
+Compatibility = Literal["google", "hf"]
+MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
+
+
+@dataclass(frozen=True)
+class WordPieceTokenizer(Tokenizer):
+    """WordPiece tokenizer of a BERT-like model (paper 3.2), with Google's rules or those of Hugging Face.
+
+    `compatibility="google"` reads words of up to 200 characters and takes "[MASK]" in a text for plain text;
+    "hf" gives what the `tokenizers` library gives: up to 100 characters, special tokens in a text kept.
+    Raises ConfigError for a limit under three tokens or an unknown compatibility.
+    """
+
+    _: KW_ONLY
+    compatibility: Compatibility = "google"
+
+    files: ClassVar[tuple[str, ...]] = tokenizer_files.FILES
+    task_marks: ClassVar[str] = BERT_TEXTS
+    text_marks: ClassVar[str] = BERT_TEXTS
+    has_segments: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the settings; the library's tokenizer is built at its first use."""
+        if self.compatibility not in MAX_WORD_LENGTHS:
+            raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
+        if self.max_length < 3:
+            raise ConfigError(f"max_length = {self.max_length}: [CLS] and two [SEP] alone need 3 tokens")
+
+    @classmethod
+    def open(
+        cls, folder: Path, *, compatibility: Compatibility | None = None, max_length: int | None = None
+    ) -> WordPieceTokenizer:
+        """Open a folder of BERT's as `Tokenizer.load` does."""
+        given = {"max_length": max_length, "compatibility": compatibility}
+        settings = tokenizer_files.read_settings(folder) | {name: value for name, value in given.items() if value}
+        return cls(Vocabulary.load(folder), **settings)
+
+    def save(self, folder: str | Path) -> None:
+        """Write vocab.txt and the other files."""
+        tokenizer_files.write_tokenizer(folder, self, self._build_library())
+
+    def identity(self) -> dict[str, Any]:
+        """Return the vocabulary's size and sum, and the rules."""
+        return {
+            "vocabulary_sha256": vocabulary_sha256(self.vocabulary),
+            "vocabulary_size": len(self.vocabulary),
+            "lowercase": self.lowercase,
+            "compatibility": self.compatibility,
+        }
+
+    def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
+        """Return the ids of many texts, without special tokens and uncut; faster than one by one.
+
+        The ids of a text are those of its chunks between white space, as `maskloom.text.normalization.split_chunks`
+        finds them, joined in order, so that a caller can keep the ids of chunks that come again and again.
+        """
+        if self.compatibility == "hf":
+            return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
+        plain = [as_text(text) for text in texts]
+        is_fast = [is_agreed(text) for text in plain]
+        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
+        fast = iter(self._library_ids(batch) if batch else [])
+        return [
+            self._pieces_by_rules(text).ids if not ok
+            else next(fast) if len(text) <= LONGEST_PART
+            else [index for part in self._parts(text) for index in self._library_ids([part.text])[0]]
+            for text, ok in zip(plain, is_fast, strict=True)
+        ]  # fmt: skip
+
+    def word_ids(self, word: str) -> list[int]:
+        """Return the id of a word that is a piece, or those of its pieces."""
+        whole = self.vocabulary.ids.get(word)
+        return [piece.id for piece in self._library.model.tokenize(word)] if whole is None else [whole]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Glue `##` pieces to what stands before, and put a space between words."""
+        special_ids = self.vocabulary.special_ids
+        text = ""
+        for index in ids:
+            if skip_special_tokens and index in special_ids:
+                continue
+            token = self.vocabulary.tokens[index]
+            if text and self.vocabulary.is_continuation[index]:
+                text += token[len(CONTINUATION_PREFIX) :]
+            else:
+                text += f" {token}" if text else token
+        return text
+
+    @staticmethod
+    def required(tokenizer: Tokenizer, what: str, folder: str | Path) -> WordPieceTokenizer:
+        """Return the tokenizer of a folder; raises ConfigError where it is of another kind than `what` needs."""
+        if not isinstance(tokenizer, WordPieceTokenizer):
+            raise ConfigError(
+                f"{folder}: {what} needs a WordPiece vocabulary (vocab.txt); this one is of byte pairs (merges.txt)"
+            )
+        return tokenizer
+
+    def _build_library(self) -> tokenizers.Tokenizer:
+        longest = MAX_WORD_LENGTHS[self.compatibility]
+        model = models.WordPiece(dict(self.vocabulary.ids), unk_token="[UNK]", max_input_chars_per_word=longest)
+        return library_of(model, lowercase=self.lowercase)
+
+    @property
+    def reads_special_tokens(self) -> bool:
+        """Whether the rules are those of Hugging Face."""
+        return self.compatibility == "hf"
+
+    def _is_for_library(self, text: str) -> bool:
+        if self.compatibility == "google":
+            return is_agreed(text)
+        # a lone surrogate cannot be handed over as UTF-8
+        return text.isascii() or SURROGATE.search(text) is None
+
+    def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
+        is_fast = [self._is_for_library(text) for text in texts]
+        batch = [text for text, ok in zip(texts, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
+        fast = iter(self._library_pieces(batch) if batch else [])
+        return [
+            self._pieces_by_rules(text) if not ok
+            else next(fast) if len(text) <= LONGEST_PART
+            else self._long_pieces(text)
+            for text, ok in zip(texts, is_fast, strict=True)
+        ]  # fmt: skip
+
+    def _parts(self, text: str) -> Iterator[Part]:
+        return parts_of(text, self._library_words)
+
+    def _pieces_by_rules(self, text: str) -> Pieces:
+        pieces = Pieces([], [], [])
+        limit = MAX_WORD_LENGTHS[self.compatibility]
+        for number, (word, sources) in enumerate(words_with_sources(text, lowercase=self.lowercase)):
+            spans = wordpiece_spans(word, self.vocabulary, max_word_length=limit)
+            for index, start, end in [(self.vocabulary.unk_id, 0, len(word))] if spans is None else spans:
+                pieces.ids.append(index)
+                pieces.words.append(number)
+                pieces.offsets.append((sources[start], sources[end - 1] + 1))
+        return pieces

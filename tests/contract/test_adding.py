@@ -1,0 +1,202 @@
+"""An architecture, a pre-training objective and a kind of task from outside of the package, by rows of its tables.
+
+docs/ADDING.md follows these lines.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import maskloom
+from maskloom.checkpoints.huggingface import FORMATS
+from maskloom.checkpoints.published_format import PublishedFormat, TensorName
+from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.data.pretraining_loader import Corruption
+from maskloom.layers.embeddings import WordPositionEmbeddings
+from maskloom.layers.initialization import initialize
+from maskloom.layers.pooling import LastToken
+from maskloom.metrics.language_model import PARTS, LanguageModelNames
+from maskloom.models.architectures import ARCHITECTURES, Architecture
+from maskloom.models.encoder import Encoder
+from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.pretraining import PRETRAINING, Pretraining
+from maskloom.objectives.task_objective import TaskObjective, label_tensor
+from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.finetune import finetune
+from maskloom.runs.predict import predict
+from maskloom.runs.pretrain import pretrain
+from maskloom.runs.vocabulary import train_vocabulary_from_files
+from maskloom.tasks.classification import classification_kind, classification_task
+from maskloom.tasks.kinds import KINDS
+
+# --- an architecture: the mean of a token and those around it, through a dense layer
+
+
+class BagConfig(ModelConfig):
+    """The configuration: the keys that all encoders share, and what config.json calls the model."""
+
+    def as_published(self):
+        return {"model_type": "bag", **self.model_dump()}
+
+
+class MixingLayer(nn.Module):
+    """x + tanh(W (mean of the sequence)): (tokens, hidden) to (tokens, hidden)."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.dense = nn.Linear(size, size)
+
+    def forward(self, hidden, layout):
+        rows = torch.repeat_interleave(torch.arange(layout.num_sequences), layout.lengths)
+        tokens = hidden[: layout.num_tokens]
+        sums = tokens.new_zeros(layout.num_sequences, hidden.shape[1]).index_add(0, rows, tokens)
+        means = sums / layout.lengths.clamp(min=1).unsqueeze(1)
+        return F.pad(tokens + torch.tanh(self.dense(means))[rows], (0, 0, 0, len(hidden) - len(tokens)))
+
+
+class Bag(Encoder):
+    """The encoder: embeddings, layers, pooler, and how ids become vectors."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embeddings = WordPositionEmbeddings(
+            vocab_size=config.vocab_size,
+            num_positions=config.max_position_embeddings,
+            hidden_size=config.hidden_size,
+            dropout=config.hidden_dropout_prob,
+        )
+        self.layers = nn.ModuleList(MixingLayer(config.hidden_size) for _ in range(config.num_hidden_layers))
+        self.final_norm, self.pooler = nn.LayerNorm(config.hidden_size), LastToken()
+        initialize(self, std=config.initializer_range)
+
+    def embedded(self, token_ids, segment_ids, layout):
+        return self.embeddings(token_ids, layout.position_ids)
+
+
+def bag_rows(config, heads, *, has_pooler=True):
+    """Every parameter has the name of ours, without a second one in other programs."""
+    names = ["encoder.embeddings.word.weight", "encoder.embeddings.position.weight"]
+    names += [f"encoder.layers.{n}.dense.{end}" for n in range(config.num_hidden_layers) for end in ("weight", "bias")]
+    names += [f"encoder.final_norm.{end}" for end in ("weight", "bias")]
+    return [*(TensorName(name, None, name) for name in names), *(row for head in heads for row in BAG_HEADS[head])]
+
+
+BAG_HEADS = {
+    "lm": (),
+    "classifier": tuple(
+        TensorName(f"heads.classifier.dense.{end}", None, f"classifier.{end}") for end in ("weight", "bias")
+    ),
+}
+BAG = Architecture("bag", "nobody 2026", BagConfig, Bag, ("bag",), vocabulary_head="lm")
+BAG_FORMAT = PublishedFormat(
+    name="bag of words",
+    prefix="",
+    rows=bag_rows,
+    heads=BAG_HEADS,
+    class_names=lambda _: ((("classifier",), "BagClassifier"), ((), "Bag")),
+    tied_copies=lambda _: {},
+    is_ignored=lambda _: False,
+    canonical=lambda name, rows: (name, False),
+)
+
+# --- a pre-training objective: say every token again
+
+
+def say_again(token_ids, lengths, sample_keys, vocabulary, data, **_):
+    """Return the ids as they are, all positions, and the ids again."""
+    return token_ids.astype(np.int64), np.arange(len(token_ids)), token_ids.astype(np.int64)
+
+
+COPYING = Pretraining("copy", Corruption(say_again, count=lambda lengths, data: lengths))
+
+# --- a kind of task: one label, with smoothed targets
+
+
+@dataclass(frozen=True)
+class Smoothed(TaskObjective):
+    """Cross-entropy whose targets have a tenth of their weight on the other classes."""
+
+    name: ClassVar[str] = "smoothed"
+    head: ClassVar[str] = "classifier"
+
+    def loss_sum_of(self, logits, batch):
+        return F.cross_entropy(logits, label_tensor(batch, logits), label_smoothing=0.1, reduction="sum")
+
+
+def smoothed_task(labels=(), primary=None, settings=None):
+    return replace(classification_task("single", labels, primary, settings), kind="smoothed", objective=Smoothed())
+
+
+SMOOTHED = replace(classification_kind("single"), name="smoothed", make=smoothed_task)
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Add a line to each table, for one test."""
+    monkeypatch.setitem(ARCHITECTURES, "bag", BAG)
+    monkeypatch.setitem(FORMATS, "bag", BAG_FORMAT)
+    monkeypatch.setitem(PRETRAINING, "copying", COPYING)
+    monkeypatch.setitem(PARTS, "copy", LanguageModelNames("copying", "Tokens"))
+    monkeypatch.setitem(KINDS, "smoothed", SMOOTHED)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"the {a} cat sees the {b} dog." for a in "abcde" for b in "abcde"))
+    train_vocabulary_from_files([text], out=tmp_path / "vocab", size=60)
+    build_corpus_from_files([text], vocab=tmp_path / "vocab", out=tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
+    recipe = PretrainRecipe.model_validate(
+        {
+            "objective": "copying",
+            "model": {"architecture": "bag", "size": "tiny", "config": sizes},
+            "data": {"max_length": 24, "next_sentence": False, "held_out_fraction": 0.2},
+            "training": {"steps": 60, "batch_size": 8, "learning_rate": 0.02},
+        }
+    )
+    metrics = pretrain(recipe, corpus=corpus, out=tmp_path / "run")
+    assert metrics["copy_accuracy"] > 0.9
+    assert "copy_perplexity" in metrics
+
+    for name in ("train", "dev"):
+        lines = [f"the {a} cat,{a}" for a in "abc"] * 5
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "\n".join(lines) + "\n")
+    recipe = FinetuneRecipe.model_validate(
+        {
+            "task": "smoothed",
+            "training": {"epochs": 40, "batch_size": 5, "learning_rate": 0.02},
+            "data": {"max_length": 24},
+        }
+    )
+    result = finetune(
+        recipe, model=tmp_path / "run" / "model", train=tmp_path / "train.csv", dev=tmp_path / "dev.csv",
+        out=tmp_path / "tuned",
+    )  # fmt: skip
+    assert result["best"]["scores"]["accuracy"] == 1.0
+
+    model = maskloom.load(tmp_path / "tuned")
+    assert isinstance(model.model.encoder, Bag)
+    assert [found["label"] for found in model.predict(["the a cat", "the c cat"])] == ["a", "c"]
+    predict(tmp_path / "tuned", tmp_path / "dev.csv", tmp_path / "out.jsonl")
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
+
+
+def test_names_that_no_table_has_are_refused():
+    for recipe, values, key in (
+        (PretrainRecipe, {"model": {"architecture": "nothing"}}, "architecture"),
+        (PretrainRecipe, {"objective": "nothing"}, "objective"),
+        (FinetuneRecipe, {"task": "nothing"}, "task"),
+    ):
+        with pytest.raises(ValueError, match=key):
+            recipe.model_validate(values)

@@ -1,0 +1,141 @@
+"""The commands on byte pairs: vocabulary, corpus, pre-training, fine-tuning, and what they refuse."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from maskloom.cli import app
+from maskloom.config import PretrainRecipe
+from maskloom.errors import ConfigError, DataError
+from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.instances import write_google_instances
+from maskloom.runs.pretrain import pretrain
+from maskloom.runs.vocabulary import REPORT, inspect_vocabulary, train_vocabulary_from_files
+from maskloom.runs.vocabulary_extension import extend_vocabulary
+from maskloom.text.tokenizer import Tokenizer
+
+WORDS = ["the", "river", "ran", "under", "stone", "bridges", "while", "people", "slept", "."]
+
+
+def recipe(**changes) -> PretrainRecipe:
+    config = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    sections = {
+        "objective": "causal_lm",
+        "model": {"config": config},
+        "data": {"max_length": 24, "next_sentence": False, "held_out_fraction": 0.1},
+        "training": {"batch_size": 8, "steps": 3, "device": "cpu", "num_threads": 1},
+    }
+    return PretrainRecipe.model_validate(sections | changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts, a byte-pair vocabulary of them, and a corpus."""
+    folder = tmp_path_factory.mktemp("byte-pairs")
+    rng = random.Random(1)
+    texts = ["\n".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(4)) for _ in range(80)]
+    (folder / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    train_vocabulary_from_files([folder / "a.txt"], size=60, out=folder / "vocab", model="bpe")
+    build_corpus_from_files(folder / "a.txt", vocab=folder / "vocab", out=folder / "corpus")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    pretrain(recipe(), corpus=folder / "corpus", out=folder / "run")
+    return folder / "run"
+
+
+def test_the_command_trains_byte_pairs_and_knows_them_again(folder: Path, tmp_path: Path) -> None:
+    command = ["vocab", "train", str(folder / "a.txt"), "--out", str(tmp_path / "v"), "--model", "bpe", "--size", "60"]
+    first = CliRunner().invoke(app, [*command, "--workers", "2", "--json"])
+    assert first.exit_code == 0, first.output
+    for name in ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        assert (tmp_path / "v" / name).read_bytes() == (folder / "vocab" / name).read_bytes()
+    again = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(again.stdout)["already_trained"]
+    with pytest.raises(ConfigError, match=r"made otherwise \(model differ\)"):
+        train_vocabulary_from_files([folder / "a.txt"], size=60, out=tmp_path / "v")
+    merges = tmp_path / "v" / "merges.txt"
+    merges.write_text(merges.read_text() + "t h\n")
+    with pytest.raises(ConfigError, match=r"made otherwise \(vocab.json or merges.txt differ\)"):
+        train_vocabulary_from_files([folder / "a.txt"], size=60, out=tmp_path / "v", model="bpe")
+
+
+def test_a_vocabulary_is_inspected_with_text(folder: Path) -> None:
+    found = inspect_vocabulary(folder / "vocab", [folder / "a.txt"])
+    assert found["special_ids"] == {
+        "<pad>": 0, "<unk>": 1, "<extract>": 2, "<delimiter>": 3, "<start>": 4, "<end>": 5,
+    }  # fmt: skip
+    assert found["coverage"]["unknown_rate"] == 0
+    assert found["num_word_ends"] >= len(WORDS)
+    assert "num_continuations" not in found
+    assert json.loads((folder / "vocab" / REPORT).read_text())["made_from"]["model"] == "bpe"
+
+
+def test_a_model_learns_from_left_to_right_and_keeps_its_tokenizer(folder: Path, run: Path) -> None:
+    assert Tokenizer.load(run / "model") == Tokenizer.load(folder / "vocab")
+    build_corpus_from_files(folder / "a.txt", vocab=run, out=folder / "again")
+    assert (folder / "again" / "manifest.json").read_bytes() == (folder / "corpus" / "manifest.json").read_bytes()
+    metrics = pretrain(recipe(), corpus=folder / "again", out=folder / "more", init=run)
+    assert metrics["lm_loss"] > 0
+
+
+def test_objectives_that_need_other_tokens_are_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"objective = 'masked_lm' needs a mask token, the vocabulary of .*corpus"):
+        pretrain(recipe(objective="masked_lm"), corpus=folder / "corpus", out=tmp_path / "run")
+    masking = Path(shutil.copytree(folder / "vocab", tmp_path / "masking"))
+    tokens = masking / "vocab.json"
+    tokens.write_text(tokens.read_text().replace("<start>", "<mask>").replace("<extract>", "<none>"))
+    for name in ("tokenizer.json", "tokenizer_config.json", REPORT):
+        (masking / name).unlink()
+    (masking / "special_tokens_map.json").write_text('{"mask_token": "<mask>"}')
+    build_corpus_from_files(folder / "a.txt", vocab=masking, out=tmp_path / "corpus")
+    for key, message in {
+        "next_sentence": r"data.next_sentence = true needs a token that stands for a pair .* of .*corpus has none",
+        "whole_word_masking": r"data.whole_word_masking = true needs pieces that show by '##'",
+    }.items():
+        data = {"max_length": 24, "next_sentence": False} | {key: True}
+        with pytest.raises(ConfigError, match=message):
+            pretrain(recipe(objective="masked_lm", data=data), corpus=tmp_path / "corpus", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corpus_of_other_tokens_or_merges_is_refused(folder: Path, run: Path, tmp_path: Path) -> None:
+    train_vocabulary_from_files([folder / "a.txt"], size=59, out=tmp_path / "v", model="bpe")
+    build_corpus_from_files(folder / "a.txt", vocab=tmp_path / "v", out=tmp_path / "c")
+    with pytest.raises(ConfigError, match=r"its vocabulary of 60 pieces is not that of 59 of the corpus, from id 59"):
+        pretrain(recipe(), corpus=tmp_path / "c", out=tmp_path / "r", init=run)
+    merges = (folder / "vocab" / "merges.txt").read_text().splitlines()
+    other = Path(shutil.copytree(folder / "vocab", tmp_path / "other"))
+    (other / "merges.txt").write_text("\n".join([merges[0], *merges[:0:-1]]))
+    build_corpus_from_files(folder / "a.txt", vocab=other, out=tmp_path / "o")
+    with pytest.raises(ConfigError, match=r"is not that of 60 of the corpus, in its merges"):
+        pretrain(recipe(), corpus=tmp_path / "o", out=tmp_path / "r", init=run)
+
+
+def test_what_needs_wordpiece_says_so(folder: Path, run: Path, tmp_path: Path) -> None:
+    for given in ({"sources": [folder / "corpus"]}, {"sources": [folder / "a.txt"], "vocab": folder / "vocab"}):
+        with pytest.raises(ConfigError, match=r"corpus instances needs a WordPiece vocabulary \(vocab.txt\)"):
+            write_google_instances(out=tmp_path / "i.jsonl", **given)
+    with pytest.raises(ConfigError, match=r"vocab extend needs a WordPiece vocabulary"):
+        extend_vocabulary([folder / "a.txt"], model=run, num_pieces=3, out=tmp_path / "extended")
+    assert not any(tmp_path.iterdir())
+
+
+def test_bad_text_and_damaged_vocabularies_end_with_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"the \xff river")
+    (tmp_path / "empty.txt").write_bytes(b"\n")
+    for name, message in (("bad.txt", "not UTF-8"), ("empty.txt", "the files hold no text")):
+        with pytest.raises(DataError, match=message):
+            train_vocabulary_from_files([tmp_path / name], size=60, out=tmp_path / "v", model="bpe")
+    damaged = Path(shutil.copytree(folder / "vocab", tmp_path / "damaged"))
+    (damaged / "merges.txt").write_bytes(b"#version: 0.2\nt \xff\n")
+    command = ["corpus", "build", str(folder / "a.txt"), "--vocab", str(damaged), "--out", str(tmp_path / "c")]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, DataError)
+    assert "merges.txt: byte 16 is not UTF-8" in str(result.exception)

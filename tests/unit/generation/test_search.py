@@ -1,0 +1,179 @@
+import itertools
+import math
+
+import pytest
+import torch
+
+from maskloom.errors import ConfigError, DataError
+from maskloom.generation.decoder import Decoder
+from maskloom.generation.search import Generation, continue_texts
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.models.gpt_config import GptConfig
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.5}
+PROMPTS = [[1, 2, 3], [4, 5], [6]]
+
+
+def gpt(vocab_size=11, positions=24, **more):
+    config = GptConfig(vocab_size=vocab_size, max_position_embeddings=positions, intermediate_size=64, **SIZES, **more)
+    return build_model(config, ("lm",), seed=3).eval()
+
+
+def causal_bert():
+    config = BertConfig(vocab_size=11, max_position_embeddings=24, intermediate_size=64, causal=True, **SIZES)
+    return build_model(config, ("mlm",), seed=3).eval()
+
+
+def logits_of(model, sequences):
+    ids = torch.tensor([token for sequence in sequences for token in sequence])
+    layout = SequenceLayout.from_lengths([len(sequence) for sequence in sequences])
+    hidden = model.encoder.encode_packed(ids, torch.zeros_like(ids), layout).last_hidden_state
+    return model.vocabulary_head(hidden)
+
+
+@torch.no_grad()
+def log_probability(model, prompt, tokens):
+    rows = torch.log_softmax(logits_of(model, [[*prompt, *tokens]]), -1)
+    places = range(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+    return sum(float(rows[place, token]) for place, token in zip(places, tokens, strict=True))
+
+
+@pytest.mark.parametrize("make", [gpt, lambda: gpt(pre_norm=True), causal_bert], ids=["gpt", "gpt2", "bert"])
+@torch.no_grad()
+def test_cached_steps_are_the_whole_pass(make):
+    model = make()
+    tokens = torch.randint(0, 11, (3, 6), generator=torch.Generator().manual_seed(0))
+    decoder = Decoder(model, room=20)
+    found = [decoder.start(PROMPTS)] + [decoder.step(tokens[:, step]) for step in range(6)]
+    for row, prompt in enumerate(PROMPTS):
+        whole = logits_of(model, [[*prompt, *tokens[row].tolist()]])[len(prompt) - 1 :]
+        assert (torch.stack([step[row] for step in found]) - whole).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_sequences_can_be_dropped_and_repeated():
+    model, decoder = gpt(), None
+    decoder = Decoder(model, room=20)
+    decoder.start(PROMPTS)
+    decoder.take(torch.tensor([2, 0, 0]))
+    found = decoder.step(torch.tensor([7, 8, 9]))
+    for row, sequence in enumerate([[6, 7], [1, 2, 3, 8], [1, 2, 3, 9]]):
+        assert (found[row] - logits_of(model, [sequence])[-1]).abs().max() < 1e-5
+
+
+def test_greedy_takes_the_likeliest_and_equals_a_beam_of_one():
+    model = gpt()
+    greedy = continue_texts(model, PROMPTS, Generation(max_tokens=8, temperature=0.0))
+    assert [text.token_ids for text in continue_texts(model, PROMPTS, Generation(max_tokens=8, beam=1))] == [
+        text.token_ids for text in greedy
+    ]
+    for prompt, text in zip(PROMPTS, greedy, strict=True):
+        for place, token in enumerate(text.token_ids):
+            assert int(logits_of(model, [[*prompt, *text.token_ids[:place]]])[-1].argmax()) == token
+        assert text.log_probability == pytest.approx(log_probability(model, prompt, text.token_ids), abs=1e-4)
+
+
+def test_a_wide_beam_finds_the_best_of_all():
+    model, prompt = gpt(vocab_size=5), [1, 2]
+    (found,) = continue_texts(model, [prompt], Generation(max_tokens=3, beam=125))
+    best = max(itertools.product(range(5), repeat=3), key=lambda tokens: log_probability(model, prompt, tokens))
+    assert tuple(found.token_ids) == best
+
+
+def test_a_beam_weighs_ended_texts_by_their_length():
+    model, prompt, end = gpt(vocab_size=5), [1, 2], 4
+    (found,) = continue_texts(model, [prompt], Generation(max_tokens=3, beam=125), end=end)
+    texts = [(*tokens, end) for size in range(3) for tokens in itertools.product(range(4), repeat=size)]
+    texts += itertools.product(range(4), repeat=3)
+    best = max(texts, key=lambda tokens: log_probability(model, prompt, tokens) / len(tokens))
+    assert (*found.token_ids, *([end] if found.is_ended else [])) == best
+
+
+def test_draws_follow_the_distribution():
+    model, prompt = gpt(), [1, 2, 3]
+    found = continue_texts(model, [prompt] * 4000, Generation(max_tokens=1, seed=5))
+    counts = torch.bincount(torch.tensor([text.token_ids[0] for text in found]), minlength=11) / 4000
+    assert (counts - logits_of(model, [prompt])[-1].softmax(-1)).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(("how", "kept"), [({"top_k": 3}, 3), ({"top_p": 0.6}, None), ({"temperature": 1e-3}, 1)])
+def test_rare_tokens_can_be_left_out(how, kept):
+    model, prompt = gpt(), [1, 2, 3]
+    probabilities = logits_of(model, [prompt])[-1].softmax(-1).sort(descending=True)
+    if kept is None:
+        kept = int((probabilities.values.cumsum(0) < how["top_p"]).sum()) + 1
+        assert 1 < kept < 11
+    found = continue_texts(model, [prompt] * 400, Generation(max_tokens=1, **how))
+    assert {text.token_ids[0] for text in found} == set(probabilities.indices[:kept].tolist())
+
+
+def test_a_text_has_its_draws_whatever_stands_beside_it():
+    model, how = gpt(), Generation(max_tokens=9, seed=2)
+    together = continue_texts(model, PROMPTS, how)
+    for number, prompt in enumerate(PROMPTS):
+        assert continue_texts(model, [prompt], how, numbers=[number])[0].token_ids == together[number].token_ids
+    assert continue_texts(model, PROMPTS, Generation(max_tokens=9, seed=3)) != together
+
+
+def test_an_end_ends_and_some_tokens_never_come():
+    model = gpt()
+    free = continue_texts(model, [[1]], Generation(max_tokens=6, temperature=0.0))[0].token_ids
+    ended = continue_texts(model, [[1]], Generation(max_tokens=6, temperature=0.0), end=free[2])[0]
+    assert ended.is_ended
+    assert ended.token_ids == free[: free.index(free[2])]
+    without = continue_texts(model, [[1]], Generation(max_tokens=6, temperature=0.0), never=[free[0]])[0].token_ids
+    assert free[0] not in without
+
+
+def test_the_context_ends_a_text():
+    model = gpt(positions=6)
+    for how in ({"temperature": 0.0}, {"beam": 2}, {}):
+        found = continue_texts(model, [[1, 2, 3], [1]], Generation(max_tokens=50, **how))
+        assert [len(text.token_ids) for text in found] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([], "prompt 1: 0 tokens; 1 to 23 are expected"), ([1] * 24, "prompt 1: 24 tokens")]
+)
+def test_a_prompt_has_tokens_and_leaves_room(prompt, message):
+    with pytest.raises(DataError, match=message):
+        continue_texts(gpt(), [[1], prompt], Generation())
+
+
+def test_a_model_that_sees_both_ways_continues_nothing():
+    config = BertConfig(vocab_size=11, max_position_embeddings=24, intermediate_size=64, **SIZES)
+    with pytest.raises(ConfigError, match="only a left-to-right model"):
+        continue_texts(build_model(config, ("mlm",), seed=0), [[1]], Generation())
+
+
+def test_broken_weights_are_said():
+    model = gpt()
+    model.encoder.word_embeddings.data.fill_(math.nan)
+    with pytest.raises(DataError, match="not finite"):
+        continue_texts(model, [[1]], Generation())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"beam": 0},
+        {"seed": -1},
+        {"max_tokens": "4"},
+    ],
+)
+def test_wrong_settings_are_named(values):
+    with pytest.raises(ConfigError, match=f"{next(iter(values))} "):
+        Generation(**values)
+
+
+def test_a_search_draws_nothing():
+    with pytest.raises(ConfigError, match="beam = 2 beside temperature, top_k: a search draws nothing"):
+        Generation(beam=2, temperature=0.5, top_k=4)
