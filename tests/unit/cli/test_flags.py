@@ -190,8 +190,8 @@ READ = ["--model", "m", "--input", "t.jsonl", "--output"]
         ),
         (["predict", *READ, "o.csv"], "predict.predict", {"csv_safe": False}),
         (["predict", *READ, "o.csv", "--csv-safe"], "predict.predict", {"csv_safe": True}),
-        (["embed", *READ, "o.npy"], "embed.embed", {"normalize": None}),
-        (["embed", *READ, "o.npy", "--normalize"], "embed.embed", {"normalize": True}),
+        (["embed", *READ, "o.npy"], "predict.embed", {"normalize": None}),
+        (["embed", *READ, "o.npy", "--normalize"], "predict.embed", {"normalize": True}),
         (["export", "r", "--out", "o", "--for-vectors", "cls"], "export.describe_vectors", {"normalize": False}),
         (
             ["export", "r", "--out", "o", "--for-vectors", "cls", "--normalize"],
