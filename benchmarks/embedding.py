@@ -27,7 +27,7 @@ from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder, processor
 
 from maskloom.inference import Predictor
-from maskloom.runs.embed import embed
+from maskloom.runs.predict import embed
 from maskloom.text.sentences import split_sentences
 
 MAX_LENGTH, BATCH_SIZE, NUM_THREADS = 256, 32, 2

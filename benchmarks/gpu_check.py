@@ -38,7 +38,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
-from maskloom.training.ranks import OneRank, joined_ranks
+from maskloom.training.ranks import Ranks, joined_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("tests", "steps", "embedding", "curve", "ranks")
@@ -257,7 +257,7 @@ def curve(device: torch.device, precision: str, size: str, num_steps: int) -> li
 
     objective = in_precision(MaskedLanguageModeling(next_sentence=False), precision, device)
     steps = train_steps(
-        TrainState.fresh(model, settings), objective, next_batch, settings=settings, seed=0, ranks=OneRank(device)
+        TrainState.fresh(model, settings), objective, next_batch, settings=settings, seed=0, ranks=Ranks(device)
     )
     return [report.loss for report in steps if report.step % CURVE_EVERY == 0]
 

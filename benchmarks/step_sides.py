@@ -15,7 +15,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
-from maskloom.training.ranks import OneRank
+from maskloom.training.ranks import Ranks
 
 
 class Ours:
@@ -34,7 +34,7 @@ class Ours:
             lambda at: (batches[at.get("n", 0) % len(batches)], {"n": at.get("n", 0) + 1}),
             settings=settings,
             seed=0,
-            ranks=OneRank(device),
+            ranks=Ranks(device),
         )
 
     def step(self) -> float:

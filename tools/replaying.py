@@ -17,7 +17,7 @@ from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
 from maskloom.training.loop import StepDraws, accumulate_gradients
-from maskloom.training.ranks import OneRank
+from maskloom.training.ranks import Ranks
 from maskloom.training.step_dumps import BATCH, REPORT, WEIGHTS
 
 
@@ -62,12 +62,11 @@ def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> 
     return Replay(losses, float(torch.nn.utils.get_total_norm(gradients, foreach=True)))
 
 
-class _RankOfDump(OneRank):
+class _RankOfDump(Ranks):
     """One rank that does its part of a batch again, alone, as it did it among the others."""
 
     def __init__(self, rank: int, counts: dict[str, float], first_row: int) -> None:
-        super().__init__()
-        self.rank, self.world_size = rank, rank + 1
+        super().__init__(rank=rank, world_size=rank + 1)
         self._sums = counts | ({"sequences of rank 0": first_row} if rank else {})
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:

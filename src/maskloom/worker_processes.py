@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 # a message that breaks off in its middle is a plain OSError
 _GONE = (EOFError, OSError)
@@ -36,20 +36,8 @@ _Job = tuple[bytes, str]
 _Answer = tuple[Any, Exception | None]
 
 
-class Engine(Protocol):
-    """Whoever does tasks: the processes of this module, or a cluster."""
-
-    def __call__(
-        self,
-        start: Start,
-        arguments: tuple[Any, ...],
-        tasks: Iterator[Any],
-        num_workers: int,
-        *,
-        name: Callable[[Any], str] = str,
-    ) -> Generator[Any, None, None]:
-        """Yield the results of `start(*arguments)(task)` as they come; `name` says a task to a person."""
-        ...
+# Whoever does tasks, the processes of this module or a cluster: called as `results_of_processes` is, it yields results.
+Engine = Callable[..., Generator[Any, None, None]]
 
 
 def results(
@@ -61,7 +49,10 @@ def results(
     *,
     name: Callable[[Any], str] = str,
 ) -> Generator[Any, None, None]:
-    """Yield the results of tasks done by an engine, by `num_workers` new processes, or for one worker by this one."""
+    """Yield the results of `start(*arguments)(task)`, by an engine, by new processes, or for one by this one.
+
+    `name` says a task to a person.
+    """
     if engine is None and num_workers == 1:
         yield from map(start(*arguments), tasks)
     else:

@@ -23,9 +23,9 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export
-from maskloom.runs.glue import check, submit
-from maskloom.runs.glue.check import check_submission
-from maskloom.runs.glue.files import SUBMISSION, SubmissionFile
+from maskloom.runs.glue import files as glue_files
+from maskloom.runs.glue import submit
+from maskloom.runs.glue.files import SUBMISSION, SubmissionFile, check_submission
 from maskloom.runs.glue.run import glue_run
 from maskloom.runs.glue.submit import submit_glue
 from maskloom.runs.rerun import rerun
@@ -126,7 +126,7 @@ def small_submission(monkeypatch):
     files = tuple(
         SubmissionFile(file.column, file.task, NUM_TEST.get(file.column, 6), file.labels) for file in SUBMISSION
     )
-    for module in (check, submit):
+    for module in (glue_files, submit):
         monkeypatch.setattr(module, "SUBMISSION", files)
 
 

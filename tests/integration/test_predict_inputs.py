@@ -8,9 +8,8 @@ from tests.integration.tiny_models import model_folder
 
 from maskloom.errors import DataError
 from maskloom.inference import Predictor
-from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.predict import predict
+from maskloom.runs.predict import embed, predict
 from maskloom.runs.task_summaries import written_lines
 from maskloom.tasks import examples as task_examples
 from maskloom.tasks.columns import ReadingOptions

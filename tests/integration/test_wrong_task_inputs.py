@@ -12,10 +12,9 @@ from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import finetune as finetune_run
-from maskloom.runs.embed import embed
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
-from maskloom.runs.predict import predict
+from maskloom.runs.predict import embed, predict
 from maskloom.runs.task_summaries import finetuning_lines
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs.onnx_export import ONNX_FILE, write_onnx
+from maskloom.runs.export import ONNX_FILE, write_onnx
 
 HEADS = {
     ("mlm", "nsp"): ["pooler_output", "mlm", "nsp"],
@@ -76,6 +76,6 @@ def test_a_bilstm_head_and_a_missing_extra_are_refused(tmp_path, monkeypatch):
     save_model(model, tmp_path, extra_config={"maskloom_heads": options})
     with pytest.raises(ConfigError, match="a BiLSTM head cannot be exported to ONNX"):
         write_onnx(tmp_path)
-    monkeypatch.setattr("maskloom.runs.onnx_export.find_spec", lambda name: None)
+    monkeypatch.setattr("maskloom.runs.export.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'maskloom\[onnx\]'"):
         write_onnx(tmp_path)

@@ -164,7 +164,7 @@ def read_glue_rows(path: Path) -> object:
 
 def read_submission(path: Path) -> object:
     """Read: submission."""
-    from maskloom.runs.glue.check import check_submission
+    from maskloom.runs.glue.files import check_submission
 
     return check_submission(path, allow_partial=True)
 

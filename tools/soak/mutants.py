@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "saves without bound",  # in place of the sheet's "queue unbounded": there is no server yet
         "training/background_saves.py",
-        "        self._troubles.outlive(self.wait)\n        snapshot = Snapshot.of(state, extra)\n        if not",
+        "        self._outlive(self.wait)\n        snapshot = Snapshot.of(state, extra)\n        if not",
         "        snapshot = Snapshot.of(state, extra)\n        if not",
         (
             "tests/unit/training/test_background_saves.py::test_the_next_save_copies_nothing_until_the_one_before_is_on_disk",

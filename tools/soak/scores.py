@@ -275,7 +275,7 @@ def _calibration_error(shares: Any, hits: Any, num_bins: int) -> float:
 
 def choices(draw: Any, shape: str) -> Case:
     """Accuracy of multiple choice."""
-    from maskloom.metrics.choice import ChoiceMetric
+    from maskloom.metrics.labels import ChoiceMetric
 
     predictions, targets = sides(draw, shape, 4)
     batches = _cut(draw, _spoilt(draw, shape, predictions), targets)

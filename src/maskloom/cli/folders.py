@@ -67,7 +67,7 @@ def export(
     if for_vectors is not None:
         describe_vectors(out, for_vectors, normalize=normalize)
     if onnx:
-        from maskloom.runs.onnx_export import write_onnx
+        from maskloom.runs.export import write_onnx
 
         result["onnx_outputs"] = write_onnx(out)
     show(result, as_json, lines=export_lines)

@@ -9,8 +9,10 @@ import typer
 
 from maskloom.cli.options import (
     AsJson,
+    Grid,
     Model,
     Out,
+    Overrides,
     Recipe,
     Resume,
     chosen_recipe,
@@ -19,8 +21,9 @@ from maskloom.cli.options import (
     progress_display,
     say,
     show,
+    space_beside,
+    trains,
 )
-from maskloom.cli.training_options import Grid, Overrides, space_beside, trains
 
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
 
@@ -103,7 +106,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a submission: names, headers, indices, line counts and labels."""
-    from maskloom.runs.glue.check import check_submission
+    from maskloom.runs.glue.files import check_submission
 
     problems = check_submission(submission, allow_partial=allow_partial)
     if as_json:

@@ -10,10 +10,14 @@ import typer
 from maskloom.cli.options import (
     AsJson,
     Device,
+    Grid,
+    Metric,
     Model,
     Out,
+    Overrides,
     Recipe,
     Resume,
+    Task,
     Verify,
     chosen_recipe,
     continues,
@@ -22,9 +26,10 @@ from maskloom.cli.options import (
     reads,
     say,
     show,
+    space_beside,
+    trains,
     verification,
 )
-from maskloom.cli.training_options import Grid, Metric, Overrides, Task, space_beside, trains
 
 
 @trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")

@@ -140,7 +140,7 @@ def embed(
 
     check_place(input_file, output)
     look_at_texts(model, input_file, reading)
-    from maskloom.runs.embed import embed as run  # heavy: wrong data is refused before it
+    from maskloom.runs.predict import embed as run  # heavy: wrong data is refused before it
     from maskloom.runs.task_summaries import written_lines
 
     result = run(

@@ -386,7 +386,7 @@ def _text_of_json(line: bytes | str, place: str) -> str:
 def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
     """Yield the documents of a .parquet file: the text field of each row; None for one that is empty or rejected."""
     # pyarrow is an extra, so it is looked for only when there is something to read with it
-    from maskloom.data.parquet import parquet_texts
+    from maskloom.data.documents import parquet_texts
 
     for row, content in parquet_texts(reader.path, TEXT_FIELD):
         place = f"row {row}"
@@ -397,3 +397,55 @@ def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
 
 def _too_large(path: Path, place: str) -> str:
     return f"{path}, {place}: a document of more than {MAX_DOCUMENT_BYTES:,} bytes"
+
+
+_ROWS_AT_ONCE = 256
+
+
+def parquet_texts(path: Path, column: str) -> Iterator[tuple[int, bytes]]:
+    """Yield (row from 1, UTF-8 bytes) of a column of strings, a few hundred rows in memory at a time.
+
+    Raises ConfigError when pyarrow is not installed; DataError for a file that is not Parquet, for a missing or
+    ill-typed column and for a row without a value.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ConfigError(
+            f"{path}: reading .parquet needs pyarrow; install it with: pip install 'maskloom[parquet]'"
+        ) from None
+    check_regular(path)
+    # names and numbers of a damaged file can also fail on their way to Python
+    damage = (pa.ArrowException, OSError, ValueError, OverflowError)
+    try:
+        file = pq.ParquetFile(path)
+        schema = {name: file.schema_arrow.field(name).type for name in set(file.schema_arrow.names)}
+    except (*damage, KeyError) as error:
+        raise DataError(f"{path}: not a whole Parquet file: {error}") from None
+    with file:
+        if column not in schema:
+            held = ", ".join(sorted(name[:40] for name in schema)[:12])
+            raise DataError(f"{path}: no column {column!r}; the file has {held or 'none'}")
+        kind = schema[column]
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise DataError(f"{path}: column {column!r} must hold strings, not {kind}")
+        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column])
+        row = 0
+        while True:
+            try:
+                batch = next(batches, None)
+            except damage as error:
+                raise DataError(f"{path}, after row {row}: the Parquet file is damaged: {error}") from None
+            if batch is None:
+                return
+            values = batch.column(0)
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            for content in values.cast(pa.large_binary()).to_pylist():
+                row += 1
+                if content is None:
+                    raise DataError(f"{path}, row {row}: column {column!r} has no value")
+                yield row, content

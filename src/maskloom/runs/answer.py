@@ -14,7 +14,7 @@ from maskloom.runs.progress import Progress
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
 from maskloom.tasks.span.encoding import EncodedQuestions
-from maskloom.tasks.span.questions import Question
+from maskloom.tasks.span.reading import Question
 from maskloom.tasks.task import Task
 
 # Logits of a window of 384 tokens take 3 KB.

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from maskloom.data.corpus import Corpus
 from maskloom.data.documents import read_documents, refuse_output_inside, source_files
-from maskloom.data.google_instances import GoogleInstance, google_instances
-from maskloom.data.tfrecords import example, record
+from maskloom.data.google_instances import GoogleInstance, example, google_instances, record
 from maskloom.errors import ConfigError
 from maskloom.files import output_file
 from maskloom.runs.corpus import tokenizer_folder

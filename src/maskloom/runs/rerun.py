@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,10 +142,12 @@ def _check_machine(run: Path, content: dict[str, Any], progress: Progress) -> No
             f"start with torchrun --nproc-per-node {content['world_size']}"
         )
     before, now = content["hardware"], environment()["hardware"]
-    names = ("machine", "processor", "cuda")
-    changes = [f"{name} was {before.get(name)}, is {now[name]}" for name in names if before.get(name) != now[name]]
-    if changes:
+    if changes := _changes(before, now, ("machine", "processor", "cuda")):
         progress.say(f"WARNING: {'; '.join(changes)}: the last bits may differ")
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) -> list[str]:
+    return [f"{name} was {before.get(name)}, is {now.get(name)}" for name in names if before.get(name) != now.get(name)]
 
 
 def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
@@ -172,13 +174,20 @@ def _compared(model: Path, out: Path) -> dict[str, Any]:
         before |= _tensors(best, "best-model: ")
         now |= _tensors(out / best.name, "best-model: ")
     differing = differing_tensors(before, now)
+    sums = sum_of_tensors(before), sum_of_tensors(now)
+    return _outcome(model.parent, out, sums, {"num_tensors": len(before)}, differing)
+
+
+def _outcome(
+    run: Path, out: Path, sums: tuple[str, str], counts: dict[str, int], differing: list[str]
+) -> dict[str, Any]:
     return {
-        "run": str(model.parent),
+        "run": str(run),
         "rerun": str(out),
         "identical": not differing,
-        "sha256_of_run": sum_of_tensors(before),
-        "sha256_of_rerun": sum_of_tensors(now),
-        "num_tensors": len(before),
+        "sha256_of_run": sums[0],
+        "sha256_of_rerun": sums[1],
+        **counts,
         "num_differing": len(differing),
         "differing": differing[:4],
     }
@@ -188,10 +197,7 @@ def _check_versions(
     run: Path, before: dict[str, str], now: dict[str, str], allow_change: bool, progress: Progress
 ) -> None:
     """Raise ConfigError when this is not what made the run; only say so with `allow_change`."""
-    names = sorted(before.keys() | now.keys())
-    changes = [
-        f"{name} was {before.get(name)}, is {now.get(name)}" for name in names if before.get(name) != now.get(name)
-    ]
+    changes = _changes(before, now, sorted(before.keys() | now.keys()))
     if changes and not allow_change:
         raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
     if changes:
@@ -234,16 +240,7 @@ def _rerun_corpus(run: Path, *, out: Path, allow_version_change: bool, progress:
         {**found["files"], MANIFEST: file_sum(folder / MANIFEST)} for found, folder in ((manifest, run), (again, out))
     )
     differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    return {
-        "run": str(run),
-        "rerun": str(out),
-        "identical": not differing,
-        "sha256_of_run": before[MANIFEST],
-        "sha256_of_rerun": now[MANIFEST],
-        "num_files": len(before),
-        "num_differing": len(differing),
-        "differing": differing[:4],
-    }
+    return _outcome(run, out, (before[MANIFEST], now[MANIFEST]), {"num_files": len(before)}, differing)
 
 
 def _check_texts(run: Path, texts: list[Path], manifest: dict[str, Any]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,43 +17,26 @@ from maskloom.tasks.catalog import Kind
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
-from maskloom.text.tokenizer import Tokenizer
 
 # One array (rows, width) a unit: the rows that the objective gives for it.
 Outputs = Sequence[np.ndarray]
-
-
-class Encode(Protocol):
-    """Examples to token ids."""
-
-    def __call__(
-        self, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
-    ) -> EncodedData:
-        """Encode examples; what cannot be learned from is left out, counted and listed when it is for training."""
-        ...
-
-
-class Tune(Protocol):
-    """Settings that are fitted to the outputs for labelled data."""
-
-    def __call__(self, encoded: EncodedData, outputs: Outputs, leave_out: Collection[str] = ()) -> dict[str, Any]:
-        """Return the fitted settings by name, plain values; those in `leave_out` stay as the task has them."""
-        ...
 
 
 @dataclass(frozen=True)
 class Task:
     """A kind of task with its labels, as plain functions.
 
-    `heads` names the heads of its models. `decide(encoded, outputs)` gives what the metric takes beside
-    `targets(encoded)`, or None where the data has no labels; `decode(encoded, outputs)` one dictionary an example, in
-    order. `settings` are the kind's own, plain values that are kept beside the model; `published_config` are the
-    keys of config.json that say what its outputs mean.
+    `heads` names the heads of its models. `encode(data, tokenizer, max_length, for_training=)` turns examples into
+    token ids; for training, what cannot be learned from is left out, counted and listed. `decide(encoded, outputs)`
+    gives what the metric takes beside `targets(encoded)`, or None where the data has no labels; `decode(encoded,
+    outputs)` one dictionary an example, in order. `settings` are the kind's own, plain values that are kept beside the
+    model; `published_config` are the keys of config.json that say what its outputs mean.
 
-    `tune` fits settings to labelled data, and is None for a kind that has none to fit. `scored_logits(encoded,
-    outputs)` gives what becomes the probabilities of the targets, (examples, classes) for softmax where targets are
-    (examples,) ids, (examples, labels) for the logistic function where they are 0/1, without any temperature; None for
-    a kind whose probabilities are not calibrated.
+    `tune(encoded, outputs, leave_out)` returns settings fitted to labelled data by name, plain values, but those left
+    out; it is None for a kind that has none to fit. `scored_logits(encoded, outputs)` gives what becomes the
+    probabilities of the targets, (examples, classes) for softmax where targets are (examples,) ids, (examples, labels)
+    for the logistic function where they are 0/1, without any temperature; None for a kind whose probabilities are not
+    calibrated.
 
     `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
     `frames` say what stands before, between and after the examples in a form that needs it.
@@ -69,14 +52,14 @@ class Task:
     primary: str
     heads: tuple[str, ...]
     objective: TaskObjective
-    encode: Encode
+    encode: Callable[..., EncodedData]
     decide: Callable[[EncodedData, Outputs], Any]
     decode: Callable[[EncodedData, Outputs], list[dict[str, Any]]]
     metric: Callable[[], Metric]
     targets: Callable[[EncodedData], Any] = attrgetter("labels")
     published_config: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    tune: Tune | None = None
+    tune: Callable[..., dict[str, Any]] | None = None
     scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
     forms: Mapping[str, Callable[[Any, dict[str, Any]], list[str]]] = field(default_factory=dict)
     frames: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)

@@ -12,10 +12,37 @@ from typing import Any, Self
 
 import torch
 
+from maskloom.files import DISK_ERRORS
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.loop import TrainState
 from maskloom.training.memory import available_memory
-from maskloom.training.saves import DiskTroubles, Saves
+
+
+class Saves:
+    """A context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing.
+
+    The ranks of a run all ask, each of its own. Checkpoints of the `pinned` steps are kept.
+    """
+
+    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
+        """Save the state as it stands, perhaps while training goes on."""
+
+    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> object:
+        """Return when the state is saved."""
+
+    def check(self) -> None:
+        """Raise what a save that has ended failed with."""
+
+    def wait(self) -> None:
+        """Return when no save is under way; raises what it failed with."""
+
+    def __enter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the save under way."""
+
 
 # A copy that would take more of the memory that is left than this is not made: training waits for the disk instead.
 _LARGEST_SHARE = 0.5
@@ -47,7 +74,7 @@ class BackgroundSaves(Saves):
         run: str | None = None,
     ) -> None:
         self._folder, self._keep, self._on_whole, self._say, self._run = folder, keep, on_whole, say, run
-        self._troubles = DiskTroubles(say)
+        self._has_failed = False
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
         self._abandoned = threading.Event()
@@ -56,24 +83,34 @@ class BackgroundSaves(Saves):
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
         """Take the state as it stands and write it while the caller goes on; waits for a write that is under way."""
-        self._troubles.outlive(self.wait)
+        self._outlive(self.wait)
         snapshot = Snapshot.of(state, extra)
         if not self._buffers and self._copies:
             self._copies = self._has_room(snapshot)
         if self._copies:
             self._pending = self._pool.submit(self._write, self._copied(snapshot), pinned)
         else:
-            self._troubles.outlive(lambda: self._write(snapshot, pinned))
+            self._outlive(lambda: self._write(snapshot, pinned))
 
     def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
         """Write the state and return its folder when it is on disk."""
-        self._troubles.outlive(self.wait)
+        self._outlive(self.wait)
         return self._write(Snapshot.of(state, extra), pinned)
 
     def check(self) -> None:
         """Tell what a finished write failed with; costs nothing while none has finished."""
         if self._pending is not None and self._pending.done():
-            self._troubles.outlive(self.wait)
+            self._outlive(self.wait)
+
+    def _outlive(self, work: Callable[[], object]) -> None:
+        """Do what may fail for the disk's sake, and say so; the second failure in a row is raised."""
+        try:
+            work()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS or self._has_failed:
+                raise
+            self._has_failed = True
+            self._say(f"WARNING: {error}. Training continues; if the next save fails too, it stops")
 
     def wait(self) -> None:
         """Return when no write is under way; raises what it failed with."""
@@ -117,7 +154,7 @@ class BackgroundSaves(Saves):
             run=self._run,
             before_chunk=self._raise_if_abandoned,
         )
-        self._troubles.end()
+        self._has_failed = False
         self._on_whole(snapshot.step, path)
         return path
 

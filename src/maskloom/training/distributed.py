@@ -25,7 +25,7 @@ from maskloom.models.assembled import EncoderWithHeads, blocks_of
 from maskloom.objectives.objective import Objective
 from maskloom.training.interruption import Interrupted, undisturbed
 from maskloom.training.rank_watch import RankWatch, Work, torchrun_keeps_store
-from maskloom.training.ranks import RankLostError, mean_losses
+from maskloom.training.ranks import RankLostError, Ranks, mean_losses
 
 # Who is late is found out by the watch, which knows who evaluates or saves meanwhile.
 _NEVER = timedelta(days=2)
@@ -54,8 +54,8 @@ class LossesOf(nn.Module):
         return total, {name: mean.detach() for name, mean in means.items()}
 
 
-class DistributedRanks:
-    """This process among those of torchrun; see `Ranks`.
+class DistributedRanks(Ranks):
+    """This process among those of torchrun.
 
     With `parallel` "ddp" each has the model, with "fsdp" a shard of it; with "hsdp" the processes of each machine share
     one (Zhao et al. 2023, PyTorch FSDP, 3.2.2). Numbers are summed by gloo in fp64 and gradients by nccl on CUDA, by
@@ -70,10 +70,8 @@ class DistributedRanks:
         device: torch.device,
         saving: dist.ProcessGroup | None = None,
     ) -> None:
-        self.rank, self.world_size = watch.rank, watch.world_size
-        self.is_first = self.rank == 0
+        super().__init__(device, rank=watch.rank, world_size=watch.world_size)
         self.control, self._saving = control, saving or control
-        self.device = device
         self.is_sharded = parallel != "ddp"
         self._shards_by_node = parallel == "hsdp"
         self._watch = watch
@@ -95,14 +93,6 @@ class DistributedRanks:
         ranks = copy.copy(self)
         ranks.control = self._saving
         return ranks
-
-    def any_(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
-        return self.sum_({"flag": float(flag)})["flag"] > 0
-
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
-        self.any_(False)
 
     def at(self, work: Work) -> AbstractContextManager[None]:
         """Say what this rank is at within, as that decides for how long the others wait for it."""

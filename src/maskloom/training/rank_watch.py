@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-from maskloom.training.disk_waits import waits_for_disk
+from typing import Any, Literal
 
 _SECONDS_BETWEEN_SIGNS = 1.0
 _SECONDS_TO_BE_READ = 5 * _SECONDS_BETWEEN_SIGNS
@@ -33,22 +31,6 @@ _BUSY_SHARE = 0.05
 
 Work = Literal["step", "own", "save"]
 """What a rank is at: a step, which takes its course on all; work of its own, such as evaluating; or a save."""
-
-
-class Store(Protocol):
-    """What is used of a torch.distributed store."""
-
-    def set(self, key: str, value: str) -> object:
-        """Set a value."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Return a value, waiting until it is set."""
-        ...
-
-    def check(self, keys: list[str]) -> bool:
-        """Tell whether all the keys are set."""
-        ...
 
 
 def torchrun_keeps_store() -> bool:
@@ -124,11 +106,11 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
 class RankWatch:
     """The thread that signs and looks, from `start` to `stop`.
 
-    It ends this process, with exit code 1 and a message that names the culprit, when another rank is lost, hangs or has
-    failed and the main thread does not end by itself.
+    `store` is one of torch.distributed. The watch ends this process, with exit code 1 and a message that names the
+    culprit, when another rank is lost, hangs or has failed and the main thread does not end by itself.
     """
 
-    store: Store
+    store: Any
     rank: int
     world_size: int
     limit: float
@@ -276,3 +258,36 @@ class RankWatch:
         if self.rank == 0:  # it keeps the store in which the others read why
             time.sleep(_SECONDS_TO_BE_READ)
         os._exit(1)
+
+
+# Where the kernel has a thread wait for another thread, a clock, a process, or what comes through a pipe or a socket;
+# parts of names, which differ between versions. Any other place is taken for a disk: those have too many names.
+_OTHER_WAITS = (
+    *("futex", "sleep", "poll", "select", "woken", "wait_data", "more_packets", "accept", "pipe", "do_wait"),
+    *("sigtimedwait", "sigsuspend", "unix_stream", "signal", "ptrace", "cqring"),
+)
+
+
+def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
+    """Tell whether a thread of this process waits in the kernel for anything but threads, clocks, pipes and sockets.
+
+    Network file systems count as disks. True as well where the system does not tell, as without Linux's /proc.
+    """
+    try:
+        folders = list(threads.iterdir())
+    except OSError:
+        return True
+    places = []
+    for folder in folders:
+        try:
+            state = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            if state == "D":
+                return True
+            if state == "S":
+                places.append((folder / "wchan").read_text(encoding="utf-8"))
+        except OSError:  # this thread has ended
+            continue
+    told = [place for place in places if place not in ("", "0")]  # a thread that went on meanwhile has no place
+    if places and not told:
+        return True
+    return any(not any(name in place for name in _OTHER_WAITS) for place in told)

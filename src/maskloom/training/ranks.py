@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,61 +22,47 @@ class RankLostError(RuntimeError):
     """Another of the processes that train together has died, hangs or failed; the message says which."""
 
 
-class Ranks(Protocol):
-    """The place of this process among those that train together; every rank makes the same calls in the same order."""
+class Ranks:
+    """The place of this process among those that train together; here it trains alone, on one device.
 
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0."""
-        ...
+    Every rank makes the same calls in the same order. `is_first` tells the one that logs, evaluates and writes,
+    `is_sharded` whether each rank holds only its shard of the weights.
+    """
 
-    @property
-    def world_size(self) -> int:
-        """The number of processes."""
-        ...
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process is the one that logs, evaluates and writes."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
-        ...
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each rank holds only its shard of the weights."""
-        ...
+    def __init__(self, device: torch.device | None = None, *, rank: int = 0, world_size: int = 1) -> None:
+        self.device = device or torch.device("cpu")
+        self.rank, self.world_size = rank, world_size
+        self.is_first = rank == 0
+        self.is_sharded = False
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:
         """Return the sums over all ranks of values by name; the names are the same everywhere."""
-        ...
+        return values
 
     def any_(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank."""
-        ...
+        return self.sum_({"flag": float(flag)})["flag"] > 0
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        ...
+        self.any_(False)
 
     def at(self, work: Work) -> AbstractContextManager[None]:
         """Say what this rank is at within, as that decides for how long the others wait for it."""
-        ...
+        return nullcontext()
 
     def spread(self, model: EncoderWithHeads) -> None:
         """Make a model ready to be trained by all ranks, in place, before its optimiser is made."""
-        ...
+        model.to(self.device)
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
         """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
-        ...
+        return model
 
+    @torch.no_grad()
     def loss_sums(self, model: EncoderWithHeads, objective: Objective, batch: Any) -> dict[str, Tensor]:
         """Return the objective's sums for a batch without gradients; with shared weights all ranks must ask."""
-        ...
+        return objective.loss_sums(model, batch)
 
     def add_gradients(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
@@ -85,59 +71,13 @@ class Ranks(Protocol):
 
         After the last micro-batch of a step the gradients are sums over all ranks. A GPU may still compute the losses.
         """
-        ...
-
-
-class OneRank:
-    """A process that trains alone, on one device."""
-
-    rank = 0
-    world_size = 1
-    is_first = True
-    is_sharded = False
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.device = device or torch.device("cpu")
-
-    def sum_(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the values as they are."""
-        return values
-
-    def any_(self, flag: bool) -> bool:
-        """Return the flag as it is."""
-        return flag
-
-    def barrier(self) -> None:
-        """Wait for nobody."""
-
-    def at(self, work: Work) -> AbstractContextManager[None]:
-        """Do nothing: nobody waits."""
-        return nullcontext()
-
-    def spread(self, model: EncoderWithHeads) -> None:
-        """Bring the model to the device."""
-        model.to(self.device)
-
-    def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
-        """Return the model."""
-        return model
-
-    @torch.no_grad()
-    def loss_sums(self, model: EncoderWithHeads, objective: Objective, batch: Any) -> dict[str, Tensor]:
-        """Return the objective's sums for a batch without gradients."""
-        return objective.loss_sums(model, batch)
-
-    def add_gradients(
-        self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
-    ) -> dict[str, Tensor]:
-        """Add the gradients of a micro-batch to the parameters, and return its losses divided by `counts`."""
         means = mean_losses(model, objective, batch, counts)
         if means:
             torch.stack(list(means.values())).sum().backward()
         return {name: mean.detach() for name, mean in means.items()}
 
 
-ONE_RANK: Ranks = OneRank()
+ONE_RANK = Ranks()
 
 
 def mean_losses(
@@ -158,7 +98,7 @@ def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, devi
     RankLostError when another rank is the reason why this one cannot go on.
     """
     if not is_one_of_several():
-        yield OneRank(chosen_device(device))
+        yield Ranks(chosen_device(device))
         return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:

@@ -14,8 +14,7 @@ from typing import Any
 from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.objectives.objective import Objective
-from maskloom.training.background_saves import BackgroundSaves
-from maskloom.training.bad_steps import BadSteps
+from maskloom.training.background_saves import BackgroundSaves, Saves
 from maskloom.training.checkpoints import drop_old_checkpoints, restore_checkpoint
 from maskloom.training.events import EventLog
 from maskloom.training.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
@@ -29,13 +28,16 @@ from maskloom.training.loop import (
     train_steps,
 )
 from maskloom.training.loss_watch import LossWatch
-from maskloom.training.memory import note_micro_batch_size, noted_micro_batch_size, release_free_memory
-from maskloom.training.micro_batches import fitting_micro_batch_size
+from maskloom.training.memory import (
+    fitting_micro_batch_size,
+    note_micro_batch_size,
+    noted_micro_batch_size,
+    release_free_memory,
+)
 from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks import ONE_RANK, Ranks
-from maskloom.training.saves import Saves
+from maskloom.training.schedules import TimeBudget
 from maskloom.training.step_dumps import write_dump
-from maskloom.training.time_budget import TimeBudget
 
 # What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
 # time, and it bounds what batches of different sizes leave behind.
@@ -85,7 +87,8 @@ class TrainingSession:
     def __post_init__(self) -> None:
         """Begin to count what goes wrong."""
         settings = self.settings
-        self._bad_steps, self._watch = BadSteps(settings), LossWatch()
+        self._watch = LossWatch()
+        self._rewinds, self._skips, self._skipped_at = 0, 0, 0
         self._told_size: int | None = None
         self._released = time.monotonic()
         self._ends = {settings.steps, *(plan.at for plan in settings.extensions if plan.at == plan.steps)}
@@ -115,7 +118,7 @@ class TrainingSession:
         self._found_precision = own.get("precision")
         if "loss_scale" in own:
             self.state.loss_scale = tuple(own["loss_scale"])
-        self._bad_steps.rewinds = own.get("rewinds", 0)
+        self._rewinds = own.get("rewinds", 0)
         if self.ranks.is_first:  # a kill between the last save and this would leave one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
         return restored.step
@@ -205,7 +208,7 @@ class TrainingSession:
 
     def _answer(self, bad: NonFiniteStepError, saves: Saves) -> None:
         """Write a step down whose numbers are not finite, and skip its batch or go back; raises it when all ends."""
-        step, action, place = bad.report.step, self._bad_steps.action_after(bad.report.step), self._dumped(bad)
+        step, action, place = bad.report.step, self._action_after(bad.report.step), self._dumped(bad)
         self._write(
             "nonfinite",
             step=step,
@@ -223,6 +226,20 @@ class TrainingSession:
             self._rewind(saves)
         self.state.position = bad.position_after
         self._tell(f"WARNING: continuing after step {self.state.step} with the batches after the bad one")
+
+    def _action_after(self, step: int) -> str:
+        """Return what follows a bad step of that number: its batch is skipped, the run goes back, or it stops.
+
+        A skipped batch leaves the number of the step as it is, so skips in a row are those at one number.
+        """
+        rule = self.settings.on_nonfinite
+        if rule == "skip":
+            self._skips = self._skips + 1 if step == self._skipped_at else 1
+            self._skipped_at = step
+        elif rule == "rewind":
+            self._rewinds += 1
+        num_taken = {"skip": self._skips, "rewind": self._rewinds}.get(rule, 0)
+        return rule if num_taken <= self.settings.max_skips else "stop"
 
     def _dumped(self, bad: NonFiniteStepError) -> str:
         """Write the bad step into the run's folder and return where, or why it could not be written."""
@@ -345,8 +362,8 @@ class TrainingSession:
             own["precision"] = self._found_precision
         if self.state.loss_scale is not None:
             own["loss_scale"] = self.state.loss_scale
-        if self._bad_steps.rewinds:
-            own["rewinds"] = self._bad_steps.rewinds
+        if self._rewinds:
+            own["rewinds"] = self._rewinds
         if self._has_ended:
             own["has_ended"] = True
         if self.budget is not None:

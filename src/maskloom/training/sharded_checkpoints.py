@@ -123,7 +123,7 @@ class ShardedSaves(BackgroundSaves):
 
     def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
         path = write_sharded(snapshot, self._folder, self._ranks, keep=self._keep, pinned=pinned, run=self._run)
-        self._troubles.end()
+        self._has_failed = False
         self._on_whole(snapshot.step, path)
         return path
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from tests.tensorflow_files import entry, header, message, number, snappy, table, varint, write_checkpoint
 
-from maskloom.checkpoints.sorted_table import DamagedError, decompressed
-from maskloom.checkpoints.tensor_bundle import open_bundle
+from maskloom.checkpoints.tensor_bundle import DamagedError, decompressed, open_bundle
 from maskloom.errors import DataError
 
 RNG = np.random.default_rng(0)

@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from maskloom.cli import app
-from maskloom.cli.options import verification
-from maskloom.cli.training_options import Size, complete_key, space_beside
+from maskloom.cli.options import Size, complete_key, space_beside, verification
 from maskloom.config import FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import recipe_keys
@@ -191,8 +190,8 @@ READ = ["--model", "m", "--input", "t.jsonl", "--output"]
         ),
         (["predict", *READ, "o.csv"], "predict.predict", {"csv_safe": False}),
         (["predict", *READ, "o.csv", "--csv-safe"], "predict.predict", {"csv_safe": True}),
-        (["embed", *READ, "o.npy"], "embed.embed", {"normalize": None}),
-        (["embed", *READ, "o.npy", "--normalize"], "embed.embed", {"normalize": True}),
+        (["embed", *READ, "o.npy"], "predict.embed", {"normalize": None}),
+        (["embed", *READ, "o.npy", "--normalize"], "predict.embed", {"normalize": True}),
         (["export", "r", "--out", "o", "--for-vectors", "cls"], "export.describe_vectors", {"normalize": False}),
         (
             ["export", "r", "--out", "o", "--for-vectors", "cls", "--normalize"],

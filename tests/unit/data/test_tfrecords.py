@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from maskloom.data.tfrecords import crc32c, example, masked_crc32c, record
+from maskloom.data.google_instances import crc32c, example, masked_crc32c, record
 
 
 def test_sums_are_those_of_the_standard() -> None:

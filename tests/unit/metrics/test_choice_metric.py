@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.metrics.choice import ChoiceMetric
+from maskloom.metrics.labels import ChoiceMetric
 
 
 def test_accuracy_and_the_commonest_place_over_batches():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.training.disk_waits import waits_for_disk
+from maskloom.training.rank_watch import waits_for_disk
 
 
 def _thread(folder: Path, state: str, place: str) -> None:

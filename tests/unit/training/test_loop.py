@@ -10,7 +10,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import NumericalError, StepDraws, TrainState, accumulate_gradients, evaluate, train_steps
-from maskloom.training.ranks import OneRank
+from maskloom.training.ranks import Ranks
 
 VOCABULARY = 41
 
@@ -158,7 +158,7 @@ def test_ranks_and_micro_batches_draw_what_one_process_draws_for_the_whole_batch
     objective, parts = MaskedLanguageModeling(), batch.split(8 // world_size)
     counts = objective.target_counts(batch)
 
-    class Part(OneRank):
+    class Part(Ranks):
         def sum_(self, values: dict[str, float]) -> dict[str, float]:
             return values | counts | {f"sequences of rank {rank}": len(part.lengths) for rank, part in enumerate(parts)}
 

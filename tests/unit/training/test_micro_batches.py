@@ -8,9 +8,9 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training import micro_batches as module
-from maskloom.training.micro_batches import fitting_micro_batch_size
-from maskloom.training.ranks import ONE_RANK, OneRank
+from maskloom.training import memory as module
+from maskloom.training.memory import fitting_micro_batch_size
+from maskloom.training.ranks import ONE_RANK, Ranks
 
 OBJECTIVE = MaskedLanguageModeling(pair_part=None)
 
@@ -61,7 +61,7 @@ def test_it_is_about_what_a_forward_pass_takes(model):
 
 
 def test_ranks_agree_on_the_smallest(monkeypatch, model):
-    class Crowded(OneRank):
+    class Crowded(Ranks):
         def any_(self, flag: bool) -> bool:
             self.asked = getattr(self, "asked", 0) + 1
             return flag or self.asked <= 2

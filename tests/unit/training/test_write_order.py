@@ -10,7 +10,7 @@ from tests.unit.training.tiny_sessions import run_session, tiny_session, tiny_st
 
 from maskloom.files import write_json
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
-from maskloom.training.ranks import OneRank
+from maskloom.training.ranks import Ranks
 
 
 class Witness:
@@ -71,13 +71,9 @@ def test_a_checkpoint_has_its_manifest_when_its_files_are_on_disk_and_its_name_w
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
-class _SecondRank(OneRank):
-    rank, world_size, is_first = 1, 2, False
-
-
 def test_a_rank_that_is_not_the_first_writes_nothing(tmp_path) -> None:
     session = tiny_session(tmp_path)
-    session.ranks = _SecondRank()
+    session.ranks = Ranks(rank=1, world_size=2)
     run_session(session)
     assert session.state.step == session.settings.steps
     assert not list(tmp_path.glob("**/step-*"))

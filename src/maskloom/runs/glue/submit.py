@@ -14,14 +14,15 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.files import is_stream, output_file
 from maskloom.inference import Prediction, Predictor
 from maskloom.runs.first_look import check_place
-from maskloom.runs.glue.check import HEADER, problems_of
 from maskloom.runs.glue.files import (
+    HEADER,
     SUBMISSION,
     SubmissionFile,
     check_genres,
     count_test_rows,
     diagnostic_file,
     glue_task,
+    problems_of,
 )
 from maskloom.runs.glue.run import MAJORITY, majority_label
 from maskloom.runs.progress import Progress

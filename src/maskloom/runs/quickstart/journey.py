@@ -9,26 +9,28 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, Section, load_recipe, recipe_toml
 from maskloom.data.counter_random import Permutation
 from maskloom.errors import ConfigError
 from maskloom.files import write_json, write_text
 from maskloom.folder_lock import LOCK, alone_in_folder
 from maskloom.foreign_files import read_json_object
 from maskloom.inference import Predictor
+from maskloom.runs.charts import DotRow, dot_chart, page_template
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.progress import Progress, stage_callback
 from maskloom.runs.quickstart.documentation import gather_documents, write_documents
-from maskloom.runs.quickstart.report import report_page
 from maskloom.runs.quickstart.tasks import build_tasks
+from maskloom.runs.report.charts import charts_of
+from maskloom.runs.report.record import read_run
 from maskloom.runs.run_folder import RECIPE
 from maskloom.runs.vocabulary import train_vocabulary_from_files
 
@@ -279,3 +281,38 @@ def fill_masks(model: Path, held_out: Path, *, seed: int, top_k: int = 5) -> dic
 def _guesses(predictor: Predictor, text: str, top_k: int) -> dict[str, list[Any]]:
     best = predictor.fill_mask(text, top_k=top_k)[0]
     return {"tokens": [row["token"] for row in best], "probabilities": [row["probability"] for row in best]}
+
+
+_NAMES = {"pretrained": "pre-trained", "random": "random start"}
+
+
+def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section], commands: Sequence[str]) -> str:
+    """Return the page for the figures of a finished quick start; curves come from the event logs in `out`."""
+    pretrained = read_run(out / "pretrained", "pre-trained")
+    phases = getattr(recipes["pretrain"], "phases", [])
+    return page_template("quickstart/report.html").render(
+        phases=[phase.max_length for phase in phases],
+        results=results,
+        run=pretrained.description,
+        packages=sorted(results["text"]["packages"].items(), key=lambda item: -item[1]["sentences"]),
+        recipes={name: recipe_toml(recipe) for name, recipe in recipes.items()},
+        pretraining_charts=charts_of([pretrained])["Pre-training"][:2],
+        task_charts={task: _dots(compared) for task, compared in results["tasks"].items()},
+        learning_charts={task: _learning(out, task) for task in results["tasks"]},
+        commands=commands,
+        minutes=sum(results["seconds"].values()) / 60,
+    )
+
+
+def _dots(compared: dict[str, Any]) -> str:
+    rows = [
+        DotRow(name, list(compared[start]["scores"].values()), f"c{place}")
+        for place, (start, name) in enumerate(_NAMES.items())
+    ]
+    return dot_chart(rows, level=("constant answer", compared["majority"]), name="accuracy on dev, one dot per seed")
+
+
+def _learning(out: Path, task: str) -> str:
+    """Draw dev accuracy over steps from both starts: the means over seeds bold, single seeds faint."""
+    runs = [read_run(out / "finetuned" / f"{task}-{start}", name) for start, name in _NAMES.items()]
+    return charts_of(runs)["Fine-tuning"][0].svg

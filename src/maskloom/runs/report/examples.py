@@ -13,8 +13,8 @@ from maskloom.errors import DataError
 from maskloom.inference import Predictor
 from maskloom.metrics.answers import answer_scores
 from maskloom.metrics.entities import entities_of
+from maskloom.runs.charts import visible
 from maskloom.runs.fingerprints import fingerprint
-from maskloom.runs.pages import visible
 from maskloom.runs.progress import Progress
 from maskloom.runs.report.record import RunRecord
 from maskloom.tasks.columns import ReadingOptions

@@ -11,8 +11,7 @@ from markupsafe import escape
 from maskloom.errors import ConfigError
 from maskloom.files import output_file
 from maskloom.metrics.language_model import part_of
-from maskloom.runs.charts import DotRow, dot_chart
-from maskloom.runs.pages import distinct_names, page_template, visible
+from maskloom.runs.charts import DotRow, distinct_names, dot_chart, page_template, visible
 from maskloom.runs.progress import Progress
 from maskloom.runs.report.charts import NUM_COLOURS, charts_of
 from maskloom.runs.report.record import RunRecord, read_run

@@ -51,7 +51,7 @@ class RunRecord:
     def events(self) -> list[dict[str, Any]]:
         """The events of its log; [] where there is none yet."""
         path = self.folder / "events.jsonl"
-        return [event for event in read_events(path) if isinstance(event, dict)] if path.is_file() else []
+        return read_events(path) if path.is_file() else []
 
     @cached_property
     def stages(self) -> dict[str, list[dict[str, Any]]]:

@@ -9,8 +9,8 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.data.corpus import Corpus
 from maskloom.errors import DataError
 from maskloom.metrics.answers import is_percent
+from maskloom.runs.charts import visible
 from maskloom.runs.display import lines_of
-from maskloom.runs.pages import visible
 from maskloom.runs.report.record import RunRecord
 from maskloom.runs.run_folder import flat
 from maskloom.runs.task_summaries import examples_text

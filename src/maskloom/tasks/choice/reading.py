@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 from maskloom.errors import DataError
 from maskloom.foreign_files import is_utf8
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.choice.columns import ChoiceColumns, choose_columns
-from maskloom.tasks.choice.examples import ChoiceExample
 from maskloom.tasks.choice.published import (
     PLAIN_COLUMNS,
+    ChoiceColumns,
+    choose_columns,
     is_race_folder,
     plain_rows,
     published_form,
@@ -24,6 +24,38 @@ from maskloom.tasks.choice.published import (
 from maskloom.tasks.columns import ReadingOptions, numbered
 from maskloom.tasks.examples import ReadingReport, kept_examples
 from maskloom.tasks.tables import BLANK, BadRowError, Row, by_name, layout_of, read_rows, row_text, up_to_first
+
+
+@dataclass(frozen=True)
+class ChoiceExample:
+    """One record: the first text, what the second text begins with, the choices that end it, and the right one.
+
+    `stem` is empty where choices stand by themselves; `label` counts choices from 0 and is None where the file has
+    none. `identifier` is the record's own name, if it has one.
+    """
+
+    context: str
+    stem: str
+    choices: tuple[str, ...]
+    label: int | None
+    line: int
+    identifier: str | None = None
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the two texts of each choice, as a model reads them."""
+        return [(self.context, f"{self.stem} {choice}" if self.stem else choice) for choice in self.choices]
+
+    def inputs(self) -> tuple[str, str, tuple[str, ...]]:
+        """Return what a model sees of the example."""
+        return self.context, self.stem, self.choices
+
+    def as_row(self) -> dict[str, str]:
+        """Return the texts as a row of predictions shows them."""
+        row = {"context": self.context} | ({"stem": self.stem} if self.stem else {})
+        if self.identifier is not None:
+            row = {"id": self.identifier} | row
+        return row | {f"choice{number}": choice for number, choice in enumerate(self.choices)}
+
 
 _MOST_LETTERS = 26
 _MOST_DIGITS = 9

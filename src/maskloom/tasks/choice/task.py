@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
+from maskloom.data.batch import ChoiceBatch
 from maskloom.errors import DataError
 from maskloom.metrics.calibration import checked_temperature, softmax
-from maskloom.metrics.choice import ChoiceMetric
+from maskloom.metrics.labels import ChoiceMetric
 from maskloom.objectives.choice import MultipleChoice
-from maskloom.tasks.choice.encoding import EncodedChoices, encode_choices
-from maskloom.tasks.choice.examples import ChoiceExample
-from maskloom.tasks.choice.reading import iterate_choices
-from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.choice.reading import ChoiceExample, iterate_choices
+from maskloom.tasks.encoding import EncodedGroups, encoded_texts
+from maskloom.tasks.examples import ReadExamples, are_labelled
 from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class EncodedChoices(EncodedGroups):
+    """Token ids of all choices of all examples end to end, one sequence a choice; a unit is an example.
+
+    `labels` (examples,) are right choices counted from 0, or None.
+    """
+
+    examples: Sequence[ChoiceExample]
+
+    _exceed: ClassVar[str] = "have choices that exceed"
+    _batch: ClassVar = ChoiceBatch
+
+    def account(self) -> dict[str, Any]:
+        """Return how many choices there are in all, and what was cut, as plain values."""
+        return {"max_length": self.max_length, "num_choices": int(self.first[-1]), **super().account()}
+
+
+def encode_choices(
+    examples: Sequence[ChoiceExample], tokenizer: Tokenizer, *, max_length: int, path: str | Path = "input"
+) -> EncodedChoices:
+    """Encode examples in order, each choice with its context as a pair of its own.
+
+    Examples may differ in their number of choices. Raises DataError, with `path` and line, when only some have labels.
+    """
+    first = np.cumsum([0, *(len(example.choices) for example in examples)], dtype=np.int64)
+    texts = (pair for example in examples for pair in example.pairs())
+    fields = encoded_texts(texts, first, tokenizer, max_length)
+    labels = np.array([example.label for example in examples], np.int64) if are_labelled(examples, path) else None
+    return EncodedChoices(**fields, labels=labels, examples=examples, first=first)
+
 
 # Finite also when it is divided by the smallest temperature.
 _NO_CHOICE = -1e30

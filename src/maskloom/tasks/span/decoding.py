@@ -8,8 +8,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from maskloom.tasks.span.encoding import EncodedQuestions
-from maskloom.tasks.span.windows import is_max_context
+from maskloom.tasks.span.encoding import EncodedQuestions, is_max_context
 from maskloom.text import normalization
 
 _WINDOWS_AT_ONCE = 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,10 +13,67 @@ import numpy as np
 
 from maskloom.data.batch import ClassificationBatch
 from maskloom.errors import ConfigError
-from maskloom.tasks.span.questions import Question
-from maskloom.tasks.span.windows import window_starts
-from maskloom.tasks.span.words import ContextWords, answer_pieces, answer_words, split_words
+from maskloom.tasks.span.reading import Question
 from maskloom.text.tokenizer import Tokenizer
+
+# space, tab, line ends and the narrow no-break space; every other blank stays inside a word
+_WORD = re.compile("[^ \t\r\n\u202f]+")
+
+
+@dataclass(frozen=True)
+class ContextWords:
+    """Words of a context: word i is `context[starts[i]:ends[i]]`; both (words,) int64, ascending."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        """Return the number of words."""
+        return len(self.starts)
+
+    def word_at(self, place: int) -> int:
+        """Return the word that holds the character at a place; for a blank between words, the word before it."""
+        return max(int(np.searchsorted(self.starts, place, side="right")) - 1, 0)
+
+    def place_in_context(self, first_word: int, place: int) -> int:
+        """Return where a character stands in the context that is at a place of the words from `first_word`, joined."""
+        word = first_word
+        while place >= (length := int(self.ends[word] - self.starts[word])):
+            place -= length + 1
+            word += 1
+        return int(self.starts[word]) + place
+
+
+def split_words(context: str) -> tuple[ContextWords, list[str]]:
+    """Return where the words of a context stand, and the words."""
+    words = _WORD.findall(context)
+    starts = np.fromiter((match.start() for match in _WORD.finditer(context)), np.int64, len(words))
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    return ContextWords(starts, starts + lengths), words
+
+
+def answer_words(context: str, words: ContextWords, text: str, start: int) -> tuple[int, int] | None:
+    """Return the first and last word of an answer, or None where those words do not hold its text.
+
+    That happens where blanks of the answer are no blanks for the splitting of words, a no-break space for one.
+    """
+    first, last = words.word_at(start), words.word_at(start + len(text) - 1)
+    joined = " ".join(context[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
+    return (first, last) if " ".join(text.split()) in joined else None
+
+
+def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:
+    """Return the first and last piece of an answer: within `first` to `last`, the span whose ids are the answer's.
+
+    `pieces` are the ids of the context. The first such span wins; without one the whole range stands, as for "Japan" in
+    "Japanese".
+    """
+    length = len(answer)
+    for start in range(first, last + 2 - length) if length else ():
+        if pieces[start] == answer[0] and pieces[start : start + length].tolist() == answer:
+            return start, start + length - 1
+    return first, last
+
 
 # [CLS] question [SEP] context [SEP]
 _NUM_SPECIALS = 3
@@ -317,3 +375,43 @@ def _labels(
     spans = spans[questions]
     is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + lengths)
     return np.where(is_inside[:, None], spans - starts[:, None] + offsets[questions][:, None], 0)
+
+
+def window_starts(num_pieces: int, capacity: int, stride: int) -> np.ndarray:
+    """Return where windows of at most `capacity` pieces start, (windows,) int64.
+
+    Each starts min(capacity, stride) pieces after the one before; the last is the first that reaches the end. A context
+    without pieces has one empty window.
+    """
+    step = min(capacity, stride)
+    num_windows = 1 if num_pieces <= capacity else -(-(num_pieces - capacity) // step) + 1
+    return np.arange(num_windows, dtype=np.int64) * step
+
+
+def is_max_context(
+    places: np.ndarray, windows: np.ndarray, num_windows: np.ndarray, num_pieces: np.ndarray, capacity: np.ndarray,
+    stride: int,
+) -> np.ndarray:  # fmt: skip
+    """Tell for pieces of contexts, (n,), whether the window in which each is seen is the one where it counts.
+
+    `places` are pieces, `windows` the number of the window within its question, `num_windows` how many the question
+    has, `num_pieces` how many its context has and `capacity` how many a window holds, all (n,). A piece counts in the
+    window that maximises min(pieces to its left, pieces to its right) + 0.01 times the window's length; of equal ones,
+    in the first.
+    """
+    found = np.ones(len(places), dtype=bool)
+    several = np.flatnonzero(num_windows > 1)
+    if not len(several):
+        return found
+    places, windows, num_windows = places[several, None], windows[several, None], num_windows[several, None]
+    num_pieces, capacity = num_pieces[several, None], capacity[several, None]
+    step = np.minimum(capacity, stride)
+    reach = int((-(-capacity // step)).max())
+    rivals = windows + np.arange(-reach, reach + 1)
+    starts = rivals * step
+    lengths = np.minimum(num_pieces - starts, capacity)
+    left, right = places - starts, starts + lengths - 1 - places
+    is_seen = (rivals >= 0) & (rivals < num_windows) & (left >= 0) & (right >= 0)
+    scores = np.where(is_seen, np.minimum(left, right) + 0.01 * lengths, -np.inf)
+    found[several] = scores.argmax(axis=1) == reach
+    return found

@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maskloom.foreign_files import is_utf8
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.errors import ConfigError, DataError
+from maskloom.foreign_files import is_utf8, parse_json, read_bytes
+from maskloom.tasks.columns import ReadingOptions, check_given, check_single, is_column_number, no_labels
 from maskloom.tasks.examples import ReadingReport, kept_examples
-from maskloom.tasks.span.questions import Answer, Question
-from maskloom.tasks.span.rows import question_rows
-from maskloom.tasks.span.squad_json import squad_rows
-from maskloom.tasks.tables import BadRowError, Row
+from maskloom.tasks.tables import BadRowError, Row, by_name, layout_of, read_rows, up_to_first
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer as a span of the context: `context[start:start + len(text)] == text`, without white space around."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question on a context.
+
+    `answers` is None where the file does not say, and empty where the question has no answer in the context. `line` is
+    the line of a row, and the number of the question, from 1, in a SQuAD file. `title` names the article, if any.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...] | None
+    line: int
+    title: str | None = None
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether the file says that the context does not answer the question."""
+        return self.answers == ()
+
+    def inputs(self) -> tuple[str, str]:
+        """Return what a model sees of the question: two questions with equal inputs are one but for their answers."""
+        return self.question, self.context
+
+    def as_row(self) -> dict[str, str]:
+        """Return the question as a row of predictions shows it; the context is left out, it is long and shared."""
+        return {"id": self.id, "question": self.question}
+
 
 _SHOWN = 60
 
@@ -131,3 +174,171 @@ def _what_stands(text: str, start: int, context: str) -> str:
     if places:
         elsewhere = f"; it stands at {min(places, key=lambda place: abs(place - start))}"
     return f"{text[:_SHOWN]!r:.80} at {start}, where {there!r:.80} stands{elsewhere}"
+
+
+MAX_JSON_BYTES = 1 << 30
+"""1 GiB: twenty times SQuAD v2.0; larger data goes into JSONL, which is read row by row."""
+
+
+def squad_rows(path: Path) -> Iterator[Row]:
+    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in its order, with context and title.
+
+    Raises DataError, with file and place, for a file that cannot be read or has not the frame of articles, paragraphs
+    and questions.
+    """
+    document = read_json(path)
+    articles = _list_of(document, "data", path, "the file")
+    number = 0
+    for article_number, article in enumerate(articles, start=1):
+        title = article.get("title") if isinstance(article, dict) else None
+        title = title if isinstance(title, str) else None
+        article_place = f"article {article_number}" + (f" ({title:.80})" if title else "")
+        paragraphs = _list_of(article, "paragraphs", path, article_place)
+        for paragraph_number, paragraph in enumerate(paragraphs, start=1):
+            place = f"{article_place}, paragraph {paragraph_number}"
+            for question_number, question in enumerate(_list_of(paragraph, "qas", path, place), start=1):
+                number += 1
+                yield _row(question, paragraph.get("context"), title, f"{place}, question {question_number}", number)
+
+
+def _row(question: Any, context: Any, title: str | None, place: str, number: int) -> Row:
+    if not isinstance(question, dict):
+        return Row({}, number, f"a question is not an object: it is {type(question).__name__}", place)
+    identifier = question.get("id")
+    if identifier is None:
+        return Row({}, number, "no id", place)
+    return Row({**question, "context": context, "title": title}, number, place=f"{place} (id {identifier!r:.80})")
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file, .json or .json.gz; raises DataError with line and column for what is not.
+
+    A file is at most 1 GiB large, and a packed one unpacks to at most 50 times its size, or to 8 MiB.
+    """
+    content = read_bytes(path, limit=MAX_JSON_BYTES)
+    if path.suffix.lower() == ".gz":
+        limit = min(MAX_JSON_BYTES, max(50 * len(content), 8 << 20))
+        try:
+            with gzip.open(io.BytesIO(content)) as file:
+                content = file.read(limit + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: the gzip stream is broken: {error}") from None
+        if len(content) > limit:
+            raise DataError(f"{path}: unpacks to more than {limit:,} bytes, which is more than such text does")
+    return parse_json(content, str(path))
+
+
+def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: {place}: a JSON object is expected, this is {type(value).__name__}")
+    if key not in value:
+        known = ", ".join(name[:40] for name in list(value)[:8]) or "none"
+        raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); SQuAD's form is expected")
+    if not isinstance(value[key], list):
+        raise DataError(f"{path}: {place}: {key!r:.80} is not a list but {type(value[key]).__name__}")
+    return value[key]
+
+
+_ANSWERS = ("answers", "answer", "answer_text")
+_STARTS = ("answer_start", "answer_starts", "start")
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False, "": None}
+
+
+def question_rows(
+    path: Path, options: ReadingOptions, *, needs_label: bool
+) -> tuple[Iterator[Row], Callable[[Row], dict[str, Any]]]:
+    """Return the rows of a .jsonl, .csv or .tsv file, and what brings a row into SQuAD's form.
+
+    Columns: `question` (or --text-column), `context` (or --pair-column), `id` if there is one (else the line),
+    `is_impossible` if there is one, and the answers: `answers` as {"text": [...], "answer_start": [...]} or as a list
+    of {"text", "answer_start"}, or one in `answer` (or --label-column) with its `answer_start`, or several in lists of
+    both. Raises DataError for columns that are not there, ConfigError for columns by number.
+    """
+    for column in (options.text_column, options.pair_column, options.label_column):
+        if column is not None and is_column_number(column):
+            raise ConfigError(f"column {column}: columns of questions go by name (question, context, answers)")
+    try:
+        layout = layout_of(path)
+    except DataError as error:
+        raise DataError(f"{error}, and not SQuAD's .json") from None
+    if layout == "text":
+        raise DataError(f"{path}: a .txt file holds no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
+    rows = read_rows(path, layout)
+    seen = up_to_first(rows) if layout == "jsonl" else [next(rows)]
+    names = [name.strip() for name in seen[-1].fields]
+    if layout != "jsonl" or not seen[-1].problem:
+        _check_columns(names, options, f"{path}: line {seen[-1].line}", needs_label=needs_label)
+    if layout == "jsonl":
+        return chain(seen, rows), partial(_squad_form, options, needs_label)
+    return by_name(rows, names), partial(_squad_form_of_text, options, needs_label)
+
+
+def _squad_form(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
+    fields, answers = row.by_name(), None
+    if needs_label:
+        answers = _listed(_first(fields, options.label_column, _ANSWERS), _first(fields, None, _STARTS))
+    is_impossible = fields.get("is_impossible")
+    return {
+        "id": fields.get("id", str(row.line)),
+        "question": fields.get(options.text_column or "question"),
+        "context": fields.get(options.pair_column or "context"),
+        "answers": answers,
+        "is_impossible": True if answers == [] and is_impossible is None else is_impossible,
+        "title": fields.get("title"),
+    }
+
+
+def _squad_form_of_text(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
+    """Return what a row of text fields says: empty means absent, numbers and lists are written as in JSON."""
+    fields = {name: value for name, value in row.by_name().items() if value != ""}
+    truth = fields.pop("is_impossible", "")
+    if needs_label:
+        if truth.strip().lower() not in _TRUTHS:
+            raise BadRowError("is_impossible is not true or false", f"{truth!r:.60}")
+        fields["is_impossible"] = _TRUTHS[truth.strip().lower()]
+        answers, starts = _first(fields, options.label_column, _ANSWERS), _first(fields, None, _STARTS)
+        for name in (options.label_column, *_ANSWERS, *_STARTS):
+            fields.pop(name or "", None)
+        if starts is not None:
+            fields["answer_start"] = starts = _from_json(starts, "answer_start is not a number or a JSON list")
+        if answers is not None and (isinstance(starts, list) or starts is None) and answers[:1] in ("[", "{"):
+            answers = _from_json(answers, "the answers are not a JSON list")
+        if answers is not None:
+            fields["answers"] = answers
+    return _squad_form(replace(options, label_column=None), needs_label, row._replace(fields=fields))
+
+
+def _from_json(text: str, problem: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadRowError(problem, f"{text[:60]!r:.80}") from None
+
+
+def _listed(answers: Any, starts: Any) -> Any:
+    """Return answers in SQuAD's form, whichever of the forms of a row they have; None stays None."""
+    if isinstance(answers, dict):
+        answers, starts = answers.get("text"), answers.get("answer_start")
+    if isinstance(answers, str):
+        if isinstance(starts, list) and len(starts) == 1:
+            starts = starts[0]
+        return [{"text": answers, "answer_start": starts}]
+    if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) and answers:
+        if not isinstance(starts, list) or len(starts) != len(answers):
+            given = len(starts) if isinstance(starts, list) else "no list of"
+            raise BadRowError(f"{len(answers)} answers have {given} starts; both are lists of one length")
+        return [{"text": text, "answer_start": start} for text, start in zip(answers, starts, strict=True)]
+    return answers
+
+
+def _first(fields: dict[str, Any], given: str | None, names: tuple[str, ...]) -> Any:
+    return next((fields[name] for name in chain([given] if given else [], names) if name in fields), None)
+
+
+def _check_columns(names: list[str], options: ReadingOptions, place: str, *, needs_label: bool) -> None:
+    wanted = [options.text_column or "question", options.pair_column or "context"]
+    wanted += [options.label_column] if options.label_column and needs_label else []
+    check_given(wanted, names, place)
+    if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
+        raise no_labels(place, _ANSWERS, names, "answers")
+    check_single(wanted, names, place)

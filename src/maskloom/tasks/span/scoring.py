@@ -9,8 +9,7 @@ from maskloom.errors import DataError
 from maskloom.metrics.answers import AnswerReport, score_answers
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.span.reading import iterate_questions
-from maskloom.tasks.span.squad_json import read_json
+from maskloom.tasks.span.reading import iterate_questions, read_json
 from maskloom.tasks.tables import read_rows
 
 

@@ -16,19 +16,10 @@ from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.inputs import checked_parts, checked_text
 from maskloom.tasks.span.decoding import DecodedAnswer, DecodingOptions, decode_answers
 from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions
-from maskloom.tasks.span.questions import Question
-from maskloom.tasks.span.reading import iterate_questions
+from maskloom.tasks.span.reading import Question, iterate_questions
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.text.tokenizer import Tokenizer
 
-_DEFAULTS = {
-    "stride": 128,
-    "max_question_length": 64,
-    "max_answer_length": 30,
-    "num_best": 20,
-    "null_threshold": 0.0,
-    "has_unanswerable": False,
-}
 # Windows of a long context are many; this many questions on contexts of 4,000 words give some 20,000 windows.
 _QUESTIONS_AT_ONCE = 512
 
@@ -41,7 +32,7 @@ def span_task(
     `primary` is f1 or exact_match. `settings` are those of the recipe section [span], with `has_unanswerable`: whether
     the model may say that the context has no answer. Raises ValueError for a score that there is not.
     """
-    chosen = {**_DEFAULTS, **(settings or {})}
+    chosen = {**SpanSection().model_dump(), "has_unanswerable": False, **(settings or {})}
     has_unanswerable, threshold = bool(chosen["has_unanswerable"]), float(chosen["null_threshold"])
     options = DecodingOptions(
         num_best=chosen["num_best"],

@@ -5,8 +5,7 @@ import zipfile
 import pytest
 
 from maskloom.errors import DataError
-from maskloom.runs.glue.check import check_submission
-from maskloom.runs.glue.files import SUBMISSION
+from maskloom.runs.glue.files import SUBMISSION, check_submission
 
 LINES = {
     "AX": 1105, "CoLA": 1064, "MNLI-m": 9797, "MNLI-mm": 9848, "MRPC": 1726, "QNLI": 5464, "QQP": 390_966,

@@ -1,6 +1,6 @@
 import pytest
 
-from maskloom.runs.quickstart.prose import is_prose, paragraphs, sentences_of
+from maskloom.runs.quickstart.documentation import is_prose, paragraphs, sentences_of
 
 DOCSTRING = """Compute the weighted mean of the values along one axis.
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from maskloom.errors import DataError
-from maskloom.tasks.choice.encoding import encode_choices
-from maskloom.tasks.choice.examples import ChoiceExample
+from maskloom.tasks.choice.reading import ChoiceExample
+from maskloom.tasks.choice.task import encode_choices
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

@@ -8,7 +8,7 @@ import torch
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.tasks.choice.examples import ChoiceExample
+from maskloom.tasks.choice.reading import ChoiceExample
 from maskloom.tasks.choice.task import CHOICE, choice_task
 from maskloom.tasks.evaluation import evaluate_task, model_outputs
 from maskloom.tasks.examples import ReadExamples, ReadingReport

@@ -3,7 +3,7 @@ import pytest
 
 from maskloom.tasks.span.decoding import DecodingOptions, TextFinder, decode_answers
 from maskloom.tasks.span.encoding import encode_questions
-from maskloom.tasks.span.questions import Question
+from maskloom.tasks.span.reading import Question
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

@@ -5,7 +5,7 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.span.questions import Answer
+from maskloom.tasks.span.reading import Answer
 from maskloom.tasks.span.task import SPAN
 
 read_questions = SPAN.read

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskloom.tasks.span.windows import is_max_context, window_starts
+from maskloom.tasks.span.encoding import is_max_context, window_starts
 
 SIZES = {"num_pieces": st.integers(0, 60), "capacity": st.integers(1, 20), "stride": st.integers(1, 25)}
 

@@ -5,11 +5,10 @@ from maskloom.data.batch import FeatureBatch
 from maskloom.data.feature_files import FeatureFile, FeaturePlan, FeatureWriter
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
-from maskloom.tasks.tagging.encoding import encode_sentences
+from maskloom.tasks.tagging.encoding import Context, encode_sentences
 from maskloom.tasks.tagging.features import FeatureSentences, all_tokens, chain_words, row_counts, sentence_words
 from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.task import tagging_task
-from maskloom.tasks.tagging.windows import Context
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

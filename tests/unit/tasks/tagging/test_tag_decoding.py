@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from maskloom.tasks.tagging.decoding import (
+from maskloom.tasks.tagging.encoding import encode_sentences
+from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
+from maskloom.tasks.tagging.task import (
     column_lines,
     decide_tags,
     decode_tags,
     tag_ids,
     tag_logits,
 )
-from maskloom.tasks.tagging.encoding import encode_sentences
-from maskloom.tasks.tagging.sentences import TaggedSentence
-from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

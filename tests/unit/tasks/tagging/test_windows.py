@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskloom.tasks.tagging.windows import plan_windows
+from maskloom.tasks.tagging.encoding import plan_windows
 
 
 def starts(lengths):

@@ -1,0 +1,215 @@
+"""Scores of predictions: one label or several, a choice, a number (BERT paper 4.1, 4.4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from maskloom.metrics.metric import checked_pair, checked_primary, f1, gathered
+
+
+class SingleLabelMetric:
+    """Accuracy, macro F1 and Matthews correlation; with two classes also F1 of class 1 (GLUE, MRPC and QQP).
+
+    Takes class ids, not logits. Defined on degenerate input: an F1 whose precision or recall divides by zero counts
+    0, and the Matthews correlation is 0 when the predictions or the targets are all of one class.
+    """
+
+    def __init__(self, num_labels: int, *, primary: str = "accuracy") -> None:
+        known = ["accuracy", "f1_macro", "matthews", *(["f1"] if num_labels == 2 else [])]
+        self.primary = checked_primary(primary, known, f"a task of {num_labels} classes")
+        self.num_labels = num_labels
+        self._counts = np.zeros((num_labels, num_labels), dtype=np.int64)
+
+    def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
+        """Take in class ids, both of shape (examples,); raises ValueError for an id outside the classes."""
+        predictions, targets = checked_pair(predictions, targets, name="accuracy")
+        for what, values in (("prediction", predictions), ("target", targets)):
+            if len(values) and not (values.min() >= 0 and values.max() < self.num_labels):
+                raise ValueError(f"a {what} lies outside the classes 0 to {self.num_labels - 1}")
+        np.add.at(self._counts, (targets.astype(np.int64), predictions.astype(np.int64)), 1)
+
+    def compute(self) -> dict[str, float]:
+        """Return fractions in 0..1, and the Matthews correlation in -1..1."""
+        from sklearn.metrics import accuracy_score, matthews_corrcoef
+
+        # Every score is a function of how often each class was taken for each; one weighted row a cell is enough.
+        targets, predictions = np.nonzero(self._gathered())
+        weights = self._counts[targets, predictions]
+        scores = {"accuracy": float(accuracy_score(targets, predictions, sample_weight=weights))}
+        if self.num_labels == 2:
+            scores["f1"] = f1(targets, predictions, labels=[0, 1], sample_weight=weights)
+        # Classes that occur nowhere are left out of the mean: a class that dev happens to lack is not a failure.
+        present = np.union1d(targets, predictions)
+        scores["f1_macro"] = f1(targets, predictions, labels=present, average="macro", sample_weight=weights)
+        is_constant = len(np.unique(predictions)) == 1 or len(np.unique(targets)) == 1
+        scores["matthews"] = (
+            0.0 if is_constant else float(matthews_corrcoef(targets, predictions, sample_weight=weights))
+        )
+        return scores
+
+    def reference(self) -> float:
+        """Return the primary score of always answering the commonest target."""
+        return self.score_of_majority()[self.primary]
+
+    def score_of_majority(self) -> dict[str, float]:
+        """Return every score of always answering the commonest target."""
+        counts = self._gathered().sum(axis=1)
+        constant = SingleLabelMetric(self.num_labels, primary=self.primary)
+        constant._counts[:, counts.argmax()] = counts
+        return constant.compute()
+
+    def predicts_one_class(self) -> bool:
+        """Tell whether every prediction is the same class: the mark of a degenerate run."""
+        return int((self._gathered().sum(axis=0) > 0).sum()) == 1
+
+    def degeneracy(self) -> str | None:
+        """Say that every prediction is the same class, where that is so."""
+        return "every prediction is the same class" if self.predicts_one_class() else None
+
+    def _gathered(self) -> np.ndarray:
+        """Return counts (true classes, predicted classes); raises ValueError when there are no examples."""
+        if not self._counts.any():
+            raise ValueError("accuracy: no examples were given; a score of nothing is not defined")
+        return self._counts
+
+
+class MultiLabelMetric:
+    """Micro and macro F1 over labels, and the fraction of examples whose label set is exactly right.
+
+    Takes 0/1 arrays of shape (examples, labels). A label that neither side ever has counts F1 0 in the macro mean
+    (scikit-learn's `zero_division=0`), so that the mean always divides by the number of labels.
+    """
+
+    def __init__(self, num_labels: int, *, primary: str = "f1_micro") -> None:
+        self.primary = checked_primary(primary, ["f1_micro", "f1_macro", "exact_match"], "a multi-label task")
+        self.num_labels = num_labels
+        self._true_positives, self._predicted, self._actual = np.zeros((3, num_labels), dtype=np.int64)
+        self._num_exact = self._num_examples = 0
+
+    def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
+        """Take in decisions and truths, both of shape (examples, labels); raises ValueError for other than 0 and 1."""
+        predictions, targets = checked_pair(predictions, targets, name="multi-label F1")
+        if predictions.ndim != 2 or predictions.shape[1] != self.num_labels:
+            raise ValueError(f"multi-label F1: shape {predictions.shape}, expected (examples, {self.num_labels})")
+        for values in (predictions, targets):
+            if not np.isin(values, (0, 1)).all():
+                raise ValueError("multi-label F1: takes decisions, 0 or 1; apply the threshold first")
+        chosen, true = predictions.astype(bool), targets.astype(bool)
+        self._true_positives += (chosen & true).sum(axis=0)
+        self._predicted += chosen.sum(axis=0)
+        self._actual += true.sum(axis=0)
+        self._num_exact += int((chosen == true).all(axis=1).sum())
+        self._num_examples += len(chosen)
+
+    def compute(self) -> dict[str, float]:
+        """Return fractions in 0..1."""
+        if not self._num_examples:
+            raise ValueError("multi-label F1: no examples were given; a score of nothing is not defined")
+        # F1 = 2 TP / (predicted + actual), for each label and for all of them together
+        by_label = _f1(self._true_positives, self._predicted + self._actual)
+        micro = _f1(self._true_positives.sum(), self._predicted.sum() + self._actual.sum())
+        exact = self._num_exact / self._num_examples
+        return {"f1_micro": float(micro), "f1_macro": float(by_label.mean()), "exact_match": exact}
+
+    def reference(self) -> None:
+        """Return None: no constant answer is an obvious rival."""
+
+    def degeneracy(self) -> str | None:
+        """Say that no label is ever predicted, where that is so."""
+        return "no label is ever predicted" if self.predicts_nothing() else None
+
+    def predicts_nothing(self) -> bool:
+        """Tell whether no label was ever predicted: the mark of a degenerate run."""
+        return not self._predicted.any()
+
+
+def _f1(true_positives: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return 2.0 * true_positives / np.maximum(sizes, 1)
+
+
+class ChoiceMetric:
+    """The fraction of examples whose right choice was taken; choices are numbers from 0, however many there are."""
+
+    def __init__(self, *, primary: str = "accuracy") -> None:
+        self.primary = checked_primary(primary, ["accuracy"], "multiple choice")
+        self._num_right = 0
+        self._predictions: Counter[int] = Counter()
+        self._targets: Counter[int] = Counter()
+
+    def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
+        """Take in numbers of choices, both of shape (examples,)."""
+        predictions, targets = checked_pair(predictions, targets, name="accuracy")
+        self._num_right += int((predictions == targets).sum())
+        self._predictions.update(predictions.tolist())
+        self._targets.update(targets.tolist())
+
+    def compute(self) -> dict[str, float]:
+        """Return the fraction in 0..1. Raises ValueError when there are no examples."""
+        return {"accuracy": self._num_right / self._num_examples()}
+
+    def reference(self) -> float:
+        """Return the accuracy of always taking the place that is right most often."""
+        return max(self._targets.values(), default=0) / self._num_examples()
+
+    def degeneracy(self) -> str | None:
+        """Say that every prediction is the same place, where that is so."""
+        return "every prediction is the same choice" if len(self._predictions) == 1 else None
+
+    def _num_examples(self) -> int:
+        if not self._targets:
+            raise ValueError("accuracy: no examples were given; a score of nothing is not defined")
+        return self._targets.total()
+
+
+class RegressionMetric:
+    """Pearson and Spearman correlation, their mean, and the mean squared error.
+
+    A correlation is not defined when either side is constant, but for rounding, or holds fewer than two examples; it
+    then counts 0.
+    Spearman's ranks need every value at once, so 16 bytes an example are kept: 1.6 megabytes for 100,000.
+    """
+
+    def __init__(self, *, primary: str = "pearson") -> None:
+        self.primary = checked_primary(primary, ["pearson", "spearman", "correlation"], "a regression task")
+        self._predictions: list[np.ndarray] = []
+        self._targets: list[np.ndarray] = []
+
+    def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
+        """Take in predicted and true values, both of shape (examples,)."""
+        predictions, targets = checked_pair(predictions, targets, name="correlation")
+        self._predictions.append(predictions.astype(np.float64))
+        self._targets.append(targets.astype(np.float64))
+
+    def compute(self) -> dict[str, float]:
+        """Return correlations in -1..1 and the error in squared units of the labels."""
+        from scipy.stats import pearsonr, spearmanr
+
+        predictions = gathered(self._predictions, name="correlation")
+        targets = gathered(self._targets, name="correlation")
+        scores = {"pearson": 0.0, "spearman": 0.0}
+        if not (self.is_constant() or _is_nearly_constant(predictions) or _is_nearly_constant(targets)):
+            scores["pearson"] = float(np.asarray(pearsonr(predictions, targets)[0]))
+            scores["spearman"] = float(np.asarray(spearmanr(predictions, targets)[0]))
+        scores["correlation"] = (scores["pearson"] + scores["spearman"]) / 2
+        scores["mean_squared_error"] = float(np.mean((predictions - targets) ** 2))
+        return scores
+
+    def is_constant(self) -> bool:
+        """Tell whether all predictions, or all targets, are one number: no correlation exists."""
+        sides = (self._predictions, self._targets)
+        return any(len(np.unique(gathered(side, name="correlation"))) == 1 for side in sides)
+
+    def reference(self) -> float:
+        """Return the correlation of a constant answer: none."""
+        return 0.0
+
+    def degeneracy(self) -> str | None:
+        """Say that every prediction is the same number, where that is so."""
+        return "every prediction is the same number" if self.is_constant() else None
+
+
+def _is_nearly_constant(values: np.ndarray) -> bool:
+    """Tell whether the spread drowns in rounding; a correlation of rounding errors means nothing."""
+    return bool(np.linalg.norm(values - values.mean()) < 1e-13 * abs(values.mean()))
