@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import reason_of as reason_of
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
+from maskloom.rows import row_of
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -34,38 +33,6 @@ def about(meaning: str) -> Any:
     return Field(description=meaning)
 
 
-_NAMES = {
-    "model.architecture": ["bert", "gpt"],
-    "objective": ["masked_lm", "causal_lm"],
-    "task": ["single", "pair", "regression", "multilabel", "span", "tagging", "choice"],
-}
-_Row = TypeVar("_Row")
-
-
-class Rows(dict[str, _Row]):
-    """A table of rows by name. A recipe may have the name of any row, also of one added later, at the key `key`."""
-
-    def __init__(self, key: str, rows: Mapping[str, _Row]) -> None:
-        super().__init__(rows)
-        self._names = _NAMES[key]
-
-    def __setitem__(self, name: str, row: _Row) -> None:
-        """Add a row, or replace the one of that name."""
-        super().__setitem__(name, row)
-        if name not in self._names:
-            self._names.append(name)
-
-
-def _row_of(key: str) -> AfterValidator:
-    def check(name: str) -> str:
-        if name not in _NAMES[key]:
-            expected = ", ".join(map(repr, _NAMES[key]))
-            raise PydanticCustomError("literal_error", "{expected} is expected", {"expected": expected})
-        return name
-
-    return AfterValidator(check)
-
-
 class Section(BaseModel):
     """Base of every recipe section: frozen, no unknown keys, no silent conversion of types."""
 
@@ -75,7 +42,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
 
-    architecture: Annotated[str, _row_of("model.architecture"), about("Kind of encoder: bert or gpt.")] = "bert"
+    architecture: Annotated[str, row_of("model.architecture"), about("Kind of encoder: bert or gpt.")] = "bert"
     size: Annotated[
         Literal["tiny", "mini", "small", "medium", "base", "large"],
         about("Published size: layers, hidden size, heads."),
@@ -311,7 +278,7 @@ class PretrainRecipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of weights, sampling, masks and dropout.")] = 0
     objective: Annotated[
         str,
-        _row_of("objective"),
+        row_of("objective"),
         about("What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it."),
     ] = "masked_lm"
     model: ModelSection = ModelSection()
@@ -461,7 +428,7 @@ class FinetuneRecipe(Section):
     keep_restarts: Annotated[bool, about("Keep the best model of every seed, for an ensemble.")] = False
     tune_on_dev: Annotated[bool, about("Fit temperature and thresholds on the dev set at the end.")] = False
     task: Annotated[
-        str, _row_of("task"), about("Kind of task: single, pair, regression, multilabel, span, tagging or choice.")
+        str, row_of("task"), about("Kind of task: single, pair, regression, multilabel, span, tagging or choice.")
     ] = "single"
     class_weights: Annotated[
         Literal["none", "balanced"] | dict[str, Positive],

@@ -12,7 +12,6 @@ from maskloom.cli import app
 from maskloom.config import PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.corpus import build_corpus_from_files
-from maskloom.runs.instances import write_google_instances
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.vocabulary import REPORT, inspect_vocabulary, train_vocabulary_from_files
 from maskloom.runs.vocabulary_extension import extend_vocabulary
@@ -119,9 +118,6 @@ def test_a_corpus_of_other_tokens_or_merges_is_refused(folder: Path, run: Path, 
 
 
 def test_what_needs_wordpiece_says_so(folder: Path, run: Path, tmp_path: Path) -> None:
-    for given in ({"sources": [folder / "corpus"]}, {"sources": [folder / "a.txt"], "vocab": folder / "vocab"}):
-        with pytest.raises(ConfigError, match=r"corpus instances needs a WordPiece vocabulary \(vocab.txt\)"):
-            write_google_instances(out=tmp_path / "i.jsonl", **given)
     with pytest.raises(ConfigError, match=r"vocab extend needs a WordPiece vocabulary"):
         extend_vocabulary([folder / "a.txt"], model=run, num_pieces=3, out=tmp_path / "extended")
     assert not any(tmp_path.iterdir())

@@ -217,6 +217,16 @@ def test_it_is_fine_tuned_with_a_language_model_beside_the_task(run, tmp_path, t
     invoke("export", out, "--out", tmp_path / "exported")
 
 
+@pytest.mark.parametrize("task", ["span", "tagging"])
+def test_tasks_on_tokens_are_refused_before_any_work(run, tmp_path, task):
+    (tmp_path / "train.txt").write_text("the O\ncat B-X\n")
+    arguments = ["finetune", "--model", run, "--task", task, "--train", tmp_path / "train.txt", "--dev"]
+    arguments += [tmp_path / "train.txt", "--out", tmp_path / "out"]
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert f"task = '{task}'" in f"{result.output} {result.exception}" or result.exit_code == 3
+    assert not (tmp_path / "out").exists()
+
+
 def test_both_orders_make_a_pair_the_same_as_its_mirror_image(run, tmp_path):
     pairs(tmp_path)
     files = ("--train", tmp_path / "train.csv", "--dev", tmp_path / "dev.csv", "--epochs", 1, "--max-length", 24)

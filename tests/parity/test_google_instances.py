@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.google_instances import GoogleInstance, google_instances
 
-from maskloom.data.google_instances import GoogleInstance, google_instances
 from maskloom.errors import ConfigError
-from maskloom.runs.instances import write_google_instances
 from maskloom.text.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.parity
@@ -139,91 +138,6 @@ def test_instances_equal_the_oracle_on_the_published_sample(data_folder: Path, m
     cases = [_case([sample], seed, dupe_factor=5) for seed in (12345, 7)]
     for case, answer in zip(cases, _ask_oracle(cases, minilm_folder / "vocab.txt"), strict=True):
         _assert_equal(case, answer, vocabulary)
-
-
-def test_the_command_writes_what_the_oracle_makes_of_the_same_files(
-    texts: list[Path], minilm_folder: Path, tmp_path: Path
-) -> None:
-    _, odd, one = texts
-    case = _case([odd, one], 12345, max_length=64, dupe_factor=2, max_predictions_per_seq=10)
-    (answer,) = _ask_oracle([case], minilm_folder / "vocab.txt")
-    options = ["--like", "google", "--vocab", minilm_folder, "--max-length", 64, "--dupe-factor", 2]
-    command = [
-        "corpus",
-        "instances",
-        odd,
-        one,
-        *options,
-        "--max-predictions",
-        10,
-        "--out",
-        tmp_path / "a.jsonl",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "maskloom", *map(str, command), "--json"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    keys = ("tokens", "segment_ids", "is_random_next", "masked_lm_positions", "masked_lm_labels")
-    found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [[row[key] for key in keys] for row in found] == answer["instances"]
-    assert json.loads(done.stdout)["num_instances"] == len(found)
-
-
-def test_tfrecords_are_read_by_tensorboard_and_protobuf(texts: list[Path], minilm_folder: Path, tmp_path: Path) -> None:
-    protobuf = pytest.importorskip("google.protobuf.descriptor_pb2")
-    reader = pytest.importorskip("tensorboard.compat.tensorflow_stub.pywrap_tensorflow")
-    settings = {"vocab": minilm_folder, "max_length": 48, "dupe_factor": 1, "max_predictions_per_seq": 7}
-    report = write_google_instances([texts[2]], tmp_path / "a.tfrecord", **settings)
-    write_google_instances([texts[2]], tmp_path / "a.jsonl", **settings)
-    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()]
-    vocabulary = Vocabulary.load(minilm_folder / "vocab.txt")
-    # the reader checks both sums of every record
-    records = reader.PyRecordReader_New(str(tmp_path / "a.tfrecord"))
-    message = _example_message(protobuf)
-    for row in rows:
-        records.GetNext()
-        features = message.FromString(records.record()).features.feature
-        ids = [vocabulary.ids[token] for token in row["tokens"]]
-        left, free = 48 - len(ids), 7 - len(row["masked_lm_labels"])
-        expected = {
-            "input_ids": ids + [0] * left,
-            "input_mask": [1] * len(ids) + [0] * left,
-            "segment_ids": row["segment_ids"] + [0] * left,
-            "masked_lm_positions": row["masked_lm_positions"] + [0] * free,
-            "masked_lm_ids": [vocabulary.ids[token] for token in row["masked_lm_labels"]] + [0] * free,
-            "next_sentence_labels": [int(row["is_random_next"])],
-        }
-        weights = list(features.pop("masked_lm_weights").float_list.value)
-        assert weights == [1.0] * (7 - free) + [0.0] * free
-        assert {name: list(feature.int64_list.value) for name, feature in features.items()} == expected
-    with pytest.raises(Exception, match="No more events to read"):
-        records.GetNext()
-    assert report["num_instances"] == len(rows) > 0
-
-
-def _example_message(protobuf: Any) -> Any:
-    """Return the message class of tensorflow's example.proto, which TensorFlow alone ships."""
-    from google.protobuf import descriptor_pool, message_factory
-
-    file = protobuf.FileDescriptorProto(name="example.proto", package="t", syntax="proto3")
-
-    def message(name: str, *fields: tuple[str, int, int, int, str], parent: Any = None) -> Any:
-        found = (parent.nested_type if parent else file.message_type).add(name=name)
-        for field, number, label, kind, type_name in fields:
-            found.field.add(name=field, number=number, label=label, type=kind, type_name=type_name or None)
-        return found
-
-    one, many, floating, integer, text, inner = 1, 3, 2, 3, 9, 11
-    message("FloatList", ("value", 1, many, floating, ""))
-    message("Int64List", ("value", 1, many, integer, ""))
-    message("Feature", ("float_list", 2, one, inner, ".t.FloatList"), ("int64_list", 3, one, inner, ".t.Int64List"))
-    features = message("Features", ("feature", 1, many, inner, ".t.Features.FeatureEntry"))
-    entry = message("FeatureEntry", ("key", 1, one, text, ""), ("value", 2, one, inner, ".t.Feature"), parent=features)
-    entry.options.map_entry = True
-    message("Example", ("features", 1, one, inner, ".t.Features"))
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Example"))
 
 
 def _tokens(num_documents: int, seed: int) -> list[list[list[str]]]:

@@ -180,56 +180,6 @@ def corpus_build(
     show(manifest, as_json)
 
 
-@corpus_app.command("instances")
-def corpus_instances(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(help="A corpus folder, or text: one sentence per line, a blank line between documents."),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="File to write: .tfrecord or .jsonl.")],
-    like: Annotated[Literal["google"], typer.Option("--like", help="Which generator's instances.")] = "google",
-    vocab: Annotated[Path | None, typer.Option("--vocab", help="Vocabulary for text, as in corpus build.")] = None,
-    max_length: Annotated[int, typer.Option("--max-length", min=5, help="Longest instance in tokens.")] = 128,
-    dupe_factor: Annotated[int, typer.Option("--dupe-factor", min=1, help="Passes, each with new masks.")] = 10,
-    max_predictions_per_seq: Annotated[
-        int, typer.Option("--max-predictions", min=1, help="Most masks per instance.")
-    ] = 20,
-    masked_lm_prob: Annotated[
-        float, typer.Option("--masked-lm-prob", help="Fraction of tokens that are masked.")
-    ] = 0.15,
-    short_seq_prob: Annotated[
-        float, typer.Option("--short-seq-prob", help="Fraction of documents cut into shorter instances.")
-    ] = 0.1,
-    whole_word_masking: Annotated[
-        bool, typer.Option("--whole-word-masking", help="Mask the pieces of a word together.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 12345,
-    on_bad_text: BadText = "error",
-    as_json: AsJson = False,
-) -> None:
-    """Write static pre-training instances, equal to those of Google's create_pretraining_data, for other programs.
-
-    Defaults are those of Google's script. Training here does not need them: `pretrain` masks a corpus as it reads it.
-    """
-    from maskloom.runs.instances import write_google_instances
-
-    del like  # there is one way so far; the option says which
-    report = write_google_instances(
-        sources,
-        out,
-        vocab=vocab,
-        max_length=max_length,
-        dupe_factor=dupe_factor,
-        short_seq_prob=short_seq_prob,
-        masked_lm_prob=masked_lm_prob,
-        max_predictions_per_seq=max_predictions_per_seq,
-        whole_word_masking=whole_word_masking,
-        seed=seed,
-        on_bad_text=on_bad_text,
-    )
-    show(report, as_json)
-
-
 @corpus_app.command("stats")
 def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
     """Show the statistics of a corpus."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maskloom.config import Rows
 from maskloom.errors import DataError
 from maskloom.models.bert_config import CAUSAL_MODEL_TYPE, CRF_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
 from maskloom.models.model_config import ModelConfig
+from maskloom.rows import Rows
 
 if TYPE_CHECKING:
     from maskloom.models.encoder import Encoder

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maskloom.config import Rows
 from maskloom.data.corpus import Corpus
 from maskloom.data.pretraining_loader import MASKING, NEXT_TOKENS, Corruption, PretrainingLoader
 from maskloom.data.running_text import RunningTextLoader
+from maskloom.rows import Rows
 
 if TYPE_CHECKING:
     from maskloom.config import PretrainingData

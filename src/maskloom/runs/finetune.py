@@ -124,7 +124,7 @@ def _finetune(
     source = resolve_model_folder(model)
     recipe = with_task(recipe, reading)
     tokenizer = task_tokenizer(source)
-    _check_model(recipe, source)
+    _check_model(recipe, source, tokenizer)
     _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
     paths = {"model": source, "train": train, "dev": dev}
@@ -253,13 +253,18 @@ def _reading_of_run(
     return stored, metric or inputs["metric"]
 
 
-def _check_model(recipe: FinetuneRecipe, source: Path) -> None:
-    """Raise ConfigError for a language model's loss on a model that sees what it would predict."""
+def _check_model(recipe: FinetuneRecipe, source: Path, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError for a task or a loss that a model is not for."""
     config = published_config(read_config(source), str(source))
     if recipe.auxiliary_lm and not config.is_causal:
         raise ConfigError(
             f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} reads both ways, so it would see the tokens that it is "
             "to predict; a GPT or a left-to-right BERT can"
+        )
+    if recipe.task in ("span", "tagging") and not tokenizer.has_segments:
+        raise ConfigError(
+            f"task = {recipe.task!r}: {source} has no marks around texts as BERT's, which this task needs; a GPT is "
+            "fine-tuned on single, pair, regression, multilabel and choice"
         )
 
 

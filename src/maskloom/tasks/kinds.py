@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from maskloom.config import Rows
 from maskloom.errors import ConfigError
+from maskloom.rows import Rows
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.choice.task import CHOICE
 from maskloom.tasks.classification import classification_kind

@@ -3,10 +3,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.google_instances import google_instances
 
 from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.google_instances import google_instances
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.sampling import DataPosition
 
