@@ -13,9 +13,12 @@ from typer.testing import CliRunner
 import maskloom
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import app
+from maskloom.config import FinetuneRecipe
+from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
+from maskloom.runs.finetune import finetune
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -219,12 +222,9 @@ def test_it_is_fine_tuned_with_a_language_model_beside_the_task(run, tmp_path, t
 
 @pytest.mark.parametrize("task", ["span", "tagging"])
 def test_tasks_on_tokens_are_refused_before_any_work(run, tmp_path, task):
-    (tmp_path / "train.txt").write_text("the O\ncat B-X\n")
-    arguments = ["finetune", "--model", run, "--task", task, "--train", tmp_path / "train.txt", "--dev"]
-    arguments += [tmp_path / "train.txt", "--out", tmp_path / "out"]
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    assert f"task = '{task}'" in f"{result.output} {result.exception}" or result.exit_code == 3
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match=f"task = '{task}': .*has no marks around texts as BERT's"):
+        finetune(FinetuneRecipe(task=task), model=run, train="no file", dev="no file", out=tmp_path / "out")
+    assert not (tmp_path / "out" / "run.json").exists()
 
 
 def test_both_orders_make_a_pair_the_same_as_its_mirror_image(run, tmp_path):

@@ -34,7 +34,6 @@ from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, r
         (["predict", "--test-file", "x"], "--input"),
         (["evaluate", "--input", "x"], "--data"),
         (["vocab", "train", "--vocab-size", "9"], "--size"),
-        (["corpus", "instances", "--max-predictions-per-seq", "9"], "--max-predictions"),
     ],
 )
 def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
