@@ -192,7 +192,7 @@ def run_maskloom(name: str, seed: int, options: argparse.Namespace, settings: di
 
 def maskloom_reading(task: ParityTask, data: Path) -> Any:
     """Return how maskloom is told to read the files of a task."""
-    from maskloom.tasks.columns import ReadingOptions
+    from maskloom.tasks.tables import ReadingOptions
 
     if task.kind == "multilabel":
         labels = str(data / Path(task.source).parent / "labels.txt")

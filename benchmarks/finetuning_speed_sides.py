@@ -15,10 +15,10 @@ from finetuning_tasks import TASKS as PARITY_TASKS
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.inference import Predictor
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, train_steps
 

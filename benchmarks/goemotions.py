@@ -54,7 +54,7 @@ def main() -> None:
     from maskloom.runs.evaluate import evaluate
     from maskloom.runs.finetune import finetune
     from maskloom.runs.tune import tune
-    from maskloom.tasks.columns import ReadingOptions
+    from maskloom.tasks.tables import ReadingOptions
 
     options = parse_arguments()
     data, out = options.data / "goemotions", options.out / "run"

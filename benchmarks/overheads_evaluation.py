@@ -22,8 +22,8 @@ from maskloom.config import FinetuneRecipe
 from maskloom.inference import Predictor
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.tables import ReadingOptions
 
 # A GLUE file, the columns of its texts, and that of its label.
 TASKS = {

@@ -122,7 +122,7 @@ def finetune(
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.progress import heard
     from maskloom.runs.training_flags import recipe_of_run, run_to_resume
-    from maskloom.tasks.columns import ReadingOptions
+    from maskloom.tasks.tables import ReadingOptions
 
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}

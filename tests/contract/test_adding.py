@@ -24,8 +24,8 @@ from maskloom.metrics.language_model import PARTS, LanguageModelNames
 from maskloom.models.architectures import ARCHITECTURES, Architecture
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.objective import TaskObjective, label_tensor
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
-from maskloom.objectives.task_objective import TaskObjective, label_tensor
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict

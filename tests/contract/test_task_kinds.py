@@ -20,11 +20,11 @@ from maskloom.runs.predict import predict
 from maskloom.runs.progress import Progress
 from maskloom.runs.report.examples import examples_of
 from maskloom.runs.report.record import read_run
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import batches_by_length
-from maskloom.tasks.evaluation import evaluate_task, model_outputs
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.task import evaluate_task, model_outputs
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

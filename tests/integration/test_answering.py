@@ -17,7 +17,7 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.tune import tune
-from maskloom.tasks.span.scoring import score_files
+from maskloom.tasks.span.reading import score_files
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.events import read_events

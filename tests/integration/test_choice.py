@@ -18,7 +18,7 @@ from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.report import report
 from maskloom.runs.rerun import rerun
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

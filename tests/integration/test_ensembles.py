@@ -17,9 +17,9 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task, task_kind
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

@@ -20,8 +20,8 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.progress import Progress
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import ShuffledBatches
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.events import read_events

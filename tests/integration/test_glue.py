@@ -29,7 +29,7 @@ from maskloom.runs.glue.files import SUBMISSION, SubmissionFile, check_submissio
 from maskloom.runs.glue.run import glue_run
 from maskloom.runs.glue.submit import submit_glue
 from maskloom.runs.rerun import rerun
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

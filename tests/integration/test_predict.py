@@ -15,7 +15,7 @@ from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import embed, predict
 from maskloom.runs.progress import Progress
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 
 
 @pytest.fixture(scope="module")

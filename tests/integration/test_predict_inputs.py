@@ -12,7 +12,7 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import embed, predict
 from maskloom.runs.task_summaries import written_lines
 from maskloom.tasks import examples as task_examples
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 
 TAGS = {"0": "O", "1": "B-X", "2": "I-X"}
 TAG_CONFIG = {"id2label": TAGS, "label2id": {name: int(number) for number, name in TAGS.items()}}

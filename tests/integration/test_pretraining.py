@@ -120,7 +120,7 @@ def test_a_run_asked_to_stop_saves_and_resumes_to_the_bit(corpus: Path, left_alo
 
 
 SLOW_SAVES = """
-import sys, time, maskloom.training.checkpoints as checkpoints, maskloom.training.manifests as manifests
+import sys, time, maskloom.training.checkpoints as checkpoints, maskloom.training.checkpoints as manifests
 write = checkpoints.write_hashed
 def slowly(*given, **named):
     described = write(*given, **named)

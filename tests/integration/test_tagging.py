@@ -19,7 +19,7 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.tune import tune
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.schemes import convert_tags
 from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer

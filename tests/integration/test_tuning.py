@@ -22,8 +22,8 @@ from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import finetuning_lines, tuning_lines
 from maskloom.runs.tune import tune
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

@@ -16,7 +16,7 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import embed, predict
 from maskloom.runs.task_summaries import finetuning_lines
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.loop import NumericalError

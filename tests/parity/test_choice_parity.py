@@ -13,7 +13,7 @@ from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.tasks.choice.task import CHOICE
-from maskloom.tasks.evaluation import model_outputs
+from maskloom.tasks.task import model_outputs
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

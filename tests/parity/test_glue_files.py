@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.labels import encode_labels
+from maskloom.tasks.tables import ReadingOptions
 
 pytestmark = pytest.mark.parity
 

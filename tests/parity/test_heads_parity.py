@@ -23,9 +23,8 @@ from maskloom.data.batch import ChoiceBatch, ClassificationBatch, PretrainingBat
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.bert_config import CAUSAL_MODEL_TYPE
-from maskloom.objectives.choice import MultipleChoice
+from maskloom.objectives.classification import MultipleChoice, SpanPrediction
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.objectives.span import SpanPrediction
 from maskloom.objectives.tagging import Tagging
 from maskloom.training.loop import accumulate_gradients
 

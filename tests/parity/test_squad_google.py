@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
-from maskloom.tasks.span.decoding import DecodingOptions, decode_answers
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import iterate_questions
+from maskloom.tasks.span.task import DecodingOptions, decode_answers
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

@@ -54,8 +54,8 @@ def outcome_of(data: BadData, folder: Path) -> str:
 
 def _read(data: BadData, path: Path, folder: Path) -> Any:
     """Read training data, and a second file as dev data, as fine-tuning does before the first step."""
-    from maskloom.tasks.columns import ReadingOptions
     from maskloom.tasks.kinds import task_kind
+    from maskloom.tasks.tables import ReadingOptions
     from maskloom.text.vocabulary import Vocabulary
     from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

@@ -13,8 +13,8 @@ def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
     """Return what fine-tuning does with a file before the first step: reading, labels, checks, encoding."""
 
     def read(path: Path) -> object:
-        from maskloom.tasks.columns import ReadingOptions
         from maskloom.tasks.kinds import task_kind
+        from maskloom.tasks.tables import ReadingOptions
         from maskloom.text.vocabulary import Vocabulary
         from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -140,7 +140,7 @@ def read_corpus(path: Path) -> object:
 
 def read_scores(path: Path) -> object:
     """Read: scores."""
-    from maskloom.tasks.span.scoring import score_files
+    from maskloom.tasks.span.reading import score_files
 
     gold = path.with_name("gold.json")
     gold.write_bytes(seeds.SQUAD)

@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "no hash",
-        "training/manifests.py",
+        "training/checkpoints.py",
         """return None if digest == described.get("sha256") else""",
         """return None if digest else""",
         (f"{_TRAINING}/test_checkpoints.py::test_a_damaged_checkpoint_is_refused_by_name_and_the_older_one_taken",),
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "sorted batch loses ids",
-        "tasks/evaluation.py",
+        "tasks/task.py",
         "zip(batch.indices, np.split(values, ends[:-1]), strict=True)",
         "zip(np.sort(batch.indices), np.split(values, ends[:-1]), strict=True)",
         ("tests/unit/tasks/choice/test_choice_task.py",),

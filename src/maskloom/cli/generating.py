@@ -52,14 +52,13 @@ def generate(
         look_at_texts(model, input_file, reading)
     from maskloom.generation.search import Generation  # heavy: wrong data is refused before it
     from maskloom.inference import Predictor
-    from maskloom.inference.generation import generate as run
-    from maskloom.runs.generate import generate as run_file
+    from maskloom.runs.generate import generate as run
 
     how = Generation(max_tokens, temperature, top_k, top_p, beam, seed)
     if input_file is not None and output is not None:
         shown = progress_display()
-        result = run_file(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)
+        result = run(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)
         show(result, as_json, beside=output)
         return
-    (found,) = run(Predictor.load(model, batch_size=batch_size), [prompt or ""], how)
+    (found,) = Predictor.load(model, batch_size=batch_size).generate([prompt or ""], how)
     print_json({"prompt": prompt, **found}) if as_json else say(found["text"])

@@ -115,7 +115,7 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the options of these names to a command, which gets them as ReadingOptions in its parameter `reading`."""
 
     def reading(labels: Path | None = None, **given: Any) -> Any:
-        from maskloom.tasks.columns import ReadingOptions
+        from maskloom.tasks.tables import ReadingOptions
 
         return ReadingOptions(labels=str(labels) if labels else None, **given)
 

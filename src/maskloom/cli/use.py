@@ -206,7 +206,7 @@ def score_answers(
     as_json: AsJson = False,
 ) -> None:
     """Score a file of answers by the official rules of SQuAD v1.1 and v2.0."""
-    from maskloom.tasks.span.scoring import score_files
+    from maskloom.tasks.span.reading import score_files
 
     report = score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold)
     show(report.as_dict(), as_json)

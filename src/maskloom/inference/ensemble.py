@@ -17,10 +17,9 @@ from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
-from maskloom.tasks.evaluation import PROCESSOR_TOKENS, ModelOutputs
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS, make_task
-from maskloom.tasks.task import Task
+from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
 from maskloom.text.tokenizer import Tokenizer
 

@@ -15,8 +15,8 @@ from maskloom.checkpoints.tensor_files import refuse_unconverted, refuse_unsafe
 from maskloom.config import FeaturesSection, Section, reason_of, validate_recipe
 from maskloom.errors import DataError
 from maskloom.foreign_files import check_model_name, file_inside, read_json_object
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tuning import checked_thresholds
 from maskloom.text.tokenizer import Tokenizer
 

@@ -1,9 +1,9 @@
-"""A model folder opened for use: vectors, predictions and filled masks."""
+"""A model folder opened for use: vectors, predictions, filled masks and continued texts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -17,8 +17,7 @@ from maskloom.checkpoints.sentence_transformers import PoolingMode, SentenceModu
 from maskloom.data.batch import PackedBatch
 from maskloom.devices import chosen_device
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Generation
-from maskloom.inference.generation import generate
+from maskloom.generation.search import Generation, continue_texts
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import GeneratedText, MaskCandidate, Prediction
 from maskloom.layers.int8 import quantize_dense_layers
@@ -28,17 +27,16 @@ from maskloom.objectives.objective import encode_batch
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
-from maskloom.tasks.evaluation import ModelOutputs, model_outputs, tokens_at_once
-from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
-from maskloom.tasks.inputs import checked_inputs, checked_text, text_example
+from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.labels import check_distinct
-from maskloom.tasks.task import Task
+from maskloom.tasks.task import ModelOutputs, Task, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
 
 # Held while a count of truncated texts grows: threads may share a model.
 _COUNTING = Lock()
 _MOST_LABELS = 1_000_000
+_PROMPTS_AT_ONCE = 16
 TextOrPair = str | tuple[str, str]
 
 
@@ -268,13 +266,55 @@ class Predictor(TaskModel):
             for row_values, row_tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 
-    def generate(self, prompts: Iterable[str], settings: Generation | None = None) -> list[GeneratedText]:
+    def generate(
+        self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0
+    ) -> list[GeneratedText]:
         """Continue each text, in order; `settings` say how long, and how tokens are drawn or searched.
 
-        Raises ConfigError for a model that reads both ways, DataError for a prompt without a token and for one that
-        fills the model's context.
+        `first` is the number of the first one, which keys its draws. Raises ConfigError for a model that reads both
+        ways, DataError for a prompt without a token and for one that fills the model's context.
         """
-        return generate(self, prompts, settings)
+        texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
+        ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))])
+        return self.generate_from_ids(ids, settings or Generation(), first)
+
+    def prompt_ids(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of prompts; raises DataError, with its name, for one without any or with too many."""
+        begin, most = self.tokenizer.running_text.begin, self.model.config.max_position_embeddings
+        if not self.model.config.is_causal:
+            raise ConfigError("this model reads both ways and continues no text; a GPT or a left-to-right BERT does")
+        found = [[*begin, *ids] for ids in self.tokenizer.token_ids_batch(texts)]
+        for name, text, ids in zip(names, texts, found, strict=True):
+            if len(ids) == len(begin):
+                raise DataError(f"{name}: {text[:40]!r} has no token; a prompt has at least one")
+            if len(ids) >= most:
+                raise DataError(
+                    f"{name}: {len(ids):,} tokens, and the model reads {most:,} together with what it adds"
+                )
+        return found
+
+    def generate_from_ids(
+        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int
+    ) -> list[GeneratedText]:
+        """Continue prompts that `prompt_ids` returned."""
+        tokenizer = self.tokenizer
+        # BERT's marks stand around a text but are never predicted
+        end = next(iter(tokenizer.running_text.end), None) if not tokenizer.has_segments else None
+        never = sorted(tokenizer.vocabulary.special_ids - {end})
+        size, results = self.batch_size or _PROMPTS_AT_ONCE, list[GeneratedText]()
+        for start in range(0, len(prompts), size):
+            some = prompts[start : start + size]
+            numbers = range(first + start, first + start + len(some))
+            for found in continue_texts(self.model, some, settings, end=end, never=never, numbers=numbers):
+                results.append(
+                    {
+                        "text": tokenizer.decode(found.token_ids),
+                        "num_tokens": len(found.token_ids),
+                        "log_probability": found.log_probability,
+                        "finish": "end" if found.is_ended else "length",
+                    }
+                )
+        return results
 
 
 def _finite(outputs: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Losses of a classifier on the pooled first token of each sequence (BERT paper 3.5, 4.1)."""
+"""Losses of tasks: classes and scores of texts, choices, and spans of answers (BERT paper 3.5, 4.1, 4.2, 4.4)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.data.batch import ClassificationBatch, TokenBatch
-from maskloom.objectives.task_objective import NOT_SCORED, TaskObjective, label_tensor
+from maskloom.data.batch import ChoiceBatch, ClassificationBatch, TokenBatch
+from maskloom.layers.copies import to_device
+from maskloom.objectives.objective import NOT_SCORED, TaskObjective, label_tensor
 
 
 @dataclass(frozen=True)
@@ -70,3 +72,56 @@ class MultiLabelClassification(TaskObjective):
         return F.binary_cross_entropy_with_logits(
             logits, label_tensor(batch, logits), pos_weight=weights, reduction="sum"
         )
+
+
+@dataclass(frozen=True)
+class MultipleChoice(TaskObjective):
+    """Cross-entropy over the scores of an example's choices; a score is a product with one learned vector.
+
+    Examples may differ in their number of choices.
+    """
+
+    name: ClassVar[str] = "choice"
+    head: ClassVar[str] = "choice"
+
+    def row_counts(self, batch: ChoiceBatch) -> np.ndarray:
+        """Return the number of choices of each example."""
+        return batch.num_choices
+
+    def loss_sum_of(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
+        """Return the sum over examples of negative log probabilities, in nats."""
+        scores = _by_example(logits, batch.num_choices)
+        return F.cross_entropy(scores, label_tensor(batch, logits), reduction="sum")
+
+
+def _by_example(logits: Tensor, num_choices: np.ndarray) -> Tensor:
+    """Return scores (examples, most choices), -inf where an example has fewer; logits are (choices of all, 1)."""
+    most = int(num_choices.max(initial=1))
+    if (num_choices == most).all():
+        return logits.view(-1, most)
+    places = to_device(np.arange(most) < num_choices[:, None], logits.device)
+    return logits.new_full(places.shape, -torch.inf).masked_scatter(places, logits)
+
+
+@dataclass(frozen=True)
+class SpanPrediction(TaskObjective):
+    """Mean of the cross-entropies of start and end over all tokens of the window, the question's included.
+
+    Labels are (windows, 2) places of the first and last token of the answer in their window; 0, the [CLS] token,
+    stands for an answer that is not in it. Differs from the published code: its softmax also runs over padding, of
+    which there is none here.
+    """
+
+    name: ClassVar[str] = "span"
+    head: ClassVar[str] = "span"
+    reads_tokens: ClassVar[bool] = True
+
+    def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
+        """Return the sum over windows of (start loss + end loss) / 2, in nats; logits (tokens, 2)."""
+        lengths = to_device(batch.lengths, logits.device)
+        is_token = torch.arange(int(batch.lengths.max()), device=logits.device)[None, :] < lengths[:, None]
+        padded = logits.new_full((*is_token.shape, 2), float("-inf"))
+        padded[is_token] = logits
+        targets = label_tensor(batch, logits)
+        start = F.cross_entropy(padded[..., 0], targets[:, 0], reduction="sum")
+        return (start + F.cross_entropy(padded[..., 1], targets[:, 1], reduction="sum")) / 2

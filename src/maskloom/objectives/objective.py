@@ -1,12 +1,19 @@
-"""What every objective offers: sums and counts, so that accumulation and data parallelism equal one big batch."""
+"""What every objective offers: sums and counts, so that accumulation and data parallelism equal one big batch.
+
+That of a task offers more: the outputs that are scored and decoded, from the same pass.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from maskloom.data.batch import BothOrdersBatch
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
@@ -51,3 +58,76 @@ def encode_batch(model: EncoderWithHeads, batch: Any, *, keep_hidden_states: boo
         SequenceLayout.from_lengths(batch.lengths, device),
         keep_hidden_states=keep_hidden_states,
     )
+
+
+NOT_SCORED = -100
+"""The label of a token that has none; torch's cross-entropy ignores it."""
+
+
+@dataclass(frozen=True)
+class BatchOutputs:
+    """What a head gave for a batch: `rows` (rows, width) in order, and the summed loss where the batch has labels."""
+
+    rows: Tensor
+    loss_sum: Tensor | None
+
+
+class TaskObjective(ABC):
+    """A loss that is a function of a head's logits, so that scoring and loss share one pass.
+
+    A batch consists of units; each owns `row_counts` consecutive rows of the logits: one row for a sequence that is
+    classified, one a token for spans and tags, one a choice for multiple choice. `name` is the loss's name in reports,
+    `head` that of the head, which reads every token (`reads_tokens`) or the pooled first one of each sequence.
+    """
+
+    name: ClassVar[str]
+    head: ClassVar[str]
+    reads_tokens: ClassVar[bool] = False
+
+    @abstractmethod
+    def loss_sum_of(self, logits: Tensor, batch: Any) -> Tensor:
+        """Return the summed loss of logits (rows, width) against the labels of a batch."""
+
+    def num_targets(self, labels: np.ndarray) -> float:
+        """Return the number (or weight) of the targets that labels stand for: by default one a label."""
+        return len(labels)
+
+    def target_counts(self, batch: Any) -> dict[str, float]:
+        """Return the number (or weight) of the targets of a batch. Raises ValueError when it has no labels."""
+        return {self.name: float(self.num_targets(labels_of(batch)))}
+
+    def logits(self, model: EncoderWithHeads, batch: Any) -> Tensor:
+        """Return the head's outputs, (rows, width) float32."""
+        return self.head_logits(model, encode_batch(model, batch), batch)
+
+    def head_logits(self, model: EncoderWithHeads, output: EncoderOutput, batch: Any) -> Tensor:
+        """Return the head's outputs for what the encoder gave."""
+        vectors = output.last_hidden_state if self.reads_tokens else output.pooled
+        if isinstance(batch, BothOrdersBatch):
+            vectors = vectors.view(-1, 2, vectors.shape[1]).sum(1)
+        return model.heads[self.head](vectors).float()
+
+    def row_counts(self, batch: Any) -> np.ndarray:
+        """Return how many rows each unit of a batch owns, (units,) int64."""
+        return batch.lengths if self.reads_tokens else np.ones(len(batch.indices), dtype=np.int64)
+
+    def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
+        """Return the summed loss by name, as the training loop takes it."""
+        return {self.name: self.loss_sum_of(self.logits(model, batch), batch)}
+
+    def outputs(self, model: EncoderWithHeads, batch: Any) -> BatchOutputs:
+        """Return what is scored and decoded, with the loss where there are labels."""
+        logits = self.logits(model, batch)
+        return BatchOutputs(logits, None if batch.labels is None else self.loss_sum_of(logits, batch))
+
+
+def labels_of(batch: Any) -> np.ndarray:
+    """Return the labels of a batch; raises ValueError when it has none."""
+    if batch.labels is None:
+        raise ValueError("the batch has no labels; a loss needs them")
+    return batch.labels
+
+
+def label_tensor(batch: Any, logits: Tensor) -> Tensor:
+    """Return the labels of a batch beside its logits."""
+    return to_device(labels_of(batch), logits.device)

@@ -18,8 +18,15 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.objectives.classification import SingleLabelClassification
-from maskloom.objectives.objective import encode_batch, model_device
-from maskloom.objectives.task_objective import NOT_SCORED, BatchOutputs, TaskObjective, label_tensor, labels_of
+from maskloom.objectives.objective import (
+    NOT_SCORED,
+    BatchOutputs,
+    TaskObjective,
+    encode_batch,
+    label_tensor,
+    labels_of,
+    model_device,
+)
 
 _OFF_PATH = -30.0
 _FORBIDDEN = -1e4

@@ -12,10 +12,10 @@ from maskloom.inference.ensemble import Average
 from maskloom.metrics.calibration import CalibrationMetric
 from maskloom.runs.progress import Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
-from maskloom.tasks.evaluation import ModelOutputs, score_outputs
 from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.task import ModelOutputs, score_outputs
 from maskloom.training.memory import release_free_memory
 
 _PIECE = 4096

@@ -26,11 +26,9 @@ from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.first_look import check_place
 from maskloom.runs.progress import Progress
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import encode_examples
-from maskloom.tasks.evaluation import PROCESSOR_TOKENS
 from maskloom.tasks.examples import Example
-from maskloom.tasks.tables import read_rows
+from maskloom.tasks.tables import ReadingOptions, read_rows
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import (
     FeatureSentences,
@@ -42,6 +40,7 @@ from maskloom.tasks.tagging.features import (
 )
 from maskloom.tasks.tagging.reading import layout_of_sentences
 from maskloom.tasks.tagging.task import TAGGING
+from maskloom.tasks.task import PROCESSOR_TOKENS
 from maskloom.text.tokenizer import Tokenizer
 
 Units = Literal["words", "tokens"]

@@ -40,7 +40,6 @@ from maskloom.runs.start_summary import device_line, finetuning_lines, model_lin
 from maskloom.runs.tune import check_tunable, tune_folder
 from maskloom.runs.verification import VERIFY_FINISHED
 from maskloom.tasks.catalog import Kind, catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import task_kind
@@ -52,6 +51,7 @@ from maskloom.tasks.labels import (
     weights_by_name,
     with_hint,
 )
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log

@@ -19,7 +19,7 @@ from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
-from maskloom.objectives.auxiliary_lm import WithLanguageModel
+from maskloom.objectives.masked_lm import WithLanguageModel
 from maskloom.objectives.objective import Objective
 from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.fingerprints import saved_sum
@@ -28,8 +28,7 @@ from maskloom.runs.run_folder import METRICS, run_id
 from maskloom.runs.start_summary import step_display
 from maskloom.runs.verification import verify_resuming
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
-from maskloom.tasks.evaluation import evaluate_task
-from maskloom.tasks.task import Task
+from maskloom.tasks.task import Task, evaluate_task
 from maskloom.training.checkpoints import drop_old_checkpoints
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from maskloom.errors import DataError
 from maskloom.foreign_files import check_regular
-from maskloom.tasks.choice.published import race_files
+from maskloom.tasks.choice.reading import race_files
 
 
 def model_files(folder: Path) -> list[Path]:

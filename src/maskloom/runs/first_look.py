@@ -18,8 +18,8 @@ from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.files import is_stream
 from maskloom.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import Kind, catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
+from maskloom.tasks.tables import ReadingOptions
 
 _ROWS = 1000
 _SECONDS = 1.0

@@ -9,14 +9,13 @@ from typing import Any
 from maskloom.files import output_file
 from maskloom.generation.search import Generation
 from maskloom.inference import Predictor
-from maskloom.inference.generation import generate_from_ids, prompt_ids
 from maskloom.runs.first_look import check_place
 from maskloom.runs.predict import output_suffix
 from maskloom.runs.progress import Progress
 from maskloom.runs.reading_defaults import FileReading
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.memory import release_free_memory
 
 _WINDOW = 64
@@ -48,8 +47,8 @@ def generate(
     with output_file(target, "w") as file:
         for window in rows.pieces(_WINDOW):
             texts = [example.text for example in window]
-            ids = prompt_ids(predictor, texts, [f"{source}, line {example.line}" for example in window])
-            for example, found in zip(window, generate_from_ids(predictor, ids, settings, index), strict=True):
+            ids = predictor.prompt_ids(texts, [f"{source}, line {example.line}" for example in window])
+            for example, found in zip(window, predictor.generate_from_ids(ids, settings, index), strict=True):
                 row = {"index": index, "line": example.line, "prompt": example.text, **found}
                 print(json.dumps(row, ensure_ascii=False), file=file)
                 index, num_tokens = index + 1, num_tokens + found["num_tokens"]

@@ -20,9 +20,9 @@ from maskloom.inference.ensemble import Average
 from maskloom.runs.first_look import check_place
 from maskloom.runs.progress import Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.memory import release_free_memory
 
 _WINDOW = 4096

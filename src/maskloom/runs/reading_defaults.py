@@ -11,10 +11,10 @@ from maskloom.errors import DataError
 from maskloom.inference import Ensemble, Predictor
 from maskloom.runs.first_look import options_for
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import TaskKind
 
 

@@ -28,7 +28,7 @@ from maskloom.runs.run_folder import METRICS, RECIPE, RESULTS, described, enviro
 from maskloom.runs.search import PLAN
 from maskloom.runs.verification import differing_tensors, sum_of_tensors
 from maskloom.runs.vocabulary import REPORT
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
 _SUMS: dict[str, Callable[[Path], str]] = {

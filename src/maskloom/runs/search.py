@@ -31,7 +31,7 @@ from maskloom.runs.search_space import (
     space_of_data,
 )
 from maskloom.runs.search_table import markdown_of, ranked, search_rows
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.events import check_log_targets
 from maskloom.training.interruption import Interrupted
 

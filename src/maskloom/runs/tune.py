@@ -15,10 +15,10 @@ from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
 from maskloom.metrics.calibration import calibration
 from maskloom.runs.progress import Progress
 from maskloom.runs.reading_defaults import reading_for
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import make_task
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Outputs, Task
 from maskloom.tasks.tuning import THRESHOLD_SETTINGS
 

@@ -84,7 +84,7 @@ _OTHERS = (
     # that the row leaves it to the tags.
     CatalogRow("conll2003", "tagging", "1", None, "4", primary=None),
     # Multiple choice: the first text, and what the second begins with. Readers find the columns by name, and CODAH's by
-    # number, for it has no header; ARC, CommonsenseQA, COPA and RACE are JSON of their own forms (choice/published.py).
+    # number, for it has no header; ARC, CommonsenseQA, COPA and RACE are JSON of their own forms (choice/reading.py).
     CatalogRow("swag", "choice", "sent1", "sent2", "label"),
     CatalogRow("hellaswag", "choice", "ctx_a", "ctx_b", "label"),
     CatalogRow("codah", "choice", "2", None, "7"),

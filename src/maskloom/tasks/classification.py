@@ -14,8 +14,7 @@ from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_examples
-from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.inputs import text_example
+from maskloom.tasks.examples import ReadExamples, text_example
 from maskloom.tasks.labels import (
     check_alike,
     checked_weights,

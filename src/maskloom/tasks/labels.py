@@ -13,8 +13,8 @@ import numpy as np
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import is_utf8, read_bytes
 from maskloom.tasks.catalog import Kind, catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import Example, ReadExamples, are_labelled
+from maskloom.tasks.tables import ReadingOptions
 
 _MOST_LABEL_BYTES = 16 << 20
 # A label is compared with those that are so many times as frequent; of many labels, the rarest with the most frequent.

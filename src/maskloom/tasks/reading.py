@@ -14,9 +14,22 @@ from typing import Any
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import is_utf8
 from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
-from maskloom.tasks.columns import Columns, ReadingOptions, choose_names, columns_by_number, numbered, wants_numbers
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, kept_examples
-from maskloom.tasks.tables import BadRowError, Row, by_name, layout_of, read_rows, row_text, up_to_first
+from maskloom.tasks.tables import (
+    BadRowError,
+    Columns,
+    ReadingOptions,
+    Row,
+    by_name,
+    choose_names,
+    columns_by_number,
+    layout_of,
+    numbered,
+    read_rows,
+    row_text,
+    up_to_first,
+    wants_numbers,
+)
 
 # float() also takes "1_000", "infinity" and the digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)

@@ -18,10 +18,9 @@ from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, SummedObjective
 from maskloom.training.memory import give_up_kernels, is_out_of_memory, release_cached_memory
-from maskloom.training.optimizers import make_optimizer, rate_of
+from maskloom.training.optimizers import factor_of, make_optimizer, rate_of
 from maskloom.training.precision import FIRST_LOSS_SCALE
 from maskloom.training.ranks import ONE_RANK, Ranks
-from maskloom.training.schedules import factor_of
 
 NextBatch = Callable[[dict[str, int]], tuple[Any, dict[str, int]]]
 

@@ -1,14 +1,22 @@
-"""Adam with decoupled weight decay, in the standard form and in Google's form without bias correction."""
+"""Adam with decoupled weight decay, with bias correction or in Google's form without, and its learning rate.
+
+A schedule is the factor on the peak rate at each step, counted from 0, or by the clock.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from maskloom.config import TrainingSection
+from maskloom.training.ranks import ONE_RANK, Ranks
 
 # The name rule of the published code: everything decays except LayerNorm parameters and biases.
 _EXEMPT = re.compile(r"(^|[._])(layer_?norm|bias)([._]|$)", re.IGNORECASE)
@@ -100,3 +108,145 @@ def make_optimizer(model: nn.Module, settings: TrainingSection) -> torch.optim.A
     if settings.optimizer == "bert_adam":
         return BertAdam(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon, fused=True)
+
+
+Name = Literal["linear", "google"]
+
+
+def linear_factor(step: int, *, warmup_steps: int, steps: int) -> float:
+    """Return s/W during warm-up, then a straight line from 1 at W to 0 at N (the form that transformers uses)."""
+    if step < warmup_steps:
+        return step / warmup_steps
+    return max(0.0, (steps - step) / max(1, steps - warmup_steps))
+
+
+def google_factor(step: int, *, warmup_steps: int, steps: int) -> float:
+    """Return s/W during warm-up, then 1 - s/N: the published BERT code, whose decay line starts at step 0.
+
+    The first update therefore has rate 0 and the rate jumps at the end of warm-up.
+    """
+    if step < warmup_steps:
+        return step / warmup_steps
+    return max(0.0, 1.0 - step / steps)
+
+
+def make_schedule(name: Name, *, warmup_steps: int, steps: int) -> Callable[[int], float]:
+    """Return the schedule of that name as a function from step (from 0) to the factor on the peak learning rate."""
+    schedules = {"linear": linear_factor, "google": google_factor}
+    return partial(schedules[name], warmup_steps=warmup_steps, steps=steps)
+
+
+def extended_factor(
+    step: int, *, name: Name, warmup_steps: int, steps: int, extensions: Sequence[tuple[int, int]]
+) -> float:
+    """Return the factor of a run of `steps` steps that was planned for others before.
+
+    `extensions` are pairs: until step `at` the run was planned for so many steps. From `at` on the factor is that of a
+    run of the new number of steps with the same warm-up. In the first `warmup_steps` after `at`, or in all that are
+    left where those are fewer, it goes there on a line from where it stood: a rate that had fallen to 0 rises as gently
+    as at the start, and one that is high has fallen by the end.
+    """
+    factor = make_schedule(name, warmup_steps=warmup_steps, steps=steps)(step)
+    if not extensions:
+        return factor
+    *earlier, (at, planned) = extensions
+
+    def before(place: int) -> float:
+        return extended_factor(place, name=name, warmup_steps=warmup_steps, steps=planned, extensions=earlier)
+
+    if step < at:
+        return before(step)
+    length = min(warmup_steps, steps - at)
+    if step >= at + length:
+        return factor
+    start = before(at)
+    return start + (factor - start) * (step - at) / length
+
+
+def factor_of(settings: TrainingSection) -> Callable[[int], float]:
+    """Return the factor on the peak learning rate at each step, of a run that was extended or not."""
+    name, steps, warmup_steps = settings.schedule, settings.steps, settings.resolved_warmup_steps()
+    extensions = [(extension.at, extension.steps) for extension in settings.extensions]
+    if not extensions:
+        return make_schedule(name, warmup_steps=warmup_steps, steps=steps)
+    return partial(extended_factor, name=name, warmup_steps=warmup_steps, steps=steps, extensions=extensions)
+
+
+def clock_factor(fraction: float, *, name: Name, warmup_ratio: float) -> float:
+    """Return the factor when a fraction of the time is used: the schedule of that name with time in place of steps."""
+    if fraction < warmup_ratio:
+        return fraction / warmup_ratio
+    whole = 1.0 if name == "google" else max(1.0 - warmup_ratio, 1e-9)
+    return max(0.0, (1.0 - fraction) / whole)
+
+
+_DIGITS = 6
+# Evaluations and saves in a run, where the recipe does not say how often.
+_PARTS = 10
+
+
+class TimeBudget:
+    """The time of a run, from the start of its first step, evaluations and saves included.
+
+    The fraction used is the same on all `ranks`: the first one's clock counts. Every step's fraction is kept until it
+    is logged, so that the learning rate of each step is known afterwards. Time between a stop and its resume does not
+    count, nor do steps that a kill took back.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        schedule: Name,
+        warmup_ratio: float,
+        ranks: Ranks = ONE_RANK,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.seconds = seconds
+        self._schedule: Name = schedule
+        self._warmup_ratio, self._ranks, self._now = warmup_ratio, ranks, now
+        self._before, self._started = 0.0, None
+        self._fractions: list[float] = []
+        self.fraction, self._part = 0.0, 0
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._started = self._now()
+
+    def used(self) -> float:
+        """Return the seconds used by this process's clock, those before a resume included."""
+        return self._before + (0.0 if self._started is None else self._now() - self._started)
+
+    def factor(self, _step: int) -> float:
+        """Return the factor on the peak learning rate for the step that begins now, and note its fraction."""
+        self._look()
+        self._fractions.append(self.fraction)
+        return clock_factor(self.fraction, name=self._schedule, warmup_ratio=self._warmup_ratio)
+
+    def is_used_up(self) -> bool:
+        """Tell, the same on all ranks, whether no time is left for another step."""
+        self._look()
+        return self.fraction >= 1.0
+
+    def enters_new_part(self) -> bool:
+        """Tell whether the step that ended now is the first to end in another tenth of the time."""
+        before, self._part = self._part, int(self.fraction * _PARTS)
+        return self._part > before
+
+    def taken(self) -> list[float]:
+        """Return the fractions at the steps since the last call, in order."""
+        fractions, self._fractions = self._fractions, []
+        return fractions
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"seconds": self.used(), "fractions": list(self._fractions)}
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Go on from what a checkpoint kept."""
+        self._before, self._fractions = values["seconds"], list(values["fractions"])
+        self._part = int(min(1.0, self._before / self.seconds) * _PARTS)
+
+    def _look(self) -> None:
+        mine = min(1.0, round(self.used() / self.seconds, _DIGITS)) if self._ranks.is_first else 0.0
+        self.fraction = self._ranks.sum_({"fraction": mine})["fraction"]

@@ -27,17 +27,16 @@ from maskloom.training.loop import (
     TrainState,
     train_steps,
 )
-from maskloom.training.loss_watch import LossWatch
 from maskloom.training.memory import (
     fitting_micro_batch_size,
     note_micro_batch_size,
     noted_micro_batch_size,
     release_free_memory,
 )
+from maskloom.training.optimizers import TimeBudget
 from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks import ONE_RANK, Ranks
-from maskloom.training.schedules import TimeBudget
-from maskloom.training.step_dumps import write_dump
+from maskloom.training.step_dumps import LossWatch, write_dump
 
 # What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
 # time, and it bounds what batches of different sizes leave behind.

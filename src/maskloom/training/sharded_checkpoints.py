@@ -30,10 +30,9 @@ from torch.distributed.tensor import DTensor
 from maskloom.errors import DataError
 from maskloom.files import file_sha256, write_hashed
 from maskloom.training.background_saves import BackgroundSaves
-from maskloom.training.checkpoints import REST, SHARDED, Snapshot, check_shapes, new_step_folder
+from maskloom.training.checkpoints import REST, SHARDED, Snapshot, check_shapes, new_step_folder, write_manifest
 from maskloom.training.distributed import DistributedRanks
 from maskloom.training.loop import TrainState
-from maskloom.training.manifests import write_manifest
 from maskloom.training.ranks import Ranks
 
 # What the description of a DCP folder is made of. Nothing here does anything when it is made from data.

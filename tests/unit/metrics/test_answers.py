@@ -17,7 +17,7 @@ from maskloom.metrics.answers import (
     score_answers,
     token_f1,
 )
-from maskloom.tasks.span.scoring import score_files
+from maskloom.tasks.span.reading import score_files
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from maskloom.data.batch import ChoiceBatch, ClassificationBatch, TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.objectives.choice import MultipleChoice
-from maskloom.objectives.span import SpanPrediction
+from maskloom.objectives.classification import MultipleChoice, SpanPrediction
 from maskloom.objectives.tagging import Tagging
 from maskloom.training.loop import accumulate_gradients
 

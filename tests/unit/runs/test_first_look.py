@@ -7,7 +7,7 @@ import pytest
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import first_look
 from maskloom.runs.first_look import look_at_input, look_at_questions, look_at_training_data
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from maskloom.runs.search_space import (
     space_of_data,
 )
 from maskloom.runs.search_table import markdown_of, print_table, search_rows
-from maskloom.tasks.columns import ReadingOptions
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.loop import NumericalError
 
 RATES = {"training.learning_rate": (1e-5, 3e-5, 2e-5)}

@@ -4,9 +4,9 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.catalog import CATALOG, catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.labels import encode_labels
+from maskloom.tasks.tables import ReadingOptions
 
 MNLI_HEADER = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.labels import label_names_of, read_label_names
 from maskloom.tasks.span.reading import read_json
-from maskloom.tasks.tables import read_rows
+from maskloom.tasks.tables import ReadingOptions, read_rows
 
 DIGITS = "9" * 5_000
 

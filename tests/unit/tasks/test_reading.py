@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.tables import ReadingOptions
 
 
 def read(tmp_path, content, kind="single", name="data.csv", **options):

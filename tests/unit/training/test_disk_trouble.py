@@ -19,7 +19,7 @@ from tests.unit.training.tiny_sessions import (
 )
 
 from maskloom.files import DISK_ERRORS
-from maskloom.training import background_saves, checkpoints, manifests
+from maskloom.training import background_saves, checkpoints
 from maskloom.training.background_saves import BackgroundSaves
 
 
@@ -116,13 +116,13 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, prompt) -> None:
 
 
 def test_a_folder_that_vanishes_during_a_write_is_named(tmp_path, monkeypatch, prompt) -> None:
-    write = manifests.write_hashed
+    write = checkpoints.write_hashed
 
     def vanish(path: Path, *given, **named):
         shutil.rmtree(path.parent)
         return write(path, *given, **named)
 
-    monkeypatch.setattr(manifests, "write_hashed", vanish)
+    monkeypatch.setattr(checkpoints, "write_hashed", vanish)
     with pytest.raises(OSError, match="the checkpoint of step 4 was not saved") as caught:
         run_session(tiny_session(tmp_path, next_batch=prompt))
     assert caught.value.errno in DISK_ERRORS

@@ -8,7 +8,7 @@ from tests.unit.training.tiny_sessions import are_equal, run_session, tiny_sessi
 from maskloom.errors import ConfigError
 from maskloom.runs.verification import verify_resuming
 from maskloom.training.events import read_events
-from maskloom.training.schedules import TimeBudget, clock_factor
+from maskloom.training.optimizers import TimeBudget, clock_factor
 
 STEPS = 10**12
 

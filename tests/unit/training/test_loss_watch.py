@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from maskloom.training.loss_watch import LossWatch
+from maskloom.training.step_dumps import LossWatch
 
 
 def _said(losses: list[float]) -> list[tuple[str, int]]:

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from maskloom.training.schedules import clock_factor, extended_factor, make_schedule
+from maskloom.training.optimizers import clock_factor, extended_factor, make_schedule
 
 
 def test_google_schedule_has_the_published_jump() -> None:

@@ -15,10 +15,15 @@ from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.training import sharded_checkpoints
-from maskloom.training.checkpoints import Snapshot, check_checkpoint, restore_checkpoint, write_checkpoint
+from maskloom.training.checkpoints import (
+    Snapshot,
+    check_checkpoint,
+    restore_checkpoint,
+    write_checkpoint,
+    write_manifest,
+)
 from maskloom.training.distributed import DistributedRanks
 from maskloom.training.loop import TrainState
-from maskloom.training.manifests import write_manifest
 from maskloom.training.rank_watch import RankWatch
 from maskloom.training.sharded_checkpoints import ShardedSaves
 

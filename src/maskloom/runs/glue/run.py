@@ -22,8 +22,8 @@ from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, ki
 from maskloom.runs.search import AllTrialsFailedError, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.events import check_log_targets
 
 MAJORITY = "majority.json"

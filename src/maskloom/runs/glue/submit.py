@@ -27,9 +27,9 @@ from maskloom.runs.glue.files import (
 from maskloom.runs.glue.run import MAJORITY, majority_label
 from maskloom.runs.progress import Progress
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.tables import ReadingOptions
 
 _WINDOW = 4096
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same answers give the same bytes

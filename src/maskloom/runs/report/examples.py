@@ -17,9 +17,9 @@ from maskloom.runs.charts import visible
 from maskloom.runs.fingerprints import fingerprint
 from maskloom.runs.progress import Progress
 from maskloom.runs.report.record import RunRecord
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.tables import ReadingOptions
 
 _AT_ONCE = 256
 _NUM_SHOWN = 8

@@ -1,29 +1,263 @@
-"""Files of multiple choice: SWAG's CSV, HellaSwag's JSONL, CODAH's TSV, and any CSV or JSONL with choices."""
+"""Files of multiple choice: SWAG's CSV, HellaSwag's JSONL, CODAH's TSV, and any CSV or JSONL with choices.
+
+Four sets are read as they are distributed. ARC (Clark et al. 2018) and CommonsenseQA (Talmor et al. 2019) have
+`question` with `stem` and labelled `choices`, and `answerKey`; ARC's also come with `choices` as lists of texts and
+labels. COPA (Roemmele et al. 2011, SuperGLUE's JSONL) has `premise`, `choice1`, `choice2` and asks for the cause or the
+effect. RACE (Lai et al. 2017) is a folder of files, each an object with an `article` and lists of `questions`,
+`options` and `answers`; a .jsonl has one such object a line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maskloom.errors import DataError
-from maskloom.foreign_files import is_utf8
+from maskloom.errors import ConfigError, DataError
+from maskloom.foreign_files import file_inside, is_utf8
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.choice.published import (
-    PLAIN_COLUMNS,
-    ChoiceColumns,
-    choose_columns,
-    is_race_folder,
-    plain_rows,
-    published_form,
-    race_files,
-    race_rows,
-)
-from maskloom.tasks.columns import ReadingOptions, numbered
 from maskloom.tasks.examples import ReadingReport, kept_examples
-from maskloom.tasks.tables import BLANK, BadRowError, Row, by_name, layout_of, read_rows, row_text, up_to_first
+from maskloom.tasks.tables import (
+    BLANK,
+    BadRowError,
+    ReadingOptions,
+    Row,
+    by_name,
+    check_given,
+    check_single,
+    is_column_number,
+    layout_of,
+    listed,
+    no_labels,
+    numbered,
+    read_json_row,
+    read_rows,
+    row_text,
+    up_to_first,
+)
+
+_CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")
+_STEMS = ("sent2", "ctx_b", "stem", "question")
+_QUESTIONS = ("question", "query", "sentence", "sentence1")
+_LABELS = ("label", "labels", "gold_label", "answer_key", "answerkey", "correct", "answer", "gold")
+_LISTS = ("choices", "endings", "answers", "options", "candidates")
+_IDENTIFIERS = ("id", "ind", "index", "example_id", "example-id", "")
+_CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[_ -]?([0-9]{1,2}|[a-z])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ChoiceColumns:
+    """Names of the columns; `choices` has one where they form a list."""
+
+    context: str
+    stem: str | None
+    choices: tuple[str, ...]
+    label: str | None
+    identifier: str | None
+    choices_are_list: bool = False
+
+
+def choose_columns(
+    names: Sequence[str], options: ReadingOptions, *, place: str, lists: Sequence[str] = (), needs_label: bool
+) -> ChoiceColumns:
+    """Find the columns among the names of a header or the keys of an object; `lists` are keys whose values are lists.
+
+    `options` may name the context (text column), the stem (pair column) and the label; choices are found by their
+    names: ending0, choice_1, answerA and so on. Raises DataError for what is not there, ConfigError for a column given
+    by number.
+    """
+    lower = {name.lower(): name for name in reversed(names)}
+    given = (options.text_column, options.pair_column, options.label_column)
+    for wanted in given:
+        if wanted is not None and wanted not in names and is_column_number(wanted):
+            raise ConfigError(f"column {wanted!r}: columns of multiple choice are given by the names of a header")
+    check_given(given, names, place)
+    choices, are_list = _choices(names, lists, place)
+    taken = set(choices)
+
+    def first(wanted: Sequence[str], *others: str | None) -> str | None:
+        free = (lower[name] for name in wanted if name in lower)
+        return next((name for name in free if name not in taken and name not in others), None)
+
+    label = options.label_column or first(_LABELS)
+    context = options.text_column or first(_CONTEXTS, options.pair_column, label)
+    stem = options.pair_column or (first(_STEMS, context, label) if options.text_column is None else None)
+    if context is None:
+        context, stem = first(_QUESTIONS, options.pair_column, label), options.pair_column
+    if context is None:
+        raise DataError(
+            f"{place}: no column of contexts ({', '.join((*_CONTEXTS, *_QUESTIONS))}) among {listed(names)}; "
+            "name it with --text-column"
+        )
+    if needs_label and label is None:
+        raise no_labels(place, _LABELS, names)
+    used = [name for name in (context, stem, label, *choices) if name is not None]
+    if len(set(used)) != len(used):
+        raise ConfigError(f"{place}: one column is used twice: context {context!r}, stem {stem!r}, label {label!r}")
+    check_single(used, names, place)
+    return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label), are_list)
+
+
+def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tuple[str, ...], bool]:
+    """Return the keys of the choices in their order, and whether it is one key that holds a list."""
+    found = next((name for wanted in _LISTS for name in names if name.lower() == wanted and name in lists), None)
+    if found is not None:
+        return (found,), True
+    stems: dict[str, dict[int, str]] = {}
+    for name in names:
+        match = _CHOICE.fullmatch(name)
+        if match:
+            stems.setdefault(match[1].lower(), {})[_number(match[2])] = name
+    whole = [numbered for numbered in stems.values() if len(numbered) > 1]
+    if not whole:
+        raise DataError(
+            f"{place}: no columns of choices (ending0, choice0, answer0 …, or a list {' or '.join(_LISTS)}) among "
+            f"{listed(names)}"
+        )
+    numbered = max(whole, key=len)
+    numbers = sorted(numbered)
+    if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
+        raise DataError(f"{place}: the columns of choices {listed([numbered[n] for n in numbers])} leave one out")
+    return tuple(numbered[number] for number in numbers), False
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else ord(text.lower()) - ord("a")
+
+
+PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", choices_are_list=True)
+"""Where the keys of `plain_rows` stand."""
+
+_ANSWERS = ("answerKey", "answers", "label")
+# What joins a premise to its cause or its effect.
+_JOINTS = {"cause": "because", "effect": "so"}
+# RACE keeps what comes from high schools and from middle schools apart.
+_LEVELS = ("high", "middle")
+Form = Callable[[dict[str, Any]], list[dict[str, Any]]]
+
+
+def published_form(fields: dict[str, Any]) -> Form | None:
+    """Return what reads objects with the keys of this one, or None where they are of none of the four sets."""
+    question = fields.get("question")
+    if isinstance(question, dict) and {"stem", "choices"} <= set(question):
+        return _arc
+    if isinstance(question, str) and isinstance(fields.get("choices"), dict):
+        return _arc
+    if {"premise", "choice1", "choice2"} <= set(fields) and question in ("cause", "effect"):
+        return _copa
+    if {"article", "questions", "options"} <= set(fields):
+        return _race
+    return None
+
+
+def is_race_folder(path: Path) -> bool:
+    """Tell whether a folder has the parts of one of RACE's: articles of high schools, of middle schools, or both."""
+    return any((path / level).is_dir() for level in _LEVELS)
+
+
+def race_files(folder: Path) -> list[Path]:
+    """Return the articles of train, dev or test of RACE, or of one of its levels: the .txt files, sorted by name.
+
+    Raises DataError where there are none, for what is no regular file, and for links that lead out of the folder.
+    """
+    levels = [folder / level for level in _LEVELS if (folder / level).is_dir()] or [folder]
+    for level in levels:
+        if not level.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{level}: is a link to {level.resolve()}, outside of the folder; put a copy in its place")
+    found = [path for level in levels for path in sorted(level.glob("*.txt")) if file_inside(level, path.name)]
+    if not found:
+        raise DataError(
+            f"{folder}: no .txt file in it, nor in high/ or middle/ in it; of RACE name one of train/, dev/ and test/"
+        )
+    return found
+
+
+def race_rows(folder: Path, files: Sequence[Path], *, needs_label: bool) -> Iterator[Row]:
+    """Yield a row for each question of the articles in files; the line of a row is the number of its file, from 1.
+
+    Answers are looked at only where they are needed. Raises DataError that names a file which is too large, or is not
+    UTF-8.
+    """
+    for number, path in enumerate(files, start=1):
+        row = read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
+        yield from plain_rows(row, _race, needs_label=needs_label)
+
+
+def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
+    """Yield a row of a published set with plain keys, one for each question; what breaks a rule says which.
+
+    Answers are looked at only where they are needed: those of test sets are often placeholders.
+    """
+    if row.problem or not isinstance(row.fields, dict):
+        yield row
+        return
+    try:
+        held = row.fields.items()
+        for fields in form({key: value for key, value in held if needs_label or key not in _ANSWERS}):
+            yield row._replace(fields=fields)
+    except BadRowError as problem:
+        yield row._replace(problem=str(problem))
+
+
+def _arc(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    question, choices = fields.get("question"), fields.get("choices")
+    if isinstance(question, dict):
+        question, choices = question.get("stem"), question.get("choices")
+    if isinstance(choices, dict):
+        texts, labels = choices.get("text"), choices.get("label")
+    elif isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+        texts = [choice.get("text") for choice in choices]
+        labels = [choice.get("label") for choice in choices]
+    else:
+        raise BadRowError("choices are not a list", f"{choices!r:.60}")
+    if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
+        raise BadRowError("texts and labels of choices are not lists of one length", f"{choices!r:.60}")
+    return [_plain(fields.get("id"), question, "", texts, _place(fields.get("answerKey"), labels))]
+
+
+def _copa(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    asked = fields.get("question")
+    if not isinstance(asked, str) or asked not in _JOINTS:
+        raise BadRowError("the question is neither cause nor effect", repr(asked))
+    texts = [fields.get("choice1"), fields.get("choice2")]
+    return [_plain(fields.get("idx"), fields.get("premise"), _JOINTS[asked], texts, fields.get("label"))]
+
+
+def _race(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    questions, options, answers = (fields.get(name) for name in ("questions", "options", "answers"))
+    if not isinstance(questions, list) or not isinstance(options, list) or len(questions) != len(options):
+        raise BadRowError("questions and options are not lists of one length")
+    answers = [None] * len(questions) if answers is None else answers
+    if not isinstance(answers, list) or len(answers) != len(questions):
+        raise BadRowError("questions and answers are not lists of one length")
+    name, rows = fields.get("id"), []
+    for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True), start=1):
+        if not isinstance(question, str) or not isinstance(texts, list):
+            raise BadRowError("a question is not a string with a list of options", f"question {number}")
+        stem = question
+        if "_" in question and all(isinstance(text, str) for text in texts):
+            # a gap to be filled
+            stem, texts = "", [question.replace("_", text) for text in texts]
+        identifier = None if name is None else f"{name}-{number}"
+        rows.append(_plain(identifier, fields.get("article"), stem, texts, answer))
+    return rows
+
+
+def _plain(identifier: Any, context: Any, stem: str, choices: list[Any], label: Any) -> dict[str, Any]:
+    return {"id": identifier, "context": context, "stem": stem, "choices": choices, "label": label}
+
+
+def _place(key: Any, labels: list[Any]) -> int | None:
+    """Return the place of the right label among those of the choices: letters, or numbers from 1."""
+    if key is None or key == "":
+        return None
+    if str(key) not in map(str, labels):
+        shown = ", ".join(f"{label!s:.20}" for label in labels[:10])
+        raise BadRowError("label is none of the choices", f"{key!r:.60}, expected one of {shown}")
+    return [str(label) for label in labels].index(str(key))
 
 
 @dataclass(frozen=True)

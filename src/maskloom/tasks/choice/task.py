@@ -14,11 +14,10 @@ from maskloom.data.batch import ChoiceBatch
 from maskloom.errors import DataError
 from maskloom.metrics.calibration import checked_temperature, softmax
 from maskloom.metrics.labels import ChoiceMetric
-from maskloom.objectives.choice import MultipleChoice
+from maskloom.objectives.classification import MultipleChoice
 from maskloom.tasks.choice.reading import ChoiceExample, iterate_choices
 from maskloom.tasks.encoding import EncodedGroups, encoded_texts
-from maskloom.tasks.examples import ReadExamples, are_labelled
-from maskloom.tasks.inputs import checked_parts, checked_text
+from maskloom.tasks.examples import ReadExamples, are_labelled, checked_parts, checked_text
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer

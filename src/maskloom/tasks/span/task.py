@@ -1,24 +1,269 @@
-"""Answers as spans as a kind of task: SQuAD v1.1 and v2.0 (BERT paper 4.2, 4.3)."""
+"""Answers as spans as a kind of task: SQuAD v1.1 and v2.0, decoded as by the published code (BERT paper 4.2, 4.3)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from typing import Any
+
+import numpy as np
 
 from maskloom.config import SpanSection
 from maskloom.errors import DataError
 from maskloom.metrics.answers import AnswerMetric
-from maskloom.objectives.span import SpanPrediction
-from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.inputs import checked_parts, checked_text
-from maskloom.tasks.span.decoding import DecodedAnswer, DecodingOptions, decode_answers
-from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions
+from maskloom.objectives.classification import SpanPrediction
+from maskloom.tasks.examples import ReadExamples, checked_parts, checked_text
+from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions, is_max_context
 from maskloom.tasks.span.reading import Question, iterate_questions
 from maskloom.tasks.task import Outputs, Task, TaskKind
+from maskloom.text import normalization
 from maskloom.text.tokenizer import Tokenizer
+
+_WINDOWS_AT_ONCE = 512
+_KEPT_WORDS = 200_000
+# The published code answers so where no span qualifies.
+_NO_SPAN = "empty"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An answer text with its probability among the candidates kept, its logits, and where it stands in the context.
+
+    `context[start:end]` is the text, but for blanks between words, which are single spaces in it. Both are None for the
+    null answer and where no span qualified.
+    """
+
+    text: str
+    probability: float
+    start_logit: float
+    end_logit: float
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class DecodedAnswer:
+    """The answer to a question: `text`, the candidates by falling score, and the best of them that is not empty.
+
+    `null_odds` says how far the null answer scores above that; None where every question has an answer.
+    """
+
+    text: str
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    null_odds: float | None = None
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that is the answer."""
+        return next(candidate for candidate in self.candidates if candidate.text == self.text)
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How many starts, ends and candidates are kept, how long an answer may be in pieces, and when it is empty."""
+
+    num_best: int = 20
+    max_answer_length: int = 30
+    has_unanswerable: bool = False
+    null_threshold: float = 0.0
+
+
+def decode_answers(
+    encoded: EncodedQuestions,
+    outputs: Sequence[np.ndarray],
+    options: DecodingOptions | None = None,
+    *,
+    only_best: bool = False,
+) -> Iterator[DecodedAnswer]:
+    """Yield the answer to each question in order; `outputs` holds start and end logits (tokens, 2) of every window.
+
+    Of the best starts and ends of each window those spans count that lie in the context, start where the window gives
+    their first piece most context, and are not too long; best sums of logits first, each text once. Differs from the
+    published code where there is a choice of it: windows are not padded, so no padding is among the best starts.
+    With `only_best` the search ends at the best answer: answer and null odds are the same, candidates are fewer.
+    Raises ValueError when outputs and windows do not agree.
+    """
+    if len(outputs) != len(encoded):
+        raise ValueError(f"{len(outputs)} outputs for {len(encoded)} windows; they must agree")
+    finder = TextFinder(encoded.tokenizer.lowercase)
+    decoder = _Decoder(encoded, outputs, options or DecodingOptions(), only_best, finder)
+    for first, last in encoded.runs(_WINDOWS_AT_ONCE):
+        yield from decoder.answers(first, last)
+
+
+# Logits of start and end, and where the text starts and ends in the context.
+_Entry = tuple[float, float, int | None, int | None]
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Spans of several questions, sorted by question and falling score: all (spans,)."""
+
+    question: np.ndarray
+    window: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    start_logit: np.ndarray
+    end_logit: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """What every step of the decoding needs."""
+
+    encoded: EncodedQuestions
+    outputs: Sequence[np.ndarray]
+    options: DecodingOptions
+    only_best: bool
+    finder: TextFinder
+
+    def answers(self, first: int, last: int) -> Iterator[DecodedAnswer]:
+        """Yield the answers to the questions `first` to before `last`."""
+        encoded = self.encoded
+        windows = np.arange(encoded.first_window[first], encoded.first_window[last])
+        logits = self._padded(windows)
+        spans = self._spans(windows, logits)
+        bounds = np.searchsorted(spans.question, np.arange(first, last + 1))
+        for question in range(first, last):
+            null = None
+            if self.options.has_unanswerable:
+                own = encoded.first_window[question : question + 2] - encoded.first_window[first]
+                nulls = logits[own[0] : own[1], 0]
+                null = nulls[int(nulls.sum(axis=1).argmin())]
+            places = range(*bounds[question - first : question - first + 2].tolist())
+            yield self._answer(question, spans, places, null)
+
+    def _padded(self, windows: np.ndarray) -> np.ndarray:
+        """Return the logits of windows, (windows, tokens of the longest, 2); -inf where there is no token."""
+        lengths = self.encoded.lengths[windows]
+        logits = np.full((len(windows), int(lengths.max()), 2), -np.inf)
+        for row, window, length in zip(logits, windows.tolist(), lengths.tolist(), strict=True):
+            if len(self.outputs[window]) != length:
+                raise ValueError(f"window {window} has {length} tokens and {len(self.outputs[window])} rows of output")
+            row[:length] = self.outputs[window]
+        return logits
+
+    def _spans(self, windows: np.ndarray, logits: np.ndarray) -> _Spans:
+        """Return the spans that qualify; of equal scores in a question that of the earlier window, start, end first."""
+        encoded = self.encoded
+        order = np.argsort(-logits, axis=1, kind="stable")[:, : self.options.num_best]
+        starts, ends = order[:, :, 0], order[:, :, 1]
+        questions = encoded.window_question[windows]
+        offsets = encoded.question_lengths[questions] + 2
+        context_ends = offsets + encoded.window_length[windows]
+        starts_count = (starts >= offsets[:, None]) & (starts < context_ends[:, None])
+        row, column = np.nonzero(starts_count)
+        own = windows[row]
+        starts_count[row, column] = is_max_context(
+            encoded.window_start[own] + starts[row, column] - offsets[row],
+            own - encoded.first_window[questions[row]],
+            np.diff(encoded.first_window)[questions[row]],
+            encoded.context_lengths[questions[row]],
+            encoded.max_length - offsets[row] - 1,
+            encoded.stride,
+        )
+        sizes = ends[:, None, :] - starts[:, :, None]
+        counts = starts_count[:, :, None] & (ends < context_ends[:, None])[:, None, :]
+        counts &= (sizes >= 0) & (sizes < self.options.max_answer_length)
+        row, by_start, by_end = np.nonzero(counts)
+        start, end = starts[row, by_start], ends[row, by_end]
+        start_logit, end_logit = logits[row, start, 0], logits[row, end, 1]
+        by_score = np.lexsort((-(start_logit + end_logit), questions[row]))
+        found = (questions[row], windows[row], start, end, start_logit, end_logit)
+        return _Spans(*(values[by_score] for values in found))
+
+    def _answer(self, question: int, spans: _Spans, places: range, null: np.ndarray | None) -> DecodedAnswer:
+        """Return the answer to a question from its spans and the logits (2,) of its null answer, None in v1.1."""
+        num_best = self.options.num_best
+        null_score = np.inf if null is None else float(null.sum())
+        null_entry = None if null is None else (float(null[0]), float(null[1]), None, None)
+        kept: dict[str, _Entry] = {}
+        for place in places:
+            start_logit, end_logit = float(spans.start_logit[place]), float(spans.end_logit[place])
+            if null_entry is not None and len(kept) < num_best and null_score > start_logit + end_logit:
+                kept.setdefault("", null_entry)
+            if len(kept) >= num_best or (self.only_best and any(kept)):
+                break
+            text, start, end = self._text(question, spans, place)
+            kept.setdefault(text, (start_logit, end_logit, start, end))
+        if null_entry is not None:
+            kept.setdefault("", null_entry)
+        if not any(kept):
+            kept = {_NO_SPAN: (0.0, 0.0, None, None), **kept}
+        candidates = _with_probabilities(kept)
+        best = next(candidate for candidate in candidates if candidate.text)
+        if null is None:
+            return DecodedAnswer(best.text, best, candidates)
+        odds = null_score - best.start_logit - best.end_logit
+        return DecodedAnswer("" if odds > self.options.null_threshold else best.text, best, candidates, odds)
+
+    def _text(self, question: int, spans: _Spans, place: int) -> tuple[str, int, int]:
+        """Return the text of a span, and where it starts and ends in its context."""
+        encoded = self.encoded
+        context = encoded.contexts[encoded.context_of[question]]
+        shift = int(encoded.window_start[spans.window[place]]) - len(encoded.question_ids[question]) - 2
+        start, end = int(spans.start[place]) + shift, int(spans.end[place]) + shift
+        tokens, words = encoded.tokenizer.vocabulary.tokens, context.words
+        first_word, last_word = int(context.piece_words[start]), int(context.piece_words[end])
+        texts = [context.text[words.starts[i] : words.ends[i]] for i in range(first_word, last_word + 1)]
+        text, first, last = self.finder.find(
+            [tokens[index] for index in context.pieces[start : end + 1].tolist()], texts
+        )
+        return text, words.place_in_context(first_word, first), words.place_in_context(first_word, last) + 1
+
+
+def _with_probabilities(kept: dict[str, _Entry]) -> tuple[Candidate, ...]:
+    """Return the candidates with the softmax over their scores."""
+    scores = np.array([start + end for start, end, _, _ in kept.values()])
+    exponents = np.exp(scores - scores.max())
+    probabilities = (exponents / exponents.sum()).tolist()
+    return tuple(
+        Candidate(text, probability, *entry)
+        for (text, entry), probability in zip(kept.items(), probabilities, strict=True)
+    )
+
+
+class TextFinder:
+    """Finds the characters of a context that pieces were made from, for a tokenizer that lower-cases or does not.
+
+    The basic tokens of words are kept, because candidates for one question share most of theirs.
+    """
+
+    def __init__(self, lowercase: bool) -> None:
+        self._basic_tokens = lru_cache(_KEPT_WORDS)(partial(normalization.words, lowercase=lowercase))
+
+    def find(self, pieces: Sequence[str], words: Sequence[str]) -> tuple[str, int, int]:
+        """Return the part of `words`, joined by spaces, that tokens were made from, with its first and last place.
+
+        The pieces are looked up in the words' basic tokens and mapped by counting characters that are no spaces. Where
+        that fails (a token that is unknown, or words whose length changes by stripping accents or control characters)
+        it is all of the words.
+        """
+        predicted = " ".join(" ".join(pieces).replace(" ##", "").replace("##", "").split())
+        tokens = [token for word in words for token in self._basic_tokens(word)]
+        joined, whole = " ".join(tokens), " ".join(words)
+        start = joined.find(predicted)
+        if start < 0 or not predicted or sum(map(len, tokens)) != sum(map(len, words)):
+            return whole, 0, len(whole) - 1
+        end = start + len(predicted) - 1
+        first = _place(start - joined.count(" ", 0, start), words)
+        last = _place(end - joined.count(" ", 0, end), words)
+        return whole[first : last + 1], first, last
+
+
+def _place(number: int, words: Sequence[str]) -> int:
+    """Return where a character, counted without spaces, stands in the words joined by spaces."""
+    place = number
+    for word in words:
+        if number < len(word):
+            break
+        number -= len(word)
+        place += 1
+    return place
+
 
 # Windows of a long context are many; this many questions on contexts of 4,000 words give some 20,000 windows.
 _QUESTIONS_AT_ONCE = 512

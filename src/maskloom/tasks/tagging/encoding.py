@@ -13,8 +13,8 @@ import numpy as np
 from maskloom.data.batch import TokenBatch
 from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
-from maskloom.objectives.task_objective import NOT_SCORED
-from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.objectives.objective import NOT_SCORED
+from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.text.tokenizer import Tokenizer
 
 

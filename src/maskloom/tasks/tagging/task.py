@@ -15,15 +15,13 @@ from maskloom.metrics.entities import EntityMetric, TagTable, entities_of, is_ta
 from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.metrics.metric import checked_primary
 from maskloom.objectives.tagging import CrfTagging, Tagging
-from maskloom.tasks.columns import ReadingOptions
-from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.inputs import checked_text
+from maskloom.tasks.examples import ReadExamples, checked_text
 from maskloom.tasks.labels import checked_weights, labels_config, read_label_names
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.encoding import Context, EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
-from maskloom.tasks.tagging.reading import iterate_sentences
+from maskloom.tasks.tagging.reading import TaggedSentence, iterate_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, forbidden_pairs, tag_names
-from maskloom.tasks.tagging.sentences import TaggedSentence
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter, splitter_of
 from maskloom.tasks.task import Task, TaskKind
 from maskloom.tasks.tuning import fitted, tune_classes

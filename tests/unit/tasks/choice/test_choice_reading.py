@@ -4,8 +4,8 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.tables import ReadingOptions
 
 read_choices = KINDS["choice"].read
 

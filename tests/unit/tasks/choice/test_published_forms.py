@@ -7,8 +7,8 @@ import pytest
 
 from maskloom.errors import DataError
 from maskloom.tasks import tables
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.tables import ReadingOptions
 
 read_choices = KINDS["choice"].read
 

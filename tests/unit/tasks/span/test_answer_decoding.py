@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from maskloom.tasks.span.decoding import DecodingOptions, TextFinder, decode_answers
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Question
+from maskloom.tasks.span.task import DecodingOptions, TextFinder, decode_answers
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -155,6 +155,6 @@ def test_any_number_of_windows_at_a_time_gives_the_same(tokenizer, monkeypatch):
     encoded = encode_questions(questions, tokenizer, max_length=14, stride=3)
     outputs = [draw.normal(0, 2, (length, 2)).astype(np.float32) for length in encoded.lengths]
     whole = list(decode_answers(encoded, outputs, V2))
-    monkeypatch.setattr("maskloom.tasks.span.decoding._WINDOWS_AT_ONCE", 1)
+    monkeypatch.setattr("maskloom.tasks.span.task._WINDOWS_AT_ONCE", 1)
     assert list(decode_answers(encoded, outputs, V2)) == whole
     assert len(whole) == 30

@@ -4,9 +4,9 @@ import json
 import pytest
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.span.reading import Answer
 from maskloom.tasks.span.task import SPAN
+from maskloom.tasks.tables import ReadingOptions
 
 read_questions = SPAN.read
 CONTEXT = "The cat sat.\nOn a mat, été."

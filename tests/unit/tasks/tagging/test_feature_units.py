@@ -7,7 +7,7 @@ from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.tagging.encoding import Context, encode_sentences
 from maskloom.tasks.tagging.features import FeatureSentences, all_tokens, chain_words, row_counts, sentence_words
-from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.tasks.tagging.task import tagging_task
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

@@ -5,11 +5,10 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import entities_of
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
-from maskloom.tasks.tagging.reading import find_scheme, iterate_sentences, layout_of_sentences
-from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tagging.reading import TaggedSentence, find_scheme, iterate_sentences, layout_of_sentences
 
 CONLL = """-DOCSTART- -X- -X- O
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from maskloom.tasks.tagging.encoding import encode_sentences
-from maskloom.tasks.tagging.sentences import TaggedSentence
+from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.tasks.tagging.task import (
     column_lines,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS, make_task
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.task import TAGGING
 
 LABELS = ("O", "B-X", "I-X")
