@@ -59,7 +59,8 @@ def _class(name: str, kind: Any) -> Iterator[str]:
     yield from (f"### class {name}", "", inspect.cleandoc(kind.__doc__), "")
     fields = {} if name in METHODS else kind.__annotations__
     if fields:
-        yield from ("```python", *(f"{field}: {_plain(annotation)}" for field, annotation in fields.items()), "```", "")
+        shown = (f"{field}: {_plain(annotation)}".replace("'", '"') for field, annotation in fields.items())
+        yield from ("```python", *shown, "```", "")  # as ruff writes them
     for method in METHODS.get(name, ()):
         thing = inspect.getattr_static(kind, method)
         if isinstance(thing, property):

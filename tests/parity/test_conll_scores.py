@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from tests.entity_scores import entity_scores
 
-from maskloom.metrics.entities import EntityMetric, entity_scores
+from maskloom.metrics.entities import EntityMetric
 
 seqeval = pytest.importorskip("seqeval.metrics")
 schemes = pytest.importorskip("seqeval.scheme")

@@ -288,9 +288,7 @@ class Predictor(TaskModel):
             if len(ids) == len(begin):
                 raise DataError(f"{name}: {text[:40]!r} has no token; a prompt has at least one")
             if len(ids) >= most:
-                raise DataError(
-                    f"{name}: {len(ids):,} tokens, and the model reads {most:,} together with what it adds"
-                )
+                raise DataError(f"{name}: {len(ids):,} tokens, and the model reads {most:,} together with what it adds")
         return found
 
     def generate_from_ids(

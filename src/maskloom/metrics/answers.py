@@ -132,15 +132,10 @@ class AnswerMetric:
             raise ValueError("the null threshold is nan; a number is expected")
         self.null_threshold = null_threshold
         self._has_unanswerable = has_unanswerable
-        self._primary = primary
+        self.primary = primary
         self._parts: list[np.ndarray] = []
         self._only_text: str | None = None
         self._varies = False
-
-    @property
-    def primary(self) -> str:
-        """Name of the score that decides which model is best."""
-        return self._primary
 
     def update(self, predictions: Sequence[tuple[str, float | None]], targets: Sequence[Sequence[str]]) -> None:
         """Take in (text, null odds or None) and the gold answers of some questions, in one order.
@@ -191,7 +186,7 @@ class AnswerMetric:
         rows = self._rows()
         if np.isnan(rows.odds).any():
             raise ValueError("a threshold on null odds needs the null odds of every question")
-        return fitted_threshold(rows.f1 if self._primary == "f1" else rows.exact, rows.odds, rows.has_answer)
+        return fitted_threshold(rows.f1 if self.primary == "f1" else rows.exact, rows.odds, rows.has_answer)
 
     def reference(self) -> float | None:
         """Return the score of calling every question unanswerable; None where every question has an answer."""

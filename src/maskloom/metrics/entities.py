@@ -217,21 +217,6 @@ class EntityMetric:
         return None
 
 
-def entity_scores(
-    predictions: Sequence[Sequence[str]], targets: Sequence[Sequence[str]], *, scheme: Scheme | None = None
-) -> dict[str, float]:
-    """Return the scores of `EntityMetric` for tags as text, one sequence a sentence. Raises ValueError as it does."""
-    labels = sorted({tag for side in (predictions, targets) for sentence in side for tag in sentence})
-    ids = {label: number for number, label in enumerate(labels)}
-    metric = EntityMetric(labels, scheme=scheme)
-    predicted, true = (
-        [np.array([ids[tag] for tag in sentence], dtype=np.int64) for sentence in side]
-        for side in (predictions, targets)
-    )
-    metric.update(predicted, true)
-    return metric.compute()
-
-
 def _ratios(num_right: int, num_predicted: int, num_true: int) -> dict[str, float]:
     total = num_predicted + num_true
     return {

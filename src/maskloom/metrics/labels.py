@@ -60,13 +60,10 @@ class SingleLabelMetric:
         constant._counts[:, counts.argmax()] = counts
         return constant.compute()
 
-    def predicts_one_class(self) -> bool:
-        """Tell whether every prediction is the same class: the mark of a degenerate run."""
-        return int((self._gathered().sum(axis=0) > 0).sum()) == 1
-
     def degeneracy(self) -> str | None:
         """Say that every prediction is the same class, where that is so."""
-        return "every prediction is the same class" if self.predicts_one_class() else None
+        has_one_class = np.count_nonzero(self._gathered().sum(axis=0)) == 1
+        return "every prediction is the same class" if has_one_class else None
 
     def _gathered(self) -> np.ndarray:
         """Return counts (true classes, predicted classes); raises ValueError when there are no examples."""
@@ -118,11 +115,7 @@ class MultiLabelMetric:
 
     def degeneracy(self) -> str | None:
         """Say that no label is ever predicted, where that is so."""
-        return "no label is ever predicted" if self.predicts_nothing() else None
-
-    def predicts_nothing(self) -> bool:
-        """Tell whether no label was ever predicted: the mark of a degenerate run."""
-        return not self._predicted.any()
+        return "no label is ever predicted" if not self._predicted.any() else None
 
 
 def _f1(true_positives: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -55,10 +55,6 @@ class Pretraining:
 
 
 PRETRAINING = Rows(
-    "objective",
-    {
-        "masked_lm": Pretraining("mlm", MASKING),
-        "causal_lm": Pretraining("lm", NEXT_TOKENS, is_causal=True),
-    },
+    "objective", {"masked_lm": Pretraining("mlm", MASKING), "causal_lm": Pretraining("lm", NEXT_TOKENS, is_causal=True)}
 )
 """The pre-training objectives by the names of recipes."""

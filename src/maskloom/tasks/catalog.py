@@ -52,15 +52,7 @@ _EMOTIONS = (
 # `ax-full` the one with the labels.
 GLUE: tuple[CatalogRow, ...] = (
     CatalogRow(
-        "cola",
-        "single",
-        "sentence",
-        None,
-        "label",
-        _BINARY,
-        "matthews",
-        headerless=("4", None, "2", 4),
-        header_marks=("index", "sentence"),
+        "cola", "single", "sentence", None, "label", _BINARY, "matthews", ("4", None, "2", 4), ("index", "sentence")
     ),
     CatalogRow("sst-2", "single", "sentence", None, "label", _BINARY),
     CatalogRow("mrpc", "pair", "#1 String", "#2 String", "Quality", _BINARY, "f1"),

@@ -15,13 +15,7 @@ from maskloom.objectives.classification import MultiLabelClassification, Regress
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_examples
 from maskloom.tasks.examples import ReadExamples, text_example
-from maskloom.tasks.labels import (
-    check_alike,
-    checked_weights,
-    encode_labels,
-    labels_config,
-    names_of_task,
-)
+from maskloom.tasks.labels import check_alike, checked_weights, encode_labels, labels_config, names_of_task
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import checked_thresholds, fitted, tune_classes, tune_labels

@@ -105,11 +105,7 @@ class ReadExamples:
 
 
 def kept_examples(
-    records: Iterable[Any],
-    make: Callable[[Any], ExampleT],
-    report: ReadingReport,
-    *,
-    skips: bool,
+    records: Iterable[Any], make: Callable[[Any], ExampleT], report: ReadingReport, *, skips: bool
 ) -> Iterator[ExampleT]:
     """Yield what `make` makes of each record; `report` counts what is kept and what is dropped.
 

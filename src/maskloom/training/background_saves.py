@@ -147,12 +147,7 @@ class BackgroundSaves(Saves):
 
     def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
         path = write_checkpoint(
-            snapshot,
-            self._folder,
-            keep=self._keep,
-            pinned=pinned,
-            run=self._run,
-            before_chunk=self._raise_if_abandoned,
+            snapshot, self._folder, keep=self._keep, pinned=pinned, run=self._run, before_chunk=self._raise_if_abandoned
         )
         self._has_failed = False
         self._on_whole(snapshot.step, path)

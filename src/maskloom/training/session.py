@@ -352,21 +352,16 @@ class TrainingSession:
 
     def _remembered(self) -> dict[str, Any]:
         """Return the caller's memory and, where there is any, the session's own."""
-        own: dict[str, Any] = {}
-        if self._evaluation_is_due:
-            own["evaluation_is_due"] = True
-        if self.state.micro_batch_size is not None:
-            own["micro_batch_size"] = self.state.micro_batch_size
-        if self._found_precision is not None:
-            own["precision"] = self._found_precision
-        if self.state.loss_scale is not None:
-            own["loss_scale"] = self.state.loss_scale
-        if self._rewinds:
-            own["rewinds"] = self._rewinds
-        if self._has_ended:
-            own["has_ended"] = True
-        if self.budget is not None:
-            own["budget"] = self.budget.as_dict()
+        own = {
+            "evaluation_is_due": self._evaluation_is_due or None,
+            "micro_batch_size": self.state.micro_batch_size,
+            "precision": self._found_precision,
+            "loss_scale": self.state.loss_scale,
+            "rewinds": self._rewinds or None,
+            "has_ended": self._has_ended or None,
+            "budget": None if self.budget is None else self.budget.as_dict(),
+        }
+        own = {name: value for name, value in own.items() if value is not None}
         return {**self.memory, _OWN: own} if own else self.memory
 
     def _pinned(self) -> list[int]:

@@ -19,7 +19,7 @@ def test_constant_predictions_have_matthews_zero():
     scores = scores_of(metric, [1, 1, 1, 1], [0, 1, 1, 1])
     assert scores["matthews"] == 0.0
     assert scores["accuracy"] == 0.75
-    assert metric.predicts_one_class()
+    assert metric.degeneracy() == "every prediction is the same class"
     assert metric.score_of_majority()["accuracy"] == 0.75
     assert metric.score_of_majority() == scores
 
@@ -70,7 +70,7 @@ def test_multi_label_without_any_positive():
     metric = MultiLabelMetric(3)
     scores = scores_of(metric, np.zeros((4, 3)), np.zeros((4, 3)))
     assert scores == {"f1_micro": 0.0, "f1_macro": 0.0, "exact_match": 1.0}
-    assert metric.predicts_nothing()
+    assert metric.degeneracy() == "no label is ever predicted"
 
 
 def test_multi_label_with_one_label():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.entity_scores import entity_scores
 
-from maskloom.metrics.entities import EntityMetric, entities_of, entity_scores, is_tag
+from maskloom.metrics.entities import EntityMetric, entities_of, is_tag
 
 LABELS = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC"))]
 IOB_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]

@@ -79,12 +79,7 @@ def is_squad_file(path: Path) -> bool:
 
 
 def iterate_questions(
-    path: str | Path,
-    options: ReadingOptions,
-    settings: Mapping[str, Any],
-    *,
-    needs_label: bool,
-    report: ReadingReport,
+    path: str | Path, options: ReadingOptions, settings: Mapping[str, Any], *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Question]:
     """Yield the questions of a file in its order.
 

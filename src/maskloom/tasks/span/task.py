@@ -363,11 +363,7 @@ def _official_lines(question: Question, prediction: dict[str, Any]) -> list[str]
 
 
 def _tune(
-    options: DecodingOptions,
-    primary: str,
-    encoded: EncodedQuestions,
-    outputs: Outputs,
-    leave_out: Collection[str] = (),
+    options: DecodingOptions, primary: str, encoded: EncodedQuestions, outputs: Outputs, leave_out: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the null threshold that scores best; {} where every question has an answer."""
     targets = _targets(encoded) or []

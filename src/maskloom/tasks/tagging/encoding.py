@@ -46,14 +46,9 @@ class EncodedSentences:
         return self.windows[:, 1] - self.windows[:, 0] + 2
 
     @property
-    def num_sentences(self) -> int:
-        """Number of sentences."""
-        return len(self.sentences)
-
-    @property
     def num_examples(self) -> int:
         """Number of sentences."""
-        return self.num_sentences
+        return len(self.sentences)
 
     @property
     def num_words(self) -> int:
@@ -125,7 +120,7 @@ class EncodedSentences:
         if not num_split:
             return []
         return [
-            f"{path}: {num_split} of {self.num_sentences} sentences exceed {self.max_length} tokens and are seen in "
+            f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are seen in "
             "windows; every word is scored"
         ]
 

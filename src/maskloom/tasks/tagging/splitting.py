@@ -351,24 +351,8 @@ def _shape(word: str) -> str:
     return _INITIALS.sub(lambda found: found[1] * 2, kinds)
 
 
-_ABBREVIATIONS = (
-    "Co.",
-    "Corp.",
-    "Dr.",
-    "Gen.",
-    "Inc.",
-    "Jr.",
-    "Ltd.",
-    "Mr.",
-    "Mrs.",
-    "Ms.",
-    "Sen.",
-    "Sr.",
-    "St.",
-    "vs.",
-)
 UNKNOWN_TRAINING = WordSplitter(
-    kept=_ABBREVIATIONS,
+    kept=("Co.", "Corp.", "Dr.", "Gen.", "Inc.", "Jr.", "Ltd.", "Mr.", "Mrs.", "Ms.", "Sen.", "Sr.", "St.", "vs."),
     kept_at_end=("Co.", "Corp.", "Inc.", "Jr.", "Ltd.", "Sr."),
     kept_shapes_at_end=("A.A.", "a.a."),
     kept_shapes=("A.", "A.A.", "a.a."),

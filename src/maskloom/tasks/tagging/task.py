@@ -74,7 +74,7 @@ def tagging_task(
         settings={**given, **known},
         tune=fitted(tune_classes, logits),
         scored_logits=logits,  # pyright: ignore[reportArgumentType]
-        forms={".conll": _lines, ".txt": _lines},
+        forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
         example_of=partial(_example_of, splitter or UNKNOWN_TRAINING),
     )
     return on_features(task, given["features"]) if given.get("features") else task
@@ -97,10 +97,6 @@ def _encode(
 ) -> EncodedSentences:
     path = data.report.path
     return encode_sentences(data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=path)
-
-
-def _lines(sentence: TaggedSentence, prediction: dict[str, Any]) -> list[str]:
-    return column_lines(sentence, prediction["tags"])
 
 
 def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]) -> tuple[str, ...]:
