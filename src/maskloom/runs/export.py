@@ -295,9 +295,9 @@ def write_onnx(folder: str | Path) -> list[str]:
 
     Inputs are input_ids, attention_mask and token_type_ids, int64 (batch, length). Outputs are last_hidden_state,
     pooler_output if the folder has a pooler, and one per head: `logits` for the head of a task, `mlm`, `lm` and `nsp`
-    after pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions
-    stay in model.safetensors. Raises ConfigError for a BiLSTM head, which has no such graph, and where the extra "onnx" is not
-    installed.
+    after pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay
+    in model.safetensors. Raises ConfigError for a BiLSTM head, which has no such graph, and where the extra "onnx" is
+    not installed.
     """
     folder = Path(folder)
     if any(find_spec(name) is None for name in ("onnx", "onnxscript")):
