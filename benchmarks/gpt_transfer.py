@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from surroundings import data_folder, processor
 
-NUM_EXAMPLES, NUM_SEEDS, LAMBDAS = 1000, 5, (0.0, 0.5)
+NUM_EXAMPLES, NUM_DEV, NUM_SEEDS, NUM_EPOCHS, LAMBDAS = 1000, 500, 5, 3, (0.0, 0.5)
 PRETRAINING = {
     "objective": "causal_lm",
     "model": {
@@ -125,7 +125,7 @@ def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
     train, dev = rows_of(options.data, name)
     random.Random(1).shuffle(train)
     files = []
-    for part, rows in (("train", train[:NUM_EXAMPLES]), ("dev", dev)):
+    for part, rows in (("train", train[:NUM_EXAMPLES]), ("dev", dev[:NUM_DEV])):
         files.append(options.out / f"{name}-{part}.jsonl")
         keys = ("text", "label") if len(rows[0]) == 2 else ("text", "pair", "label")
         lines = (dict(zip(keys, row, strict=True)) for row in rows)
@@ -136,7 +136,7 @@ def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
             recipe = {
                 "task": kind, "auxiliary_lm": weight, "restarts": NUM_SEEDS, "from_scratch": start == "random", **more,
                 "data": {"max_length": 96},
-                "training": {"epochs": 5.0, "batch_size": 16, "learning_rate": 5e-4, "warmup_ratio": 0.1,
+                "training": {"epochs": float(NUM_EPOCHS), "batch_size": 16, "learning_rate": 5e-4, "warmup_ratio": 0.1,
                              "num_threads": options.threads},
             }  # fmt: skip
             out = options.out / f"{name}-{start}-{weight}"
@@ -146,7 +146,12 @@ def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
             scores = list(result["restarts"]["scores"].values())
             key = f"{start}, lambda {weight:g}"
             found[key] = {"scores": scores, "steps": result["last"]["step"], "constant": result["best"]["reference"]}
-    return {"metric": metric, "num_train": min(NUM_EXAMPLES, len(train)), "num_dev": len(dev), "runs": found}
+    return {
+        "metric": metric,
+        "num_train": min(NUM_EXAMPLES, len(train)),
+        "num_dev": min(NUM_DEV, len(dev)),
+        "runs": found,
+    }
 
 
 def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, command: str) -> None:
@@ -160,7 +165,8 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, comma
         f"{lm['lm_loss']:.3f} nats per token held out ({lm['lm_bits_per_character']:.3f} bits per character, "
         "perplexity "
         f"{lm['lm_perplexity']:.1f}; unigram {lm['unigram_entropy']:.3f} nats). Then {NUM_EXAMPLES} examples of each "
-        f"task, {NUM_SEEDS} seeds, the best of five epochs on dev: mean and standard deviation in percent.",
+        f"task, {NUM_SEEDS} seeds, the best of {NUM_EPOCHS} epochs on at most {NUM_DEV} examples of dev: mean and "
+        "standard deviation in percent.",
         "",
         "| task | score | " + " | ".join(starts) + " | constant answer |",
         "|---|---|" + "---|" * (len(starts) + 1),

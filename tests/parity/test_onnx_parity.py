@@ -11,12 +11,14 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.models.gpt_config import GptConfig
 from maskloom.runs.export import ONNX_FILE, write_onnx
 
 HEADS = {
     ("mlm", "nsp"): ["pooler_output", "mlm", "nsp"],
     ("classifier",): ["pooler_output", "logits"],
     ("tagger", "crf"): ["logits"],  # published taggers have no pooler
+    ("lm", "classifier"): ["pooler_output", "lm", "logits"],
 }
 OPTIONS = {"layers": "last", "lstm_size": 8}
 
@@ -27,9 +29,8 @@ pytestmark = [
 
 
 def _model(heads):
-    config = BertConfig.of_size(
-        "tiny", vocab_size=50, hidden_size=16, num_attention_heads=2, intermediate_size=24, initializer_range=0.3
-    )
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "initializer_range": 0.3}
+    config = GptConfig.of_size("tiny", **sizes) if "lm" in heads else BertConfig.of_size("tiny", **sizes)
     has_labels = {"classifier", "tagger"} & set(heads)
     return build_model(config, heads, num_labels=3 if has_labels else None, seed=1).eval()
 

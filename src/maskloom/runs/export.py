@@ -294,10 +294,10 @@ def write_onnx(folder: str | Path) -> list[str]:
     """Write `model.onnx` into a model folder, in fp32 with any batch and length, and return the names of its outputs.
 
     Inputs are input_ids, attention_mask and token_type_ids, int64 (batch, length). Outputs are last_hidden_state,
-    pooler_output if the folder has a pooler, and one per head: `logits` for the head of a task, `mlm` and `nsp` after
-    pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay in
-    model.safetensors. Raises ConfigError for a BiLSTM head, which has no such graph, and where the extra "onnx" is not
-    installed.
+    pooler_output if the folder has a pooler, and one per head: `logits` for the head of a task, `mlm`, `lm` and `nsp`
+    after pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay
+    in model.safetensors. Raises ConfigError for a BiLSTM head, which has no such graph, and where the extra "onnx" is
+    not installed.
     """
     folder = Path(folder)
     if any(find_spec(name) is None for name in ("onnx", "onnxscript")):
@@ -334,7 +334,7 @@ class _Graph(nn.Module):
     def __init__(self, model: EncoderWithHeads, *, has_pooler: bool) -> None:
         super().__init__()
         self.model, self.has_pooler = model, has_pooler
-        pretraining = {"mlm", "nsp"}
+        pretraining = {"mlm", "lm", "nsp"}
         self.heads = [name for name in model.heads if HEADS[name].reads in ("pooled", "tokens")]
         self.names = ["last_hidden_state", *(["pooler_output"] if has_pooler else [])]
         self.names += [name if name in pretraining else "logits" for name in self.heads]

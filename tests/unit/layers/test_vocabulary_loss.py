@@ -60,6 +60,23 @@ def test_values_and_gradients_are_those_of_the_plain_computation(monkeypatch, sh
         assert gradient.is_contiguous()
 
 
+@pytest.mark.parametrize("num_logits", [1, 40, 10**6])
+def test_a_bias_may_be_absent_and_terms_may_be_weighted(monkeypatch, num_logits):
+    monkeypatch.setattr(module, "_NUM_LOGITS", num_logits)
+    (hidden, decoder, _), labels = example(7, 3, 11)
+    weights = torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0, 0.25, 3.0])
+    found = vocabulary_loss(hidden, decoder, None, labels, weights)
+    expected = (F.cross_entropy(F.linear(hidden, decoder), labels, reduction="none") * weights).sum()
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    gradients = [torch.autograd.grad(loss, (hidden, decoder)) for loss in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+    with torch.no_grad():
+        assert float(vocabulary_loss(hidden, decoder, None, labels, weights)) == pytest.approx(
+            float(expected), rel=1e-6
+        )
+
+
 def test_a_label_that_is_all_but_impossible_has_a_finite_loss():
     hidden = torch.tensor([[300.0, -300.0]], requires_grad=True)
     decoder, bias, labels = torch.eye(2, requires_grad=True), torch.zeros(2), torch.tensor([1])
