@@ -12,7 +12,7 @@ import pytest
 
 import maskloom
 from maskloom.errors import ConfigError
-from maskloom.runs.progress import Progress
+from maskloom.runs.display import Progress
 from maskloom.runs.quickstart import documentation, journey, quickstart, summary_lines
 from maskloom.runs.quickstart.tasks import TaskSettings, build_tasks
 

@@ -15,10 +15,9 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import evaluate as evaluate_run
 from maskloom.runs import predict as predict_run
-from maskloom.runs.evaluate import evaluate
+from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
-from maskloom.runs.tune import tune
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.tagging.schemes import convert_tags
 from maskloom.tasks.tagging.task import TAGGING

@@ -163,7 +163,7 @@ def corpus_build(
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
     from maskloom.runs.corpus import build_corpus_from_files
-    from maskloom.runs.progress import stage_callback
+    from maskloom.runs.display import stage_callback
 
     display = progress_display()
     manifest = build_corpus_from_files(

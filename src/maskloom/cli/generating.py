@@ -53,7 +53,7 @@ def generate(
     from maskloom.generation.search import Generation  # heavy: wrong data is refused before it
     from maskloom.inference import Predictor
     from maskloom.inference.generation import generate as run
-    from maskloom.runs.generate import generate as run_file
+    from maskloom.runs.predict import generate as run_file
 
     how = Generation(max_tokens, temperature, top_k, top_p, beam, seed)
     if input_file is not None and output is not None:

@@ -61,8 +61,7 @@ def run(
     names = None if tasks is None else tasks.split(",")
     chosen_tasks(data, names)
     from maskloom.runs.glue.run import glue_run  # heavy: a wrong recipe, model or folder is refused before it
-    from maskloom.runs.glue.table import glue_rows, notes_of
-    from maskloom.runs.search_table import print_table
+    from maskloom.runs.search_table import glue_rows, notes_of, print_table
 
     result = glue_run(
         chosen,
@@ -93,7 +92,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Predict the test files and write a checked zip for the leaderboard."""
-    from maskloom.runs.glue.submit import submission_lines, submit_glue
+    from maskloom.runs.glue.run import submission_lines, submit_glue
 
     result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=progress_display())
     show(result, as_json, lines=submission_lines, beside=out)

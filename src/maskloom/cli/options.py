@@ -177,7 +177,7 @@ def verification(verify: bool, resume: bool) -> Iterator[None]:
 
     if verify and not resume:
         raise UsageError("--verify trains a stretch of an earlier run again; it goes with --resume")
-    from maskloom.runs.verification import ReplayDiffersError
+    from maskloom.runs.resuming import ReplayDiffersError
 
     try:
         yield
@@ -188,14 +188,14 @@ def verification(verify: bool, resume: bool) -> Iterator[None]:
 
 def progress_display() -> Any:
     """Return a bar on a terminal, plain lines elsewhere."""
-    from maskloom.runs.progress import terminal_progress
+    from maskloom.runs.display import terminal_progress
 
     return terminal_progress()
 
 
 def stage_display() -> Any:
     """Return a callback (stage, done, total) that drives the progress display."""
-    from maskloom.runs.progress import stage_callback
+    from maskloom.runs.display import stage_callback
 
     return stage_callback(progress_display())
 

@@ -176,8 +176,8 @@ def answer(
     from maskloom.runs.first_look import look_at_questions
 
     look_at_questions(models, context, question)
-    from maskloom.runs.answer import answer as run  # heavy: a wrong text is refused before it
-    from maskloom.runs.answer import answer_lines
+    from maskloom.runs.predict import answer as run  # heavy: a wrong text is refused before it
+    from maskloom.runs.predict import answer_lines
 
     result = run(
         models,
@@ -283,8 +283,8 @@ def tune(
     from maskloom.runs.first_look import look_at_input
 
     look_at_input([model], dev, reading, needs_label=True)
+    from maskloom.runs.evaluate import tune as run  # heavy: wrong data is refused before it
     from maskloom.runs.task_summaries import tuning_lines
-    from maskloom.runs.tune import tune as run  # heavy: wrong data is refused before it
 
     result = run(
         model,

@@ -25,9 +25,7 @@ from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.heads import HEADS
 from maskloom.recipe_files import load_recipe
-from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.finetune_restarts import heads_of as task_heads
-from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.model_writing import (
     check_new_folder,
     finetuning_card,
@@ -36,7 +34,8 @@ from maskloom.runs.model_writing import (
     write_model_folder,
 )
 from maskloom.runs.pretraining_plan import config_for, heads_of
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id
+from maskloom.runs.resuming import BEST_STEP
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id, saved_sum
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer

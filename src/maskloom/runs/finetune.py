@@ -20,7 +20,8 @@ from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, task_tokenizer
 from maskloom.launch import claim, is_restarted
 from maskloom.models.architectures import published_config
-from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
+from maskloom.runs.display import Progress
+from maskloom.runs.evaluate import check_tunable, tune_folder
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
@@ -32,13 +33,10 @@ from maskloom.runs.finetune_restarts import (
     run_restart,
     summarise_restarts,
 )
-from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
-from maskloom.runs.progress import Progress
-from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folder, seeds_of
+from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
+from maskloom.runs.run_folder import METRICS, TASK, described, fingerprint, model_files, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import device_line, finetuning_lines, model_line
-from maskloom.runs.tune import check_tunable, tune_folder
-from maskloom.runs.verification import VERIFY_FINISHED
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.tasks.encoding import EncodedData

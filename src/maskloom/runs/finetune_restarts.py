@@ -21,12 +21,10 @@ from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blo
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.auxiliary_lm import WithLanguageModel
 from maskloom.objectives.objective import Objective
-from maskloom.runs.extension import BEST_STEP
-from maskloom.runs.fingerprints import saved_sum
-from maskloom.runs.progress import Progress
-from maskloom.runs.run_folder import METRICS, run_id
+from maskloom.runs.display import Progress
+from maskloom.runs.resuming import BEST_STEP, verify_resuming
+from maskloom.runs.run_folder import METRICS, run_id, saved_sum
 from maskloom.runs.start_summary import step_display
-from maskloom.runs.verification import verify_resuming
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.evaluation import evaluate_task
 from maskloom.tasks.task import Task

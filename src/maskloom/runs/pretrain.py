@@ -28,8 +28,7 @@ from maskloom.metrics.language_model import pair_task_of, part_of
 from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
-from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
-from maskloom.runs.fingerprints import fingerprint, model_files
+from maskloom.runs.display import Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (
     PhasePlan,
@@ -40,10 +39,9 @@ from maskloom.runs.pretraining_plan import (
     left_aside,
     phase_plans,
 )
-from maskloom.runs.progress import Progress
-from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
+from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
+from maskloom.runs.run_folder import METRICS, fingerprint, model_files, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, device_line, model_line, phase_lines, step_display
-from maskloom.runs.verification import verify_resuming
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate

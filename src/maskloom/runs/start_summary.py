@@ -11,8 +11,8 @@ from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, Tr
 from maskloom.data.pretraining_loader import PretrainingAccount
 from maskloom.devices import describe_device
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
-from maskloom.runs.progress import Progress
 from maskloom.tasks.encoding import EncodedData
 from maskloom.training.loop import StepReport
 

@@ -12,7 +12,7 @@ from maskloom.cli.options import Size, complete_key, space_beside, verification
 from maskloom.config import FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import recipe_keys
-from maskloom.runs.glue.table import notes_of
+from maskloom.runs.search_table import notes_of
 from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, run_to_resume
 
 
