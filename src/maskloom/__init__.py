@@ -66,7 +66,7 @@ def pretrain(
     from maskloom.runs.display import heard
     from maskloom.runs.pretrain import pretrain as run
     from maskloom.runs.pretraining_plan import check_model
-    from maskloom.runs.training_flags import recipe_of_run, run_to_resume, with_epochs
+    from maskloom.runs.recipes import recipe_of_run, run_to_resume, with_epochs
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
@@ -121,7 +121,7 @@ def finetune(
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.display import heard
     from maskloom.runs.finetune import finetune as run
-    from maskloom.runs.training_flags import recipe_of_run, run_to_resume
+    from maskloom.runs.recipes import recipe_of_run, run_to_resume
     from maskloom.tasks.columns import ReadingOptions
 
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}

@@ -12,13 +12,12 @@ from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import recipe_toml
 from maskloom.runs import resuming
-from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress
 from maskloom.runs.export import export
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.recipes import with_epochs
 from maskloom.runs.rerun import rerun
-from maskloom.runs.training_flags import with_epochs
-from maskloom.runs.vocabulary import train_vocabulary_from_files
 from maskloom.training.events import read_events
 
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905

@@ -163,7 +163,7 @@ def chosen_recipe(
     Raises FolderInUseError where one works.
     """
     from maskloom.folder_lock import refuse_if_in_use
-    from maskloom.runs.training_flags import recipe_of_run, run_to_resume
+    from maskloom.runs.recipes import recipe_of_run, run_to_resume
 
     refuse_if_in_use(out)  # before the heavy imports
     resumes = run_to_resume(out, resume, lambda line: say(line, err=True))
@@ -323,8 +323,8 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
     if grid is None:
         return None
     from maskloom.errors import ConfigError
+    from maskloom.runs.recipes import FLAG_KEYS
     from maskloom.runs.search_space import parse_space
-    from maskloom.runs.training_flags import FLAG_KEYS
 
     space = parse_space(grid)
     for name, value in flags.items():

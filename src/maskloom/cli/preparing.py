@@ -72,7 +72,7 @@ def vocab_train(
     as_json: AsJson = False,
 ) -> None:
     """Train a vocabulary: the same text gives the same file, byte for byte."""
-    from maskloom.runs.vocabulary import train_vocabulary_from_files
+    from maskloom.runs.corpus import train_vocabulary_from_files
 
     report = train_vocabulary_from_files(
         texts,
@@ -136,7 +136,7 @@ def vocab_inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a vocabulary holds and, given text, how well it covers it."""
-    from maskloom.runs.vocabulary import inspect_vocabulary
+    from maskloom.runs.corpus import inspect_vocabulary
 
     show(inspect_vocabulary(folder, texts or None), as_json)
 
@@ -217,7 +217,7 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
     """List the shipped recipes, for use with `--recipe NAME`."""
     if context.invoked_subcommand is not None:
         return
-    from maskloom.runs.recipe_reference import listed_recipes
+    from maskloom.runs.recipes import listed_recipes
 
     recipes = listed_recipes()
     if as_json:
@@ -241,7 +241,7 @@ def show_recipe(
     as_json: AsJson = False,
 ) -> None:
     """Explain a recipe: every key with its value, its default and what it means."""
-    from maskloom.runs.recipe_reference import explained, explained_lines
+    from maskloom.runs.recipes import explained, explained_lines
 
     content = explained(name)
     if as_json:

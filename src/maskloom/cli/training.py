@@ -47,7 +47,7 @@ def pretrain(
     """Pre-train a BERT with masked LM and next-sentence prediction."""
     from maskloom.config import PretrainRecipe
     from maskloom.runs.pretraining_plan import check_model
-    from maskloom.runs.training_flags import with_epochs
+    from maskloom.runs.recipes import with_epochs
 
     epochs = flags.pop("epochs")
     check = None if init else check_model
@@ -177,8 +177,8 @@ def quickstart(
     as_json: AsJson = False,
 ) -> None:
     """Train a BERT and two classifiers on the documentation inside your Python installation, in about 15 minutes."""
-    from maskloom.runs.quickstart import quickstart as run
-    from maskloom.runs.quickstart import summary_lines
+    from maskloom.runs.quickstart.journey import quickstart as run
+    from maskloom.runs.quickstart.journey import summary_lines
 
     result = run(out=out, seed=seed, progress=progress_display())
     if as_json:

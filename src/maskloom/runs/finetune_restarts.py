@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -272,8 +271,3 @@ class _DevWatch:
         is_best = self.memory["best"]["step"] == step
         text = f"step {step}, epoch {self.memory['last']['epoch']}: dev {primary} {metrics[primary]:.4f}"
         return f"{text}, loss {metrics['loss']:.4f}{' (best so far, kept)' if is_best else ''}"
-
-
-def epoch_steps(num_examples: int, batch_size: int) -> int:
-    """Return the number of steps that make an epoch, rounded up."""
-    return max(1, math.ceil(num_examples / batch_size))

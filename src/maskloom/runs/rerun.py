@@ -20,6 +20,7 @@ from maskloom.data.documents import source_files
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.launch import num_processes
+from maskloom.runs.corpus import REPORT
 from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
@@ -36,7 +37,6 @@ from maskloom.runs.run_folder import (
     runs_within,
 )
 from maskloom.runs.search import PLAN
-from maskloom.runs.vocabulary import REPORT
 from maskloom.tasks.columns import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 

@@ -72,7 +72,9 @@ def prepare_run_folder(
             raise ConfigError(f"{out} already holds a run; continue it with --resume or choose another --out")
         has_changed = check_same_recipe(out, recipe, may_change)
         _check_inputs(out, inputs, places)
-        _remove_half_written(out)
+        for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
+            with suppress(OSError):
+                remove_tree(path) if path.is_dir() else path.unlink()
         if has_changed:
             before_change()
             (out / METRICS).unlink(missing_ok=True)
@@ -124,12 +126,6 @@ def run_id(out: Path, part: str) -> str | None:
     """Return what tells the checkpoints of a part of a run from all others; None for a folder of an older version."""
     own = described(out).get("id")
     return own and f"{own[:16]}/{part}"
-
-
-def _remove_half_written(out: Path) -> None:
-    for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
-        with suppress(OSError):
-            remove_tree(path) if path.is_dir() else path.unlink()
 
 
 def _is_of_a_start(name: str) -> bool:

@@ -86,14 +86,13 @@ def search(
     DataError for wrong data, before or at the first trial.
     """
     check_log_targets(recipe.training.log_to)
-    out, reading = Path(out), reading or ReadingOptions()
+    out, reading, progress = Path(out), reading or ReadingOptions(), progress or Progress()
     stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:
         space = space_of_data(stored["space"]) if space is None else space
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
         reading = ReadingOptions(**stored["reading"]) if reading == ReadingOptions() else reading
         metric = metric or stored["metric"]
-    progress = progress or Progress()
     if space is None and method in (None, "grid"):
         progress.say("no --grid: one trial, as the recipe says; --grid training.learning_rate=2e-5,5e-5 tries several")
     space, method = {} if space is None else space, method or "grid"
@@ -108,7 +107,8 @@ def search(
         "metric": metric,
     }
     paths = {"model": setup.model, "train": setup.train, "dev": setup.dev}
-    inputs = {**_fingerprints(setup), **described}
+    model_sum = fingerprint(*model_files(resolve_model_folder(setup.model)))
+    inputs = {"model": model_sum, "train": fingerprint(setup.train), "dev": fingerprint(setup.dev), **described}
     continues = prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     plan = stored or {"format_version": 1, **described, "trials": []}
     if not plan["trials"]:
@@ -297,12 +297,6 @@ def _report(result: dict[str, Any]) -> str:
         f"Chosen by the best dev score, so the winner's score is optimistic; the mean is over all seeds of a trial.\n\n"
         f"## Each trial again\n\n```sh\n{commands}\n```\n"
     )
-
-
-def _fingerprints(setup: _Search) -> dict[str, str]:
-    """Return SHA-256 sums of what is read, so that a search never goes on with other data."""
-    model = fingerprint(*model_files(resolve_model_folder(setup.model)))
-    return {"model": model, "train": fingerprint(setup.train), "dev": fingerprint(setup.dev)}
 
 
 _ATTEMPTS = 50
