@@ -51,9 +51,8 @@ def main() -> None:
     from maskloom.config import FinetuneRecipe, load_recipe
     from maskloom.files import write_json
     from maskloom.inference.model_folder import SETTINGS_FILE
-    from maskloom.runs.evaluate import evaluate
+    from maskloom.runs.evaluate import evaluate, tune
     from maskloom.runs.finetune import finetune
-    from maskloom.runs.tune import tune
     from maskloom.tasks.tables import ReadingOptions
 
     options = parse_arguments()

@@ -37,8 +37,7 @@ from maskloom.generation.search import Generation, continue_texts
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.runs.corpus import build_corpus_from_files
-from maskloom.runs.vocabulary import train_vocabulary_from_files
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 

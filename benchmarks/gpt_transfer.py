@@ -82,9 +82,8 @@ def main() -> None:
 def pretrained(options: argparse.Namespace) -> dict[str, Any]:
     """Make vocabulary and corpus, and pre-train, or go on with it."""
     from maskloom.config import PretrainRecipe
-    from maskloom.runs.corpus import build_corpus_from_files
+    from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
     from maskloom.runs.pretrain import pretrain
-    from maskloom.runs.vocabulary import train_vocabulary_from_files
 
     text, out = options.data / "corpus" / "enwiki_part.txt.gz", options.out
     train_vocabulary_from_files([text], out=out / "vocab", size=8000, model="bpe")

@@ -80,7 +80,7 @@ def _code(code: str) -> list[str]:
 
 
 def _imports(name: str) -> list[str]:
-    return _code(f"import maskloom.cli, maskloom.runs.{name}, maskloom.runs.progress, maskloom.runs.task_summaries")
+    return _code(f"import maskloom.cli, maskloom.runs.{name}, maskloom.runs.display, maskloom.runs.task_summaries")
 
 
 def _works(command: list[str]) -> bool:

@@ -24,7 +24,7 @@ from real_text import write_mixed_text
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
 from surroundings import processor
 
-from maskloom.runs.vocabulary import inspect_vocabulary
+from maskloom.runs.corpus import inspect_vocabulary
 
 SIZE = 30_000
 SMALL, LARGE = 20, 200

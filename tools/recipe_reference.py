@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from maskloom.runs.recipe_reference import reference
+from maskloom.runs.recipes import reference
 
 PAGE = Path(__file__).parents[1] / "docs" / "RECIPES.md"
 

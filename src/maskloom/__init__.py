@@ -63,10 +63,10 @@ def pretrain(
     """
     _check_paths({"corpus": corpus, "out": out, "init": init})
     from maskloom.config import PretrainRecipe
+    from maskloom.runs.display import heard
     from maskloom.runs.pretrain import pretrain as run
     from maskloom.runs.pretraining_plan import check_model
-    from maskloom.runs.progress import heard
-    from maskloom.runs.training_flags import recipe_of_run, run_to_resume, with_epochs
+    from maskloom.runs.recipes import recipe_of_run, run_to_resume, with_epochs
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
@@ -119,9 +119,9 @@ def finetune(
     """
     _check_paths({"model": model, "train": train, "dev": dev, "out": out, "labels": labels})
     from maskloom.config import FinetuneRecipe
+    from maskloom.runs.display import heard
     from maskloom.runs.finetune import finetune as run
-    from maskloom.runs.progress import heard
-    from maskloom.runs.training_flags import recipe_of_run, run_to_resume
+    from maskloom.runs.recipes import recipe_of_run, run_to_resume
     from maskloom.tasks.tables import ReadingOptions
 
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}

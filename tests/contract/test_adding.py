@@ -26,11 +26,10 @@ from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.objective import TaskObjective, label_tensor
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
-from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.vocabulary import train_vocabulary_from_files
 from maskloom.tasks.classification import classification_kind, classification_task
 from maskloom.tasks.kinds import KINDS
 

@@ -14,10 +14,10 @@ from maskloom.errors import DataError
 from maskloom.inference import Prediction, Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
-from maskloom.runs.progress import Progress
 from maskloom.runs.report.examples import examples_of
 from maskloom.runs.report.record import read_run
 from maskloom.tasks.encoding import batches_by_length

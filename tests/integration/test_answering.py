@@ -11,12 +11,10 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs import answer as answer_run
-from maskloom.runs.answer import answer, answer_lines
-from maskloom.runs.evaluate import evaluate
+from maskloom.runs import predict as predict_run
+from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.finetune import finetune
-from maskloom.runs.predict import predict
-from maskloom.runs.tune import tune
+from maskloom.runs.predict import answer, answer_lines, predict
 from maskloom.tasks.span.reading import score_files
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -199,7 +197,7 @@ def test_parts_of_the_windows_give_the_same_answers(trained, tmp_path, monkeypat
     path.write_text("the cat " * 30 + "red dog", encoding="utf-8")
     questions = ["what color?", "what cat?", "is the dog?"]
     whole = answer(run, path, questions, top_k=20)
-    monkeypatch.setattr(answer_run, "_WINDOWS_AT_ONCE", 1)
+    monkeypatch.setattr(predict_run, "_WINDOWS_AT_ONCE", 1)
     parts = answer(run, path, questions, top_k=20)
     for one, other in zip(whole["answers"], parts["answers"], strict=True):
         assert one["answer"] == other["answer"]

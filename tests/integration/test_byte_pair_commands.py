@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from maskloom.cli import app
 from maskloom.config import PretrainRecipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.corpus import REPORT, build_corpus_from_files, inspect_vocabulary, train_vocabulary_from_files
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.vocabulary import REPORT, inspect_vocabulary, train_vocabulary_from_files
 from maskloom.runs.vocabulary_extension import extend_vocabulary
 from maskloom.text.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
-from maskloom.runs.report import report
+from maskloom.runs.report.page import report
 from maskloom.runs.rerun import rerun
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary

@@ -17,9 +17,9 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import finetune
-from maskloom.runs.progress import Progress
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary

@@ -10,12 +10,12 @@ import pytest
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
+from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export, export_lines
 from maskloom.runs.finetune import finetune
 from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
-from maskloom.runs.progress import Progress
 from maskloom.runs.rerun import rerun
 from maskloom.training.checkpoints import step_folders
 from maskloom.training.events import read_events

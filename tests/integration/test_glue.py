@@ -24,10 +24,9 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export
 from maskloom.runs.glue import files as glue_files
-from maskloom.runs.glue import submit
+from maskloom.runs.glue import run as glue_module
 from maskloom.runs.glue.files import SUBMISSION, SubmissionFile, check_submission
-from maskloom.runs.glue.run import glue_run
-from maskloom.runs.glue.submit import submit_glue
+from maskloom.runs.glue.run import glue_run, submit_glue
 from maskloom.runs.rerun import rerun
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
@@ -126,7 +125,7 @@ def small_submission(monkeypatch):
     files = tuple(
         SubmissionFile(file.column, file.task, NUM_TEST.get(file.column, 6), file.labels) for file in SUBMISSION
     )
-    for module in (glue_files, submit):
+    for module in (glue_files, glue_module):
         monkeypatch.setattr(module, "SUBMISSION", files)
 
 

@@ -12,9 +12,9 @@ from tests.integration.tiny_models import WORDS, model_folder
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.runs import predict as predict_run
+from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import embed, predict
-from maskloom.runs.progress import Progress
 from maskloom.tasks.tables import ReadingOptions
 
 

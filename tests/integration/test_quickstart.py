@@ -12,8 +12,9 @@ import pytest
 
 import maskloom
 from maskloom.errors import ConfigError
-from maskloom.runs.progress import Progress
-from maskloom.runs.quickstart import documentation, journey, quickstart, summary_lines
+from maskloom.runs.display import Progress
+from maskloom.runs.quickstart import documentation, journey
+from maskloom.runs.quickstart.journey import quickstart, summary_lines
 from maskloom.runs.quickstart.tasks import TaskSettings, build_tasks
 
 OVERRIDES = {

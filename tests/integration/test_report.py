@@ -14,7 +14,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.finetune import finetune
 from maskloom.runs.info import describe_folder
-from maskloom.runs.report import report
+from maskloom.runs.report.page import report
 from maskloom.runs.search import search
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

@@ -27,8 +27,7 @@ SETTINGS = [
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pydoc_data.topics import topics
 
-    from maskloom.runs.corpus import build_corpus_from_files
-    from maskloom.runs.vocabulary import train_vocabulary_from_files
+    from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 
     folder = tmp_path_factory.mktemp("data")
     text = folder / "topics.txt"

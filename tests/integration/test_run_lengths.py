@@ -11,14 +11,13 @@ from safetensors.torch import load_file, save_file
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import recipe_toml
-from maskloom.runs import extension
-from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs import resuming
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.runs.display import Progress
 from maskloom.runs.export import export
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.progress import Progress
+from maskloom.runs.recipes import with_epochs
 from maskloom.runs.rerun import rerun
-from maskloom.runs.training_flags import with_epochs
-from maskloom.runs.vocabulary import train_vocabulary_from_files
 from maskloom.training.events import read_events
 
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
@@ -143,10 +142,10 @@ def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypat
     planned = [setting for setting in SETTINGS if "warmup" not in setting] + ["training.warmup_ratio=0.9"]
     stored = load_recipe(PretrainRecipe, None, [*planned, "training.steps=20"])
     (tmp_path / "recipe.toml").write_text(recipe_toml(stored), encoding="utf-8")
-    monkeypatch.setattr(extension, "_last_step", lambda *_: 4)
+    monkeypatch.setattr(resuming, "_last_step", lambda *_: 4)
     shortened = load_recipe(PretrainRecipe, None, [*planned, "training.steps=9"])
     with pytest.raises(ConfigError, match="--steps 9: the run warms up for 18 steps"):
-        extension.extended_recipe(shortened, tmp_path, lambda chosen: chosen.training, {"phase-1": tmp_path})
+        resuming.extended_recipe(shortened, tmp_path, lambda chosen: chosen.training, {"phase-1": tmp_path})
 
 
 def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):

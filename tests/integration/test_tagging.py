@@ -4,21 +4,20 @@ import shutil
 import sys
 
 import pytest
-from tests.entity_scores import entity_scores
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.cli import main
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor
+from maskloom.metrics.entities import entity_scores
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import evaluate as evaluate_run
 from maskloom.runs import predict as predict_run
-from maskloom.runs.evaluate import evaluate
+from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
-from maskloom.runs.tune import tune
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.schemes import convert_tags
 from maskloom.tasks.tagging.task import TAGGING

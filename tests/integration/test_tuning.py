@@ -16,11 +16,10 @@ from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs.evaluate import evaluate
+from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import finetuning_lines, tuning_lines
-from maskloom.runs.tune import tune
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions

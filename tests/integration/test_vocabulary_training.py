@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.runs.vocabulary import REPORT, inspect_vocabulary, train_vocabulary_from_files
+from maskloom.runs.corpus import REPORT, inspect_vocabulary, train_vocabulary_from_files
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 

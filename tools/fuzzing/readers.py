@@ -80,7 +80,7 @@ def read_space(path: Path) -> object:
 
 def read_vocabulary(path: Path) -> object:
     """Read: vocabulary."""
-    from maskloom.runs.vocabulary import inspect_vocabulary
+    from maskloom.runs.corpus import inspect_vocabulary
     from maskloom.text.tokenizer import Tokenizer
 
     if path.name == "vocab.txt":

@@ -33,7 +33,7 @@ def _import_everything() -> None:
 
     Optional packages that would start a thread with their import are left to the children.
     """
-    for name in ("corpus", "finetune", "pretrain", "progress", "search", "vocabulary"):
+    for name in ("corpus", "finetune", "pretrain", "search"):
         importlib.import_module(f"maskloom.runs.{name}")
     sys.modules["pyarrow"] = None  # type: ignore[assignment]
     for name in ("maskloom.cli", "torch._dynamo", "scipy.optimize", "sklearn.metrics", "jinja2", "rich.progress"):

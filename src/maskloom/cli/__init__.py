@@ -12,11 +12,10 @@ from typing import Annotated
 import typer
 
 from maskloom import __version__
-from maskloom.cli import folders, generating, training, use
-from maskloom.cli.corpora import corpus_app, vocab_app
-from maskloom.cli.glue import glue_app
-from maskloom.cli.other_names import PointingGroup
-from maskloom.cli.recipes import recipes_app
+from maskloom.cli import folders, training, use
+from maskloom.cli.options import PointingGroup
+from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
+from maskloom.cli.training import glue_app
 from maskloom.training.interruption import Interrupted, StopRequests
 
 app = typer.Typer(
@@ -39,7 +38,7 @@ for panel, commands in (
     (PREPARE, [folders.convert]),
     (TRAIN, [training.quickstart, training.pretrain, training.finetune, training.search]),
     (TRAIN, [use.tune, folders.rerun, folders.export]),
-    (USE, [use.predict, use.answer, use.embed, use.fill_mask, generating.generate, use.features]),
+    (USE, [use.predict, use.answer, use.embed, use.fill_mask, use.generate, use.features]),
     (INSPECT, [use.evaluate, use.score_answers, folders.report, folders.info, folders.doctor]),
 ):
     for command in commands:

@@ -112,7 +112,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write an HTML page about one or more runs: curves, scores, differences, data, examples."""
-    from maskloom.runs.report import report as run
+    from maskloom.runs.report.page import report as run
 
     result = run(runs, out, num_examples=examples, progress=progress_display())
     show(result, as_json, lines=lambda result: [f"written to {result['page']}"])

@@ -1,4 +1,4 @@
-"""Options and output that commands share."""
+"""Options and output that commands share, and where flags that are not there lead to."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
+
+from maskloom.errors import not_one_of
 
 Texts = Annotated[
     list[Path], typer.Argument(help="Text files or folders: .txt, .jsonl with a `text` field, .gz, .zst, .parquet.")
@@ -158,7 +163,7 @@ def chosen_recipe(
     Raises FolderInUseError where one works.
     """
     from maskloom.folder_lock import refuse_if_in_use
-    from maskloom.runs.training_flags import recipe_of_run, run_to_resume
+    from maskloom.runs.recipes import recipe_of_run, run_to_resume
 
     refuse_if_in_use(out)  # before the heavy imports
     resumes = run_to_resume(out, resume, lambda line: say(line, err=True))
@@ -177,7 +182,7 @@ def verification(verify: bool, resume: bool) -> Iterator[None]:
 
     if verify and not resume:
         raise UsageError("--verify trains a stretch of an earlier run again; it goes with --resume")
-    from maskloom.runs.verification import ReplayDiffersError
+    from maskloom.runs.resuming import ReplayDiffersError
 
     try:
         yield
@@ -188,14 +193,14 @@ def verification(verify: bool, resume: bool) -> Iterator[None]:
 
 def progress_display() -> Any:
     """Return a bar on a terminal, plain lines elsewhere."""
-    from maskloom.runs.progress import terminal_progress
+    from maskloom.runs.display import terminal_progress
 
     return terminal_progress()
 
 
 def stage_display() -> Any:
     """Return a callback (stage, done, total) that drives the progress display."""
-    from maskloom.runs.progress import stage_callback
+    from maskloom.runs.display import stage_callback
 
     return stage_callback(progress_display())
 
@@ -318,8 +323,8 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
     if grid is None:
         return None
     from maskloom.errors import ConfigError
+    from maskloom.runs.recipes import FLAG_KEYS
     from maskloom.runs.search_space import parse_space
-    from maskloom.runs.training_flags import FLAG_KEYS
 
     space = parse_space(grid)
     for name, value in flags.items():
@@ -327,3 +332,67 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
             flag = f"--{name.replace('_', '-')} {value}"
             raise ConfigError(f"{flag}: the grid goes through {key}; give --grid {key}={value}")
     return space
+
+
+# Newer releases of typer hold click themselves.
+_EXCEPTIONS: Any = import_module("typer._click.exceptions" if find_spec("typer._click") else "click.exceptions")
+# Names of other programs for what is no recipe key; theirs of recipe keys are in recipe_files.
+_OTHER_FLAGS = {
+    **dict.fromkeys(("output", "output_dir", "output_folder", "save_dir"), "out"),
+    **dict.fromkeys(("model_name_or_path", "model_path", "checkpoint", "pretrained"), "model"),
+    **dict.fromkeys(("train_file", "train_data", "training_data"), "train"),
+    **dict.fromkeys(("validation_file", "eval_file", "dev_file", "valid", "validation", "eval"), "dev"),
+    **dict.fromkeys(("test", "test_file", "data_dir", "dataset", "input"), "data"),
+    **dict.fromkeys(("data", "input_file"), "input"),
+    **dict.fromkeys(("config", "recipe_file"), "recipe"),
+    **dict.fromkeys(("continue", "resume_from_checkpoint"), "resume"),
+    **dict.fromkeys(("num_workers", "processes", "jobs"), "workers"),
+    **dict.fromkeys(("vocab_size",), "size"),
+}
+
+
+class PointingGroup(TyperGroup):
+    """A group whose commands name, for a flag that is not there, the flag or recipe key that is meant.
+
+    For a wrong value of a flag they say why, without the terms of a library, and name the nearest one.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except _EXCEPTIONS.NoSuchOption as error:
+            meant = _meant(error) or error.possibilities
+            raise _EXCEPTIONS.NoSuchOption(error.option_name, possibilities=meant, ctx=error.ctx) from None
+        except _EXCEPTIONS.BadParameter as error:  # newer releases of typer read values by pydantic
+            from maskloom.recipe_files import reason_of
+
+            for problem in getattr(error.__cause__, "errors", list)():
+                if problem["type"] != "value_error":  # which names the value already
+                    error.message = f"{problem['input']!r}: {reason_of(problem)}"
+            error.message = error.message.removeprefix("Value error, ")
+            if found := re.fullmatch(r"'(.*)' is not one of '(.*)'\.", error.message, re.DOTALL):
+                error.message = not_one_of(found[1], found[2].split("', '"))
+            raise
+
+
+def _meant(error: Any) -> list[str]:
+    from maskloom.config import FinetuneRecipe, PretrainRecipe
+    from maskloom.recipe_files import OTHER_NAMES, keys_named
+
+    name = error.option_name.lstrip("-").replace("-", "_").lower()
+    command = error.ctx.command
+    flags = {flag for parameter in command.params if not getattr(parameter, "hidden", False) for flag in parameter.opts}
+    names = [name, *OTHER_NAMES.get(name, ())]
+    if name in _OTHER_FLAGS:
+        names += [_OTHER_FLAGS[name], *filter(None, [_OTHER_FLAGS.get(_OTHER_FLAGS[name])])]
+    for candidate in names:
+        if (flag := f"--{candidate.replace('_', '-')}") in flags:
+            return [flag]
+    if "--set" not in flags:
+        return []
+    kind = PretrainRecipe if command.name == "pretrain" else FinetuneRecipe
+    for candidate in names:
+        if found := [key for key in keys_named(kind, candidate) if ".N." not in key]:
+            return [f"--set {key}=VALUE" for key in found]
+    return []

@@ -22,7 +22,7 @@ from maskloom.machine_memory import available_memory
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.runs.progress import Progress
+from maskloom.runs.display import Progress
 from maskloom.runs.run_folder import environment
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision

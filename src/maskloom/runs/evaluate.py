@@ -1,21 +1,27 @@
-"""Scoring a fine-tuned model on a labelled file."""
+"""Scoring a fine-tuned model on a labelled file, and fitting its temperature and thresholds on one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference import Ensemble, Predictor, open_models
+from maskloom.files import write_json
+from maskloom.inference import Ensemble, Predictor, open_models, resolve_model_folder
 from maskloom.inference.ensemble import Average
-from maskloom.metrics.calibration import CalibrationMetric
-from maskloom.runs.progress import Progress
+from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
+from maskloom.metrics.calibration import CalibrationMetric, calibration
+from maskloom.runs.display import Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.kinds import make_task
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.task import ModelOutputs, score_outputs
+from maskloom.tasks.task import ModelOutputs, Outputs, Task, score_outputs
+from maskloom.tasks.tuning import THRESHOLD_SETTINGS
 from maskloom.training.memory import release_free_memory
 
 _PIECE = 4096
@@ -101,3 +107,98 @@ class _CalibrationWatch:
     def errors(self) -> dict[str, float]:
         """Return the expected calibration error by name; {} for a kind without probabilities."""
         return {name: metric.compute()["calibration_error"] for name, metric in self._metrics.items()}
+
+
+def tune(
+    model: str | Path,
+    dev: str | Path,
+    *,
+    fits_temperature: bool = True,
+    fits_thresholds: bool = True,
+    reading: ReadingOptions | None = None,
+    max_length: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Fit settings of a model on a labelled file, write them into its folder, and return scores before and after.
+
+    `temperature` makes probabilities honest; `thresholds` (of labels, or of the null answer) raise F1. What is not
+    fitted stays. Scores are those on that very file, which flatters them. All outputs for the file are held in memory.
+    Raises ConfigError for a kind of task that has nothing to fit, DataError for a wrong file.
+    """
+    progress, path = progress or Progress(), Path(dev)
+    predictor = Predictor.load(model, max_length=max_length)
+    leave_out = {
+        *([] if fits_temperature else ["temperature"]),
+        *([] if fits_thresholds else THRESHOLD_SETTINGS),
+    }
+    check_tunable(predictor.required_task())
+    source = reading_for(predictor, path, reading, needs_label=True)
+    examples = list(source.examples())
+    if not examples:
+        raise DataError(f"{path}: no usable rows: {source.report.num_rows} read")
+    encoded = predictor.encoded(ReadExamples(examples, source.report))
+    progress.begin("tuning", 0)
+    result = tune_folder(model, encoded, predictor=predictor, leave_out=leave_out)
+    progress.end()
+    if not result["settings"]:
+        kept = f" but {', '.join(sorted(leave_out))}" if leave_out else f" in {path}"
+        raise ConfigError(f"a {predictor.required_task().kind} task has nothing to fit{kept}; nothing was changed")
+    account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}
+    return {"model": str(model), "fitted_on": str(path), **result, "data": account}
+
+
+def tune_folder(
+    folder: str | Path,
+    encoded: EncodedData,
+    *,
+    predictor: Predictor | None = None,
+    leave_out: Collection[str] = (),
+) -> dict[str, Any]:
+    """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
+
+    Fitting starts from the model's plain outputs, so doing it again changes nothing; `before` are the scores without
+    any temperature, and with thresholds of 0.5. Where the examples give nothing to fit, `settings` is empty. Raises
+    ConfigError for a kind of task that has nothing to fit, DataError for examples without labels.
+    """
+    path = resolve_model_folder(folder)
+    predictor = predictor or Predictor.load(path)
+    task = predictor.required_task()
+    if task.targets(encoded) is None:
+        raise DataError(f"{folder}: settings are fitted on labelled examples, these have no labels")
+    outputs = predictor.outputs(encoded).rows
+    fitted = check_tunable(task)(encoded, outputs, leave_out)
+    dropped = {"temperature", "thresholds", *fitted}
+    untuned = _with_settings(task, {key: value for key, value in task.settings.items() if key not in dropped})
+    tuned = _with_settings(task, {**task.settings, **fitted})
+    stored = read_settings(path)
+    if fitted:
+        write_json(path / SETTINGS_FILE, {**stored, "settings": {**stored.get("settings", {}), **fitted}})
+    return {
+        "settings": fitted,
+        "labels": list(task.labels),
+        "before": _scores(untuned, encoded, outputs),
+        "after": _scores(tuned, encoded, outputs),
+        "num_examples": encoded.num_examples,
+    }
+
+
+def check_tunable(task: Task) -> Any:
+    """Return the task's function that fits; raises ConfigError for a kind of task that has none."""
+    if task.tune is None:
+        raise ConfigError(f"a {task.kind} task has neither a temperature nor thresholds to fit")
+    return task.tune
+
+
+def _with_settings(task: Task, settings: dict[str, Any]) -> Task:
+    return make_task(task.kind, task.labels, primary=task.primary, settings=settings)
+
+
+def _scores(task: Task, encoded: EncodedData, outputs: Outputs) -> dict[str, float]:
+    """Return the metric's scores, and how far the probabilities can be believed where the kind has any."""
+    metric, targets = task.metric(), task.targets(encoded)
+    metric.update(task.decide(encoded, outputs), targets)
+    scores = metric.compute()
+    if task.scored_logits is not None:
+        logits = task.scored_logits(encoded, outputs)
+        scores |= calibration(logits, np.asarray(targets), temperature=task.temperature)
+    return scores

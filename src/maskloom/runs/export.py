@@ -25,9 +25,7 @@ from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.heads import HEADS
 from maskloom.recipe_files import load_recipe
-from maskloom.runs.extension import BEST_STEP
 from maskloom.runs.finetune_restarts import heads_of as task_heads
-from maskloom.runs.fingerprints import saved_sum
 from maskloom.runs.model_writing import (
     check_new_folder,
     finetuning_card,
@@ -35,8 +33,10 @@ from maskloom.runs.model_writing import (
     pretraining_card,
     write_model_folder,
 )
-from maskloom.runs.pretraining_plan import config_for, heads_of
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id
+from maskloom.runs.pretrain import start_config
+from maskloom.runs.pretraining_plan import heads_of
+from maskloom.runs.resuming import BEST_STEP
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id, saved_sum
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
@@ -104,7 +104,9 @@ def _export_of_several(run: Path, out: Path, kind: RunKind, *, is_any: bool) -> 
     if is_any and is_finished:
         return _copied(run, out, {}, None)
     runs = sorted(path.parent for pattern in _RUNS_WITHIN for path in run.glob(f"{pattern}/{RECIPE}"))
-    held = [path for path in runs if _has_weights(path)]
+    held = [
+        path for path in runs if (path / "model" / CONFIG).exists() or any(map(step_folders, _stages(path).values()))
+    ]
     if not held and is_finished:
         raise ConfigError(f"{run}: of its trials only the best model is kept; leave out --step and --stage")
     if not held:
@@ -112,10 +114,6 @@ def _export_of_several(run: Path, out: Path, kind: RunKind, *, is_any: bool) -> 
     names = ", ".join(str(path.relative_to(run)) for path in held[:_SHOWN]) + (" …" if len(held) > _SHOWN else "")
     command = shlex.join(["maskloom", "export", str(held[0]), "--out", str(out)])
     raise ConfigError(f"{run} holds several runs; export one of those with weights ({names}): {command}")
-
-
-def _has_weights(run: Path) -> bool:
-    return (run / "model" / CONFIG).exists() or any(map(step_folders, _stages(run).values()))
 
 
 def _stages(run: Path) -> dict[str, Path]:
@@ -184,10 +182,7 @@ def _export_pretraining(
     assert corpus is not None
     weights = checkpoint_weights(checkpoint)
     tokenizer = Tokenizer.load(corpus)
-    if init is None:
-        config = config_for(recipe, tokenizer.vocabulary)
-    else:
-        config = published_config(read_config(init), str(init))
+    config = start_config(recipe, tokenizer.vocabulary, init)
     model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
     more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
     card = pretraining_card(recipe, scores, init, more, config=config)

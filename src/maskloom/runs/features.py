@@ -22,10 +22,10 @@ from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.tagging import frozen_vectors
+from maskloom.runs.display import Progress
 from maskloom.runs.finetune_restarts import FinetunePlan
-from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.first_look import check_place
-from maskloom.runs.progress import Progress
+from maskloom.runs.run_folder import fingerprint, model_files
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.tables import ReadingOptions, read_rows

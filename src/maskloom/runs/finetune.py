@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import CONFIG, read_config
 from maskloom.config import FinetuneRecipe, TrainingSection
+from maskloom.devices import describe_device
 from maskloom.errors import ConfigError, UsageError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
@@ -20,25 +22,22 @@ from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, task_tokenizer
 from maskloom.launch import claim, is_restarted
 from maskloom.models.architectures import published_config
-from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
+from maskloom.runs.display import Progress
+from maskloom.runs.evaluate import check_tunable, tune_folder
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
     best_restart,
-    epoch_steps,
     initial_model,
     plan_rows,
     reopen_restarts,
     run_restart,
     summarise_restarts,
 )
-from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
-from maskloom.runs.progress import Progress
-from maskloom.runs.run_folder import METRICS, TASK, described, prepare_run_folder, seeds_of
-from maskloom.runs.start_summary import device_line, finetuning_lines, model_line
-from maskloom.runs.tune import check_tunable, tune_folder
-from maskloom.runs.verification import VERIFY_FINISHED
+from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
+from maskloom.runs.run_folder import METRICS, TASK, described, fingerprint, model_files, prepare_run_folder, seeds_of
+from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
@@ -125,7 +124,6 @@ def _finetune(
     recipe = with_task(recipe, reading)
     tokenizer = task_tokenizer(source)
     _check_model(recipe, source, tokenizer)
-    _check_length(recipe.data.max_length, source, tokenizer)
     prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
     paths = {"model": source, "train": train, "dev": dev}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
@@ -148,7 +146,8 @@ def _finetune(
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     about_task = finetuning_lines(recipe, settings, prepared.train)
-    for line in [about, device_line(ranks.device), *about_task, *extension_lines(settings), *prepared.account["notes"]]:
+    device = f"device: {describe_device(ranks.device)}"
+    for line in [about, device, *about_task, *extension_lines(settings), *prepared.account["notes"]]:
         progress.say(line)
     if prepared.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)
@@ -254,7 +253,7 @@ def _reading_of_run(
 
 
 def _check_model(recipe: FinetuneRecipe, source: Path, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError for a task or a loss that a model is not for."""
+    """Raise ConfigError for a task, a loss or a length that a model is not for."""
     config = published_config(read_config(source), str(source))
     if recipe.auxiliary_lm and not config.is_causal:
         raise ConfigError(
@@ -266,10 +265,7 @@ def _check_model(recipe: FinetuneRecipe, source: Path, tokenizer: Tokenizer) -> 
             f"task = {recipe.task!r}: {source} has no marks around texts as BERT's, which this task needs; a GPT is "
             "fine-tuned on single, pair, regression, multilabel and choice"
         )
-
-
-def _check_length(max_length: int, source: Path, tokenizer: Tokenizer) -> None:
-    limit = min(published_config(read_config(source), str(source)).max_position_embeddings, tokenizer.max_length)
+    limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
     if max_length > limit:
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
 
@@ -378,7 +374,7 @@ def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
     settings = recipe.training.model_copy(update={"batch_size": batch_size}).with_steps(num_units)
     if settings.minutes is not None:
         return settings.model_copy(update={"minutes": settings.minutes / recipe.restarts})
-    every = settings.evaluate_every or min(epoch_steps(num_units, batch_size), settings.steps)
+    every = settings.evaluate_every or min(math.ceil(num_units / batch_size), settings.steps)
     return settings.model_copy(update={"evaluate_every": every, "save_every": settings.save_every or every})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -21,12 +20,10 @@ from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blo
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.masked_lm import WithLanguageModel
 from maskloom.objectives.objective import Objective
-from maskloom.runs.extension import BEST_STEP
-from maskloom.runs.fingerprints import saved_sum
-from maskloom.runs.progress import Progress
-from maskloom.runs.run_folder import METRICS, run_id
+from maskloom.runs.display import Progress
+from maskloom.runs.resuming import BEST_STEP, verify_resuming
+from maskloom.runs.run_folder import METRICS, run_id, saved_sum
 from maskloom.runs.start_summary import step_display
-from maskloom.runs.verification import verify_resuming
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.task import Task, evaluate_task
 from maskloom.training.checkpoints import drop_old_checkpoints
@@ -273,8 +270,3 @@ class _DevWatch:
         is_best = self.memory["best"]["step"] == step
         text = f"step {step}, epoch {self.memory['last']['epoch']}: dev {primary} {metrics[primary]:.4f}"
         return f"{text}, loss {metrics['loss']:.4f}{' (best so far, kept)' if is_best else ''}"
-
-
-def epoch_steps(num_examples: int, batch_size: int) -> int:
-    """Return the number of steps that make an epoch, rounded up."""
-    return max(1, math.ceil(num_examples / batch_size))

@@ -32,7 +32,7 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
 
         return {"kind": "corpus", **stats(folder)}
     if any((folder / name).exists() for name in ("vocab.txt", "vocab.json")):
-        from maskloom.runs.vocabulary import inspect_vocabulary
+        from maskloom.runs.corpus import inspect_vocabulary
 
         return {"kind": "vocabulary", **inspect_vocabulary(folder)}
     raise DataError(

@@ -17,6 +17,7 @@ from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus, split_documents
 from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
 from maskloom.data.running_text import RunningTextLoader
+from maskloom.devices import describe_device
 from maskloom.errors import ConfigError
 from maskloom.files import write_json
 from maskloom.folder_lock import alone_in_folder
@@ -27,9 +28,9 @@ from maskloom.machine_memory import require_memory
 from maskloom.metrics.language_model import pair_task_of, part_of
 from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
+from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
-from maskloom.runs.extension import changes_of, extended_recipe, extension_lines
-from maskloom.runs.fingerprints import fingerprint, model_files
+from maskloom.runs.display import Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (
     PhasePlan,
@@ -40,11 +41,11 @@ from maskloom.runs.pretraining_plan import (
     left_aside,
     phase_plans,
 )
-from maskloom.runs.progress import Progress
-from maskloom.runs.run_folder import METRICS, prepare_run_folder, run_id
-from maskloom.runs.start_summary import default_lines, device_line, model_line, phase_lines, step_display
-from maskloom.runs.verification import verify_resuming
+from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
+from maskloom.runs.run_folder import METRICS, fingerprint, model_files, prepare_run_folder, run_id
+from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
+from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks import Ranks, joined_ranks
@@ -120,7 +121,8 @@ def _pretrain(
     if len(held_out) == 0 and recipe.data.held_out_fraction > 0:
         progress.say("the corpus has one document, so none is held out and no held-out loss can be shown")
     model, new = initial_model(recipe, opened, init)
-    about = [model_line(model, recipe, is_new=init is None), *new, device_line(ranks.device), *default_lines(recipe)]
+    device = f"device: {describe_device(ranks.device)}"
+    about = [model_line(model, recipe, is_new=init is None), *new, device, *default_lines(recipe)]
     for sentence in about:
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
@@ -149,16 +151,20 @@ def _rows(plan: PhasePlan, ranks: Ranks) -> slice:
     return rows_of_rank(training.batch_size, training.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
+def start_config(recipe: PretrainRecipe, vocabulary: Vocabulary, init: Path | None) -> ModelConfig:
+    """Return the configuration that training starts from: the recipe's, or that of the initial model's folder."""
+    return config_for(recipe, vocabulary) if init is None else published_config(read_config(init), str(init))
+
+
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
     """Return the model that training starts from: drawn from the seed, or read from a model folder.
 
     Beside it: what is to be said of parts that the folder lacks. Raises ConfigError when that folder has other pieces
     than the corpus.
     """
+    config = start_config(recipe, corpus.vocabulary, init)
     if init is None:
-        config = config_for(recipe, corpus.vocabulary)
         return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
-    config = published_config(read_config(init), str(init))
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
     _check_vocabulary(init, model.config.vocab_size, corpus)
     return model, _new_parts(report)
@@ -199,10 +205,8 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
 
     Of several processes each may have a share of it, or have it elsewhere: only the weights are asked for then.
     """
-    if init is None:
-        config = config_for(recipe, corpus.vocabulary)
-    else:
-        config = published_config(read_config(init), str(init))
+    config = start_config(recipe, corpus.vocabulary, init)
+    if init is not None:
         _check_vocabulary(init, config.vocab_size, corpus)
     with torch.device("meta"):
         num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())

@@ -20,14 +20,23 @@ from maskloom.data.documents import source_files
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.launch import num_processes
+from maskloom.runs.corpus import REPORT
+from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import finetune
-from maskloom.runs.fingerprints import fingerprint, model_files
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.progress import Progress, stage_callback
-from maskloom.runs.run_folder import METRICS, RECIPE, RESULTS, described, environment, kind_of_run, runs_within
+from maskloom.runs.resuming import differing_tensors, sum_of_tensors
+from maskloom.runs.run_folder import (
+    METRICS,
+    RECIPE,
+    RESULTS,
+    described,
+    environment,
+    fingerprint,
+    kind_of_run,
+    model_files,
+    runs_within,
+)
 from maskloom.runs.search import PLAN
-from maskloom.runs.verification import differing_tensors, sum_of_tensors
-from maskloom.runs.vocabulary import REPORT
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""The folder of a run: its recipe, how and where it ran, and the rule that no run overwrites another."""
+"""The folder of a run: its recipe, how, where and on what it ran, and the rule that no run overwrites another."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from maskloom.config import Section, load_recipe, recipe_toml
 from maskloom.errors import ConfigError, DataError
 from maskloom.files import remove_tree, write_json, write_text
 from maskloom.folder_lock import LOCK
-from maskloom.foreign_files import check_name, read_json_object, shown_name
+from maskloom.foreign_files import check_name, check_regular, read_json_object, shown_name
 from maskloom.launch import num_processes
+from maskloom.tasks.choice.reading import race_files
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"
 METRICS = "metrics.json"
@@ -71,7 +72,9 @@ def prepare_run_folder(
             raise ConfigError(f"{out} already holds a run; continue it with --resume or choose another --out")
         has_changed = check_same_recipe(out, recipe, may_change)
         _check_inputs(out, inputs, places)
-        _remove_half_written(out)
+        for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
+            with suppress(OSError):
+                remove_tree(path) if path.is_dir() else path.unlink()
         if has_changed:
             before_change()
             (out / METRICS).unlink(missing_ok=True)
@@ -123,12 +126,6 @@ def run_id(out: Path, part: str) -> str | None:
     """Return what tells the checkpoints of a part of a run from all others; None for a folder of an older version."""
     own = described(out).get("id")
     return own and f"{own[:16]}/{part}"
-
-
-def _remove_half_written(out: Path) -> None:
-    for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
-        with suppress(OSError):
-            remove_tree(path) if path.is_dir() else path.unlink()
 
 
 def _is_of_a_start(name: str) -> bool:
@@ -221,3 +218,31 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
             k: v for name, item in values.items() for k, v in flat(item, f"{prefix}.{name}" if prefix else name).items()
         }
     return {prefix: values}
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model folder that decide what is trained: configuration, weights in any form, tokens."""
+    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz")
+    patterns += ("vocab.txt", "tokenizer.json", "vocab.json", "merges.txt")
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def saved_sum(folder: Path) -> str:
+    """Return the SHA-256 over configuration and weights of a folder that was saved here; raises as `fingerprint`."""
+    return fingerprint(folder / "config.json", folder / "model.safetensors")
+
+
+def fingerprint(*paths: Path) -> str:
+    """Return the SHA-256 over the contents of files; names do not count, so a moved file is the same.
+
+    A folder of examples counts by its files in order. Raises DataError for what cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in (file for given in paths for file in (race_files(given) if given.is_dir() else [given])):
+        check_regular(path)
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    return digest.hexdigest()

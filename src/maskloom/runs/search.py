@@ -1,4 +1,7 @@
-"""A search over recipes (BERT paper, A.3: the best of every batch size, learning rate and number of epochs on dev)."""
+"""A search over recipes (BERT paper, A.3: the best of every batch size, learning rate and number of epochs on dev).
+
+Trials are those of a grid, or proposed by optuna, whose journal lies in the search's folder.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.files import copy_files, replacing_folder, write_json, write_text
+from maskloom.files import copy_files, replacing_folder, write_bytes, write_json, write_text
 from maskloom.folder_lock import alone_in_folder
-from maskloom.foreign_files import read_json_object
+from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
+from maskloom.runs.display import Progress
 from maskloom.runs.finetune import finetune, with_task
-from maskloom.runs.fingerprints import fingerprint, model_files
-from maskloom.runs.progress import Progress
-from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, prepare_run_folder
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, fingerprint, model_files, prepare_run_folder
 from maskloom.runs.search_space import (
     Space,
     ValueRange,
@@ -84,14 +86,13 @@ def search(
     DataError for wrong data, before or at the first trial.
     """
     check_log_targets(recipe.training.log_to)
-    out, reading = Path(out), reading or ReadingOptions()
+    out, reading, progress = Path(out), reading or ReadingOptions(), progress or Progress()
     stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:
         space = space_of_data(stored["space"]) if space is None else space
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
         reading = ReadingOptions(**stored["reading"]) if reading == ReadingOptions() else reading
         metric = metric or stored["metric"]
-    progress = progress or Progress()
     if space is None and method in (None, "grid"):
         progress.say("no --grid: one trial, as the recipe says; --grid training.learning_rate=2e-5,5e-5 tries several")
     space, method = {} if space is None else space, method or "grid"
@@ -106,7 +107,8 @@ def search(
         "metric": metric,
     }
     paths = {"model": setup.model, "train": setup.train, "dev": setup.dev}
-    inputs = {**_fingerprints(setup), **described}
+    model_sum = fingerprint(*model_files(resolve_model_folder(setup.model)))
+    inputs = {"model": model_sum, "train": fingerprint(setup.train), "dev": fingerprint(setup.dev), **described}
     continues = prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     plan = stored or {"format_version": 1, **described, "trials": []}
     if not plan["trials"]:
@@ -149,8 +151,6 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
     total = plan["num_trials"] or len(plan["trials"])
     records, proposer = [], None
     if plan["method"] == "optuna":
-        from maskloom.runs.search_optuna import OptunaProposer
-
         proposer = OptunaProposer(setup.out / "optuna.journal", space, setup.recipe.seed)
     for number in range(1, total + 1):
         if proposer is not None and len(plan["trials"]) < number:
@@ -299,7 +299,80 @@ def _report(result: dict[str, Any]) -> str:
     )
 
 
-def _fingerprints(setup: _Search) -> dict[str, str]:
-    """Return SHA-256 sums of what is read, so that a search never goes on with other data."""
-    model = fingerprint(*model_files(resolve_model_folder(setup.model)))
-    return {"model": model, "train": fingerprint(setup.train), "dev": fingerprint(setup.dev)}
+_ATTEMPTS = 50
+
+
+class OptunaProposer:
+    """Asks optuna for settings and tells it how they went; a journal that exists is continued.
+
+    The sampler is seeded by the number of proposals made, so that a search that was interrupted proposes what it would
+    have proposed. Raises ConfigError when optuna is not installed.
+    """
+
+    def __init__(self, journal: Path, space: Space, seed: int) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise ConfigError("optuna is not installed: pip install maskloom[search]") from None
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna, self._space, self._seed = optuna, space, seed
+        _mend(journal)
+        backend = JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal)))
+        self._study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(backend),
+            study_name="search",
+            direction="maximize",
+            load_if_exists=True,
+        )
+
+    def ask(self, tried: list[dict[str, Any]]) -> tuple[dict[str, Any], int] | None:
+        """Return settings that no trial in `tried` has, with optuna's number; None when none were found."""
+        self._forget_orphans({trial["proposal"] for trial in tried})
+        known = {_key(trial["settings"]): trial["proposal"] for trial in tried}
+        for _ in range(_ATTEMPTS):
+            self._study.sampler = self._optuna.samplers.TPESampler(seed=self._seed + len(self._study.trials))
+            trial = self._study.ask()
+            settings = {key: self._suggest(trial, key, values) for key, values in self._space.items()}
+            earlier = known.get(_key(settings))
+            if earlier is None:
+                return settings, trial.number
+            self.tell(trial.number, self._study.trials[earlier].value)  # it would end as the earlier one did
+        return None
+
+    def tell(self, number: int, score: float | None) -> None:
+        """Take in a dev score, higher being better, or None for a failure; what it was told before it keeps."""
+        if self._study.trials[number].state.is_finished():
+            return
+        if score is None:
+            self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(number, score)
+
+    def _forget_orphans(self, known: set[int]) -> None:
+        """Give up proposals that were never written down, because the process was killed in between."""
+        for trial in self._study.trials:
+            if not trial.state.is_finished() and trial.number not in known:
+                self.tell(trial.number, None)
+
+    def _suggest(self, trial: Any, key: str, values: Any) -> Any:
+        if isinstance(values, ValueRange):
+            if values.kind == "int":
+                return trial.suggest_int(key, values.low, values.high)
+            return trial.suggest_float(key, values.low, values.high, log=True)
+        return trial.suggest_categorical(key, list(values))
+
+
+def _mend(journal: Path) -> None:
+    """Take away what a killed process leaves: its lock, and half a line at the end. A search has one process."""
+    Path(f"{journal}.lock").unlink(missing_ok=True)
+    if journal.exists():
+        check_regular(journal)
+        content = journal.read_bytes()
+        if not content.endswith(b"\n"):
+            write_bytes(journal, content[: content.rfind(b"\n") + 1])
+
+
+def _key(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, repr(value)) for key, value in settings.items()))

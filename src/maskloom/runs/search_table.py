@@ -1,4 +1,4 @@
-"""How trials compare: ranked, as rows of text, as Markdown and on a terminal."""
+"""How the trials of a search, and the tasks of a GLUE run, compare: as rows of text, as Markdown and on a terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import statistics
 import sys
 from typing import Any
 
+from maskloom.metrics.glue_score import OFFICIAL_METRICS
 from maskloom.runs.display import printable
-from maskloom.runs.search_space import short_key, value_text
+from maskloom.runs.glue.files import TASKS
+from maskloom.runs.search_space import settings_text, short_key, value_text
 
 
 def ranked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -85,3 +87,97 @@ def print_table(headers: list[str], rows: list[list[str]], title: str) -> None:
     for row in rows:
         table.add_row(*map(shown, row))
     Console().print(table)
+
+
+HEADERS = [
+    "task",
+    "metric",
+    "best on dev",
+    "mean ± sd, median of its settings",
+    "settings",
+    "trials",
+    "degenerate",
+    "minutes",
+]
+
+
+def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows, one a column of GLUE, scores times 100; then the two averages."""
+    rows = []
+    for task in TASKS:
+        outcome = result["tasks"].get(task.name)
+        if outcome is None:
+            reason = "files not there" if task.name in result["absent"] else "not asked for"
+            rows.append([task.folder, "", "–", reason, "", "", "", ""])
+        elif outcome["status"] == "failed":
+            rows.append([task.folder, "", "–", f"failed: {one_line(outcome['error'])}", "", "", "", ""])
+        else:
+            rows += _task_rows(task.folder, outcome)
+    rows += [
+        ["average of the paper", "9 columns", _average(result["paper_average"]), "", "", "", "", ""],
+        ["leaderboard score", "9 tasks", _average(result["leaderboard_score"]), "", "", "", "", ""],
+    ]
+    return HEADERS, rows
+
+
+def notes_of(result: dict[str, Any]) -> list[str]:
+    """Return what a person must know to read the scores rightly."""
+    notes = [
+        "Scores are times 100, on dev. The best of all trials and seeds was chosen on the same dev set, "
+        "so it is optimistic; the mean is over all seeds of the chosen settings, by the first metric."
+    ]
+    if result["tasks"].get("wnli", {}).get("status") == "majority":
+        label = result["tasks"]["wnli"]["label"]
+        notes.append(f"WNLI: nothing was trained; every answer is {label}, the most common in train, as in the paper.")
+    for name, label in (("paper_average", "average of the paper"), ("leaderboard_score", "leaderboard score")):
+        if result[name]["missing"]:
+            notes.append(f"No {label}: missing {', '.join(result[name]['missing'])}.")
+    if result["absent"]:
+        notes.append(f"Skipped, because files are missing (glue.json lists them): {', '.join(result['absent'])}.")
+    if any(outcome.get("seconds", 0.0) is None for outcome in result["tasks"].values()):
+        notes.append("Minutes are unknown (–) where a trial was interrupted.")
+    for name, outcome in result["tasks"].items():
+        if outcome["status"] == "failed":
+            notes.append(f"{name} failed: {outcome['error']}")
+        for seed, reason in outcome.get("restarts", {}).get("degenerate", {}).items():
+            notes.append(f"{name}: seed {seed} is degenerate: {reason}")
+        if outcome.get("num_failed"):
+            notes.append(
+                f"{name}: {outcome['num_failed']} of {outcome['num_trials']} trials failed; see its results.md"
+            )
+    return list(map(printable, notes))
+
+
+def glue_report(result: dict[str, Any]) -> str:
+    """Return the table with its notes and the command that repeats each task's best trial, as Markdown."""
+    notes = "\n".join(f"- {note}" for note in notes_of(result))
+    commands = [f"{outcome['command']}  # {name}" for name, outcome in result["tasks"].items() if "command" in outcome]
+    again = "\n\n## The best trial of each task again\n\n```sh\n" + "\n".join(commands) + "\n```" if commands else ""
+    return f"# GLUE, dev\n\n{markdown_of(*glue_rows(result))}\n\n{notes}{again}\n"
+
+
+def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
+    """Return one row for each column of a task; the search stands beside the first."""
+    rows = []
+    for column, scores in outcome["columns"].items():
+        metrics = " / ".join(OFFICIAL_METRICS[column])
+        values = " / ".join(f"{100 * scores[name]:.2f}" for name in OFFICIAL_METRICS[column])
+        rows.append([column, metrics, values, "the same model", "", "", "", ""])
+    if outcome["status"] == "majority":
+        rows[0][3:5] = ["no model", f"always {outcome['label']}"]
+        return rows
+    minutes = "–" if outcome["seconds"] is None else f"{outcome['seconds'] / 60:.1f}"
+    rows[0][3:] = [
+        restarts_text(outcome["restarts"], scale=100.0, digits=2),
+        settings_text(outcome["settings"]),
+        str(outcome["num_trials"]),
+        degenerate_text(outcome["restarts"]),
+        minutes,
+    ]
+    if folder == "MNLI" and "MNLI-mm" not in outcome["columns"]:
+        rows.append(["MNLI-mm", "accuracy", "–", "file not there", "", "", "", ""])
+    return rows
+
+
+def _average(score: dict[str, Any]) -> str:
+    return "–" if score["value"] is None else f"{100 * score['value']:.1f}"

@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
-
 from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
 from maskloom.data.pretraining_loader import PretrainingAccount
-from maskloom.devices import describe_device
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
-from maskloom.runs.progress import Progress
 from maskloom.tasks.encoding import EncodedData
 from maskloom.training.loop import StepReport
 
@@ -33,11 +30,6 @@ def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe,
         f"model: {size}{_count(num_parameters)} parameters, {config.num_hidden_layers} layers of {config.hidden_size}, "
         f"a vocabulary of {config.vocab_size:,}"
     )
-
-
-def device_line(device: torch.device) -> str:
-    """Return what computes, with its memory."""
-    return f"device: {describe_device(device)}"
 
 
 def phase_lines(plan: PhasePlan, account: PretrainingAccount) -> list[str]:

@@ -27,6 +27,7 @@ from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 REPORT = "vocabulary_extension.json"
 _UNUSED = "[unused"
+_MAX_DISTINCT_WORDS = 2_000_000
 
 
 def extend_vocabulary(
@@ -37,7 +38,6 @@ def extend_vocabulary(
     out: str | Path,
     min_frequency: int = 5,
     use_unused: bool = False,
-    max_distinct_words: int = 2_000_000,
     num_workers: int = 1,
     on_bad_text: Literal["error", "skip"] = "error",
     progress: Callable[[str, int, int], None] | None = None,
@@ -58,7 +58,7 @@ def extend_vocabulary(
     counted = count_words(
         texts,
         lowercase=tokenizer.lowercase,
-        max_distinct_words=max_distinct_words,
+        max_distinct_words=_MAX_DISTINCT_WORDS,
         num_workers=num_workers,
         progress=progress,
     )

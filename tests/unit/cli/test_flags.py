@@ -12,8 +12,8 @@ from maskloom.cli.options import Size, complete_key, space_beside, verification
 from maskloom.config import FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import recipe_keys
-from maskloom.runs.glue.table import notes_of
-from maskloom.runs.training_flags import FLAG_KEYS, check_flags, flag_changes, run_to_resume
+from maskloom.runs.recipes import FLAG_KEYS, check_flags, flag_changes, run_to_resume
+from maskloom.runs.search_table import notes_of
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ READ = ["--model", "m", "--input", "t.jsonl", "--output"]
         ([*BUILD, "--language", "de"], "corpus.build_corpus_from_files", {"language": "de"}),
         (
             ["vocab", "train", "t", "--size", "9", "--out", "o"],
-            "vocabulary.train_vocabulary_from_files",
+            "corpus.train_vocabulary_from_files",
             {"score": "frequency"},
         ),
         (["predict", *READ, "o.csv"], "predict.predict", {"csv_safe": False}),

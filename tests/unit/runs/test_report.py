@@ -9,10 +9,8 @@ import pytest
 from maskloom.config import PretrainRecipe, recipe_toml, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, visible
-from maskloom.runs.report import report
-from maskloom.runs.report.charts import charts_of, evaluations, mean_curve, phase_marks, steps
-from maskloom.runs.report.record import RunRecord, in_one_count
-from maskloom.runs.report.tables import score_table
+from maskloom.runs.report.page import charts_of, evaluations, mean_curve, phase_marks, report, steps
+from maskloom.runs.report.record import RunRecord, in_one_count, score_table
 
 ENVIRONMENT = {
     "command": ["maskloom", "pretrain"],

@@ -9,7 +9,7 @@ from maskloom.config import FinetuneRecipe, load_recipe, recipe_toml, validate_r
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.files import write_json, write_text
 from maskloom.runs import search as search_run
-from maskloom.runs.progress import Progress
+from maskloom.runs.display import Progress
 from maskloom.runs.search import search
 from maskloom.runs.search_space import (
     GRIDS,

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.training.tiny_sessions import are_equal, run_session, tiny_session, weights_of
 
 from maskloom.errors import ConfigError
-from maskloom.runs.verification import verify_resuming
+from maskloom.runs.resuming import verify_resuming
 from maskloom.training.events import read_events
 from maskloom.training.optimizers import TimeBudget, clock_factor
 

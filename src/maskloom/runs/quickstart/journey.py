@@ -23,16 +23,15 @@ from maskloom.folder_lock import LOCK, alone_in_folder
 from maskloom.foreign_files import read_json_object
 from maskloom.inference import Predictor
 from maskloom.runs.charts import DotRow, dot_chart, page_template
-from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.progress import Progress, stage_callback
 from maskloom.runs.quickstart.documentation import gather_documents, write_documents
 from maskloom.runs.quickstart.tasks import build_tasks
-from maskloom.runs.report.charts import charts_of
+from maskloom.runs.report.page import charts_of
 from maskloom.runs.report.record import read_run
 from maskloom.runs.run_folder import RECIPE
-from maskloom.runs.vocabulary import train_vocabulary_from_files
 
 VOCABULARY_SIZE = 8000
 TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pair"}

@@ -14,9 +14,9 @@ from maskloom.inference import Predictor
 from maskloom.metrics.answers import answer_scores
 from maskloom.metrics.entities import entities_of
 from maskloom.runs.charts import visible
-from maskloom.runs.fingerprints import fingerprint
-from maskloom.runs.progress import Progress
+from maskloom.runs.display import Progress
 from maskloom.runs.report.record import RunRecord
+from maskloom.runs.run_folder import fingerprint
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions

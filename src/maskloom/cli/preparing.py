@@ -1,4 +1,4 @@
-"""Commands about vocabularies and corpora."""
+"""Commands about vocabularies, corpora and recipes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def vocab_train(
     as_json: AsJson = False,
 ) -> None:
     """Train a vocabulary: the same text gives the same file, byte for byte."""
-    from maskloom.runs.vocabulary import train_vocabulary_from_files
+    from maskloom.runs.corpus import train_vocabulary_from_files
 
     report = train_vocabulary_from_files(
         texts,
@@ -136,7 +136,7 @@ def vocab_inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a vocabulary holds and, given text, how well it covers it."""
-    from maskloom.runs.vocabulary import inspect_vocabulary
+    from maskloom.runs.corpus import inspect_vocabulary
 
     show(inspect_vocabulary(folder, texts or None), as_json)
 
@@ -163,7 +163,7 @@ def corpus_build(
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
     from maskloom.runs.corpus import build_corpus_from_files
-    from maskloom.runs.progress import stage_callback
+    from maskloom.runs.display import stage_callback
 
     display = progress_display()
     manifest = build_corpus_from_files(
@@ -201,3 +201,50 @@ def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")]
         say(*(lines or ["nothing found"]))
     if any(finding["level"] == "error" for finding in findings):
         raise typer.Exit(1)
+
+
+recipes_app = typer.Typer(help="List the shipped recipes, and explain every key.")
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    from maskloom.recipe_files import shipped_recipes
+
+    return [name for name in ("pretrain", "finetune", *shipped_recipes()) if name.startswith(incomplete)]
+
+
+@recipes_app.callback(invoke_without_command=True)
+def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the shipped recipes, for use with `--recipe NAME`."""
+    if context.invoked_subcommand is not None:
+        return
+    from maskloom.runs.recipes import listed_recipes
+
+    recipes = listed_recipes()
+    if as_json:
+        print_json(recipes)
+        return
+    width = max(map(len, recipes))
+    for name, about in recipes.items():
+        say(f"{name:<{width}}  {about}")
+    typer.echo("\nuse one with --recipe NAME; maskloom recipes show NAME explains it, key by key")
+
+
+@recipes_app.command("show")
+def show_recipe(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped recipe, a TOML file, or pretrain or finetune for the defaults.",
+            autocompletion=_complete_name,
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Explain a recipe: every key with its value, its default and what it means."""
+    from maskloom.runs.recipes import explained, explained_lines
+
+    content = explained(name)
+    if as_json:
+        print_json(content)
+    else:
+        say(*"\n".join(explained_lines(content)).split("\n"))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from maskloom.cli import app
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import SHIPPED, shipped_recipes
-from maskloom.runs.recipe_reference import explained, explained_lines, listed_recipes, reference
+from maskloom.runs.recipes import explained, explained_lines, listed_recipes, reference
 
 
 def test_the_page_is_what_the_program_says():
