@@ -99,7 +99,12 @@ def pretrained(options: argparse.Namespace) -> dict[str, Any]:
 def rows_of(data: Path, name: str) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Return rows (text, label) or (text, pair, label) to train on and to score."""
     if name == "MR":
-        lines = (data / "family" / "sentiment" / "sent_conv" / "rt-polarity.all").read_text("latin-1").splitlines()
+        lines = (
+            (data / "family" / "sentiment" / "sent_conv" / "rt-polarity.all")
+            .read_text("latin-1")
+            .rstrip("\n")
+            .split("\n")
+        )
         rows = [(line.partition(" ")[2], line.partition(" ")[0]) for line in lines]
         random.Random(0).shuffle(rows)
         return rows[1000:], rows[:1000]
