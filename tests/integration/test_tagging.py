@@ -4,13 +4,13 @@ import shutil
 import sys
 
 import pytest
+from tests.entity_scores import entity_scores
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.cli import main
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor
-from maskloom.metrics.entities import entity_scores
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import evaluate as evaluate_run

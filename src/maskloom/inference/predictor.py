@@ -161,7 +161,7 @@ class Predictor(TaskModel):
         if int8:
             quantize_dense_layers(model.encoder)
         else:
-            pack_for_inference(model.encoder)
+            pack_for_inference(model.encoder, decodes=model.config.is_causal)
         return cls(
             model,
             tokenizer,

@@ -34,6 +34,7 @@ _ROOM_OF_KERNEL = 33 << 20
 
 # Numbers of a weight below which packing it wins nothing, while oneDNN would keep 0.6 MiB for each number of rows.
 _SMALLEST_PACKED = 1 << 13
+_SMALLEST_DECODING = 1 << 19  # smaller ones stay in a cache, where MKL reads them as fast
 
 # Numbers of a weight below which MKL makes its gradient faster, and rows below which hardly any product is oneDNN's.
 _SMALLEST_GRADIENT = 1 << 20
@@ -199,7 +200,7 @@ class Dense(nn.Linear):
             and x.device.type == "cpu"
             and x.dtype == torch.float32
             and x.ndim == 2
-            and len(x) > 0
+            and (len(x) > 0 if _library == "onednn" else 4 <= len(x) <= 32)
             and not torch.compiler.is_compiling()
             and not torch.is_autocast_enabled("cpu")
         )
@@ -212,15 +213,17 @@ class Dense(nn.Linear):
         return result[:num_rows]
 
 
-def pack_for_inference(module: nn.Module) -> None:
+def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:
     """Pack the larger weights of `Dense` within a module, where products go to oneDNN; they then lie in memory twice.
 
-    Few rows are multiplied up to twice as fast, as packed weights are read in the order in which they lie.
+    Few rows are multiplied up to twice as fast, as packed weights are read in the order in which they lie. That holds
+    for 4 to 32 rows where other products go to MKL too, so a module that `decodes` is packed there as well.
     """
-    if not (_has_wide_kernels() and _library == "onednn" and torch.backends.mkldnn.enabled):
+    if not (_has_wide_kernels() and (_library == "onednn" or decodes) and torch.backends.mkldnn.enabled):
         return
+    smallest = _SMALLEST_PACKED if _library == "onednn" else _SMALLEST_DECODING
     for layer in module.modules():
-        if not isinstance(layer, Dense) or layer.weight.numel() < _SMALLEST_PACKED:
+        if not isinstance(layer, Dense) or layer.weight.numel() < smallest:
             continue
         if layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32:
             layer.pack()

@@ -159,6 +159,20 @@ def test_nothing_is_packed_where_products_are_left_to_mkl():
     assert layer._packed is None
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4, 8, 32, 33])
+def test_a_model_that_decodes_takes_packed_weights_for_some_rows_beside_mkl(rows):
+    if not matrix_products._has_wide_kernels():
+        pytest.skip("no AVX-512 here, so no weight is packed")
+    small, large, x = Dense(96, 160), Dense(768, 768), torch.randn(rows, 768)
+    torch.nn.init.normal_(large.weight)
+    torch.nn.init.zeros_(large.bias)
+    with products_by("mkl"), torch.no_grad():
+        pack_for_inference(torch.nn.Sequential(small, large), decodes=True)
+        assert small._packed is None
+        assert large._is_packed_for(x) == (4 <= rows <= 32)
+        torch.testing.assert_close(large(x), F.linear(x, large.weight), rtol=1e-4, atol=1e-3)
+
+
 def test_nothing_goes_to_onednn_where_torch_is_told_to_do_without(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert not prefers_onednn(torch.empty(4096, 128), 512)
