@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,13 +72,11 @@ def continue_texts(
     end: int | None = None,
     never: Sequence[int] = (),
     numbers: Sequence[int] | None = None,
-    watch: Callable[[int], None] = lambda _: None,
 ) -> list[Continuation]:
     """Return a continuation of each prompt, token ids without padding.
 
     The token `end` ends a text and is not among its ids; those in `never` are not taken. A text that comes to the
-    model's limit ends there. `numbers` are those of the texts, 0 and so on unless given; `watch` hears after every step
-    how many tokens were added. Raises ConfigError for a model that cannot, DataError for a prompt without a token, or
+    model's limit ends there. `numbers` are those of the texts, 0 and so on unless given. Raises ConfigError for a model that cannot, DataError for a prompt without a token, or
     one that leaves no room for another, and for outputs that are not finite.
     """
     limit = model.config.max_position_embeddings
@@ -90,7 +88,7 @@ def continue_texts(
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
     search = _beam_search if settings.beam is not None else _draw
     choose = _Choice(end, tuple(never), settings, list(range(len(prompts))) if numbers is None else list(numbers))
-    return search(Decoder(model, room), prompts, choose, room, watch)
+    return search(Decoder(model, room), prompts, choose, room)
 
 
 @dataclass(frozen=True)
@@ -126,9 +124,7 @@ class _Choice:
         return tokens.gather(1, chosen).squeeze(1)
 
 
-def _draw(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int, watch: Callable[[int], None]
-) -> list[Continuation]:
+def _draw(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int) -> list[Continuation]:
     found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
     logits = decoder.start(prompts)
     for step in range(choose.settings.max_tokens):
@@ -144,7 +140,6 @@ def _draw(
                 text.token_ids.append(token)
                 if len(prompts[row]) + len(text.token_ids) < room:
                     going.append(place)
-        watch(step + 1)
         if not going or step + 1 == choose.settings.max_tokens:
             break
         if len(going) < len(rows):
@@ -155,16 +150,12 @@ def _draw(
     return found
 
 
-def _beam_search(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int, watch: Callable[[int], None]
-) -> list[Continuation]:
+def _beam_search(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int) -> list[Continuation]:
     """Search each prompt alone, its candidates together."""
-    return [_searched(decoder, prompt, choose, room, watch) for prompt in prompts]
+    return [_searched(decoder, prompt, choose, room) for prompt in prompts]
 
 
-def _searched(
-    decoder: Decoder, prompt: Sequence[int], choose: _Choice, room: int, watch: Callable[[int], None]
-) -> Continuation:
+def _searched(decoder: Decoder, prompt: Sequence[int], choose: _Choice, room: int) -> Continuation:
     width = choose.settings.beam or 1
     logits = decoder.start([prompt])
     going, ended = [Continuation()], []
@@ -185,7 +176,6 @@ def _searched(
                 sources.append(source)
                 tokens.append(token)
         going = kept
-        watch(step + 1)
         if not going or step + 1 == num_steps or _is_decided(going, ended, width, num_steps):
             break
         decoder.take(torch.tensor(sources, device=logits.device))
