@@ -76,8 +76,9 @@ def continue_texts(
     """Return a continuation of each prompt, token ids without padding.
 
     The token `end` ends a text and is not among its ids; those in `never` are not taken. A text that comes to the
-    model's limit ends there. `numbers` are those of the texts, 0 and so on unless given. Raises ConfigError for a model that cannot, DataError for a prompt without a token, or
-    one that leaves no room for another, and for outputs that are not finite.
+    model's limit ends there. `numbers` are those of the texts, 0 and so on unless given. Raises ConfigError for a model
+    that cannot, DataError for a prompt without a token, or one that leaves no room for another, and for outputs that
+    are not finite.
     """
     limit = model.config.max_position_embeddings
     for number, prompt in enumerate(prompts):
