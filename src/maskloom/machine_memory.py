@@ -22,11 +22,11 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
-def require_memory(num_bytes: int, what: str) -> None:
-    """Raise ConfigError that says what needs so many bytes where they are not there; never where nothing is known."""
+def require_memory(num_bytes: int, what: str, error: type[ValueError] = ConfigError) -> None:
+    """Raise an error that says what needs so many bytes where they are not there; never where nothing is known."""
     available = available_memory()
     if available is not None and num_bytes > available:
-        raise ConfigError(f"{what} takes {num_bytes:,} bytes of memory, {available:,} are available")
+        raise error(f"{what} takes {num_bytes:,} bytes of memory, {available:,} are available")
 
 
 def _of_machine() -> int | None:

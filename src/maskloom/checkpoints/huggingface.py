@@ -14,14 +14,14 @@ from torch import Tensor
 from maskloom.checkpoints.bert_names import BERT_FORMAT
 from maskloom.checkpoints.gpt_names import GPT_FORMAT
 from maskloom.checkpoints.published_format import PublishedFormat, TensorName
-from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
+from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
 from maskloom.config import Section, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
 from maskloom.files import replacing, write_json
 from maskloom.foreign_files import file_inside, read_json_object
-from maskloom.machine_memory import available_memory
+from maskloom.machine_memory import require_memory
 from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
 from maskloom.models.heads import HEADS
@@ -103,7 +103,7 @@ def load_model(
         where = next(iter(stored.values())).path if stored else folder
         more = [f"and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
         raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
-    _check_memory(planned, folder)
+    require_memory(sum(parameter.nbytes for parameter in planned.parameters()), f"{folder}: the model", DataError)
     filled = {row.ours for row in rows}
     model = build_model(config, wanted, labels, seed=seed, head_options=options, leave=filled)
     _copy(model, rows, contents)
@@ -158,13 +158,6 @@ def _check_layers(config: ModelConfig, stored: dict[str, StoredTensor], source: 
             f"{source}: num_hidden_layers = {config.num_hidden_layers}, but the weights are {len(stored)} tensors in "
             "all; these files do not belong together"
         )
-
-
-def _check_memory(planned: EncoderWithHeads, folder: Path) -> None:
-    """Raise DataError for a model that this machine cannot hold, before any of it is built."""
-    needed, available = sum(parameter.nbytes for parameter in planned.parameters()), available_memory()
-    if available is not None and needed > available:
-        raise DataError(f"{folder}: the model takes {needed:,} bytes of memory, {available:,} are available")
 
 
 @dataclass(frozen=True)

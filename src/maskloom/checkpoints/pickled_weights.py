@@ -6,16 +6,16 @@ import pickletools
 import warnings
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
 
-from maskloom.checkpoints.safetensors_header import MAX_TENSORS
+from maskloom.checkpoints.safetensors_format import MAX_TENSORS
 from maskloom.checkpoints.tensor_files import StoredTensor
 from maskloom.errors import DataError
 from maskloom.foreign_files import check_regular
-from maskloom.machine_memory import available_memory
+from maskloom.machine_memory import require_memory
 
 _MAX_PICKLE_BYTES, _MAX_OPERATIONS = 64 << 20, 1_000_000
 # A file of torch before 1.6: this number, then four pickles, then the values.
@@ -53,10 +53,10 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
     the same open file, with its own reader for weights alone. Raises DataError that names the file for anything else.
     """
     check_regular(path)
+    require_memory(path.stat().st_size, f"{path}:", DataError)
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            _require_memory(path, size)
             _check(file, size)
             file.seek(0)
             with warnings.catch_warnings():
@@ -68,13 +68,14 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
         raise DataError(f"{path}: not read: {problem}") from None
     except Exception as error:  # a damaged file may raise anything
         raise DataError(f"{path}: not a whole file of torch.save: {error!s:.300}") from None
-    return {name: _stored(path, name, value) for name, value in _tensors(path, values).items()}
-
-
-def _require_memory(path: Path, size: int) -> None:
-    available = available_memory()
-    if available is not None and size > available:
-        raise DataError(f"{path}: takes {size:,} bytes of memory, {available:,} are available")
+    pairs = values.items() if isinstance(values, dict) else [(None, values)]
+    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs):
+        held = sorted(map(str, values))[:4] if isinstance(values, dict) else type(values).__name__
+        raise DataError(f"{path}: a dictionary from names to tensors is expected; this holds {held!s:.200}")
+    return {
+        name: StoredTensor(name, tuple(value.shape), value.is_floating_point(), path, value.detach)
+        for name, value in values.items()
+    }
 
 
 def _check(file: IO[bytes], size: int) -> None:
@@ -112,17 +113,3 @@ def _check_pickle(file: IO[bytes], size: int) -> None:
             raise _RefusedError(f"its pickle asks for {argument!r:.80}, so it could run code")
         if isinstance(argument, int) and not -1 <= argument <= max(size, 4096):
             raise _RefusedError(f"its pickle holds the number {argument!r:.40}, beyond the size of the file")
-
-
-def _tensors(path: Path, values: Any) -> dict[str, Tensor]:
-    are_tensors = isinstance(values, dict) and all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in values.items()
-    )
-    if not are_tensors:
-        held = sorted(map(str, values))[:4] if isinstance(values, dict) else type(values).__name__
-        raise DataError(f"{path}: a dictionary from names to tensors is expected; this holds {held!s:.200}")
-    return values
-
-
-def _stored(path: Path, name: str, value: Tensor) -> StoredTensor:
-    return StoredTensor(name, tuple(value.shape), value.is_floating_point(), path, value.detach)

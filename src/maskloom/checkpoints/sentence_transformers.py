@@ -58,30 +58,17 @@ class DenseStep:
 
 
 @dataclass(frozen=True)
-class Truncation:
-    """The first `width` numbers of every vector (truncate_dim)."""
-
-    width: int
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        """Return the shortened vectors."""
-        return vectors[:, : self.width]
-
-
-Step = DenseStep | Truncation | None
-
-
-@dataclass(frozen=True)
 class SentenceModules:
     """How token vectors become one vector per text; without such files the plain mean over all tokens.
 
-    `steps` follow the pooling in order: a dense layer, a truncation, or None where vectors are scaled to length 1.
+    `steps` follow the pooling in order: a dense layer, the width that vectors are cut to, or None where they are scaled
+    to length 1.
     `max_length` is the longest text in tokens, `prompt` stands before every text, and `lowercase` lowers texts before
     they are cut into tokens.
     """
 
     pooling: PoolingMode = "mean"
-    steps: tuple[Step, ...] = ()
+    steps: tuple[DenseStep | int | None, ...] = ()
     max_length: int | None = None
     prompt: str = ""
     lowercase: bool = False
@@ -108,7 +95,7 @@ class SentenceModules:
         width = hidden_size
         for step in self.steps:
             if step is not None:
-                width = len(step.weight) if isinstance(step, DenseStep) else min(width, step.width)
+                width = len(step.weight) if isinstance(step, DenseStep) else min(width, step)
         return width
 
     def text(self, text: str) -> str:
@@ -120,17 +107,18 @@ class SentenceModules:
         """Return one vector per text, (texts, width), of packed token vectors (tokens, hidden)."""
         vectors = _pooled(hidden.float(), lengths, first_positions, self.pooling)
         for step in self.steps:
-            vectors = F.normalize(vectors, dim=1) if step is None else step(vectors)
+            if isinstance(step, int):
+                vectors = vectors[:, :step]
+            else:
+                vectors = F.normalize(vectors, dim=1) if step is None else step(vectors)
         return vectors
 
 
 def _pooled(hidden: Tensor, lengths: Tensor, first_positions: Tensor, pooling: PoolingMode) -> Tensor:
     if pooling == "cls":
         return hidden[first_positions]
-    if pooling == "max":
-        return torch.segment_reduce(hidden, "max", lengths=lengths)
-    if pooling == "mean":
-        return torch.segment_reduce(hidden, "mean", lengths=lengths)
+    if pooling in ("max", "mean"):
+        return torch.segment_reduce(hidden, pooling, lengths=lengths)
     sizes = lengths.to(hidden.dtype).unsqueeze(1)
     if pooling == "mean_sqrt_len":
         return torch.segment_reduce(hidden, "sum", lengths=lengths) / sizes.sqrt()
@@ -149,12 +137,12 @@ def read_modules(folder: Path) -> SentenceModules:
         return SentenceModules()
     (_, place), *others = _module_paths(path)
     pooling: PoolingMode | None = None
-    steps: list[Step] = []
+    steps: list[DenseStep | int | None] = []
     for kind, name in others:
         if kind == "Pooling" and pooling is None:
             pooling = _read_pooling(folder / name)
         elif kind == "Normalize" and pooling is not None:
-            _check_keys(folder / name)
+            _vector_config(folder / name)
             steps.append(None)
         elif kind == "Dense" and pooling is not None:
             steps.append(_read_dense(folder / name))
@@ -170,7 +158,11 @@ def read_modules(folder: Path) -> SentenceModules:
         raise DataError(
             f"{folder / place / _SETTINGS}: max_seq_length = {length!r:.80}; a whole number from 3 is expected"
         )
-    steps += _truncation(folder)
+    width = _object(folder, _PROMPTS).get("truncate_dim")
+    if width is not None:
+        if type(width) is not int or width < 1:
+            raise DataError(f"{folder / _PROMPTS}: truncate_dim = {width!r:.80}; a whole number from 1 is expected")
+        steps.append(width)
     return SentenceModules(pooling, tuple(steps), length, _prompt(folder), settings.get("do_lower_case") is True)
 
 
@@ -184,17 +176,10 @@ def write_modules(
     SentenceModules().changed(pooling, normalize)
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": f"{number}_{kind}" if number else "",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for number, kind in enumerate(kinds)
+        {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"sentence_transformers.models.{kind}"}
+        for n, kind in enumerate(kinds)
     ]
     flags = {flag: mode.removesuffix("_tokens") == pooling for flag, mode in _FLAGS.items()}
-    for module in modules[1:]:
-        (folder / module["path"]).mkdir(exist_ok=True)
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **flags})
     if normalize:
         write_json(folder / "2_Normalize" / "config.json", {})
@@ -260,8 +245,7 @@ def _read_pooling(folder: Path) -> PoolingMode:
 
 
 def _read_dense(folder: Path) -> DenseStep:
-    _check_keys(folder)
-    config, place = _object(folder, "config.json"), folder / "config.json"
+    config, place = _vector_config(folder), folder / "config.json"
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     kind = name.rpartition(".")[2]
     if not name.startswith("torch.nn.modules.") or kind not in _ACTIVATIONS:
@@ -277,21 +261,13 @@ def _read_dense(folder: Path) -> DenseStep:
     return DenseStep(values["linear.weight"], values.get("linear.bias"), _ACTIVATIONS[kind])
 
 
-def _check_keys(folder: Path) -> None:
-    """Refuse a module that works on anything but the vectors of texts."""
+def _vector_config(folder: Path) -> dict[str, Any]:
+    """Return what a module's config.json holds; refuses one that works on anything but the vectors of texts."""
     config = _object(folder, "config.json")
     for key, value in _DEFAULT_KEYS.items():
         if config.get(key, value) != value:
             raise DataError(f"{folder / 'config.json'}: {key} = {config[key]!r:.80}; {value!r} is expected")
-
-
-def _truncation(folder: Path) -> list[Step]:
-    width = _object(folder, _PROMPTS).get("truncate_dim")
-    if width is None:
-        return []
-    if type(width) is not int or width < 1:
-        raise DataError(f"{folder / _PROMPTS}: truncate_dim = {width!r:.80}; a whole number from 1 is expected")
-    return [Truncation(width)]
+    return config
 
 
 def _prompt(folder: Path) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from maskloom.checkpoints.safetensors_header import MAX_TENSORS, read_header
+from maskloom.checkpoints.safetensors_format import MAX_TENSORS, read_header
 from maskloom.errors import DataError
 from maskloom.foreign_files import file_inside, read_json_object
 
@@ -109,20 +109,17 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise DataError(f"{path}: not a whole safetensors file: {error!s:.300}") from None
-    return {
-        name: StoredTensor(name, entry.shape, entry.dtype in _FLOATS, path, _safetensors_reader(file, name, path))
-        for name, entry in header.items()
-    }
 
-
-def _safetensors_reader(file: Any, name: str, path: Path) -> Callable[[], Tensor]:
-    def read() -> Tensor:
+    def read(name: str) -> Tensor:
         try:
             return file.get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise DataError(f"{path}: tensor {name!r:.80} cannot be read: {error!s:.300}") from None
 
-    return read
+    return {
+        name: StoredTensor(name, entry.shape, entry.dtype in _FLOATS, path, partial(read, name))
+        for name, entry in header.items()
+    }
 
 
 def _sharded(index: Path) -> dict[str, StoredTensor]:
@@ -158,18 +155,14 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
             for member in members:
                 name = member.removesuffix(".npy")
                 with archive.open(member) as file:
-                    version = np.lib.format.read_magic(file)
-                    read_header = (
-                        np.lib.format.read_array_header_1_0
-                        if version == (1, 0)
-                        else np.lib.format.read_array_header_2_0
-                    )
-                    shape, _, dtype = read_header(file)
+                    is_first_version = np.lib.format.read_magic(file) == (1, 0)
+                    layout = np.lib.format
+                    read = layout.read_array_header_1_0 if is_first_version else layout.read_array_header_2_0
+                    shape, _, dtype = read(file)
                 if dtype.hasobject:
                     raise DataError(f"{path}: array {name!r:.80} holds Python objects; such arrays are never read")
-                found[name] = StoredTensor(
-                    name, tuple(shape), bool(np.issubdtype(dtype, np.floating)), path, _npz_reader(path, name)
-                )
+                is_float = bool(np.issubdtype(dtype, np.floating))
+                found[name] = StoredTensor(name, tuple(shape), is_float, path, partial(_array, path, name))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except DataError:
@@ -180,13 +173,11 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _npz_reader(path: Path, name: str) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                array = np.ascontiguousarray(archive[name])
-            return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-        except Exception as error:
-            raise DataError(f"{path}: array {name!r:.80} cannot be read: {error!s:.300}") from None
-
-    return read
+def _array(path: Path, name: str) -> Tensor:
+    """Return an array of an .npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            array = np.ascontiguousarray(archive[name])
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    except Exception as error:
+        raise DataError(f"{path}: array {name!r:.80} cannot be read: {error!s:.300}") from None

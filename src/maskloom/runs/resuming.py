@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from safetensors.torch import load_file
 
-from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
+from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.config import Extension, FinetuneRecipe, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import read_json_value

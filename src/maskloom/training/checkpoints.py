@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
+from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.errors import DataError
 from maskloom.files import DISK_ERRORS, is_running, remove_tree, rename, sync, write_hashed
 from maskloom.foreign_files import check_regular, why_unreadable

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
+from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.files import replacing_folder, write_hashed, write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.objectives.objective import Objective

@@ -18,7 +18,7 @@ from tests.unit.training.tiny_sessions import (
     whole_names,
 )
 
-from maskloom.checkpoints.safetensors_bytes import safetensors_pieces
+from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.training import background_saves, checkpoints
 from maskloom.training.background_saves import BackgroundSaves
 from maskloom.training.checkpoints import restore_checkpoint, verify_checkpoint

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from maskloom.checkpoints.safetensors_header import MAX_TENSORS, read_header
+from maskloom.checkpoints.safetensors_format import MAX_TENSORS, read_header
 from maskloom.errors import DataError
 from tools.fuzzing.headers import lying_files
 

@@ -1,13 +1,16 @@
-"""The header of a safetensors file, checked before any library opens the file or memory is taken for its tensors."""
+"""The safetensors format: headers, checked before any library opens a file, and the bytes of files to be written."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from maskloom.errors import DataError
 from maskloom.foreign_files import check_regular
@@ -18,20 +21,30 @@ _MAX_DIMENSIONS = 16
 _MAX_SIZE = 2**48
 # What JSON takes in memory depends on its parts more than on its length; a tensor has about twelve of these.
 _MAX_PARTS = 40 * MAX_TENSORS
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _WIDTHS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
-    **dict.fromkeys(("I32", "U32", "F32"), 4),
-    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+    **{name: dtype.itemsize for dtype, name in _NAMES.items()},
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **{"U16": 2, "U32": 4, "U64": 8, "C64": 8},
 }
 
 
-class _BadHeaderError(ValueError):
+class _BadHeaderError(Exception):
     """What does not hold together in a header."""
 
 
-@dataclass(frozen=True)
-class HeaderEntry:
+class HeaderEntry(NamedTuple):
     """One tensor of a header: its type by its name in the format, and its shape."""
 
     dtype: str
@@ -68,8 +81,6 @@ def _parsed(text: bytes) -> dict[str, Any]:
         raise _BadHeaderError(f"its header has more parts than {MAX_TENSORS:,} tensors need")
     try:
         header = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_refuse)
-    except _BadHeaderError:
-        raise
     except (ValueError, RecursionError) as error:
         raise _BadHeaderError(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):
@@ -132,3 +143,27 @@ def _entry(what: str, value: Any) -> tuple[HeaderEntry, tuple[int, int]]:
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= _MAX_SIZE for value in values)
+
+
+def safetensors_pieces(
+    tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+) -> Iterator[memoryview]:
+    """Yield the header and then each tensor's values, as views where a tensor lies whole in memory.
+
+    `metadata` stands in the header under the name that the format has for it. Wider types come first and names in
+    order within a type, so that every tensor starts at a multiple of its width. The file reads as one of the
+    safetensors library's own. Tensors on another device are copied one at a time.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), _NAMES[item[1].dtype], item[0]))
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    for name, tensor in ordered:
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data
