@@ -36,7 +36,9 @@ _NAMES = {
 _WIDTHS = {
     **{name: dtype.itemsize for dtype, name in _NAMES.items()},
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **{"U16": 2, "U32": 4, "U64": 8, "C64": 8},
+    **dict.fromkeys(("U64", "C64"), 8),
+    "U32": 4,
+    "U16": 2,
 }
 
 

@@ -13,9 +13,10 @@ from typing import Any, Self
 import torch
 
 from maskloom.files import DISK_ERRORS
+from maskloom.machine_memory import available_memory
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.loop import TrainState
-from maskloom.training.memory import available_memory
+from maskloom.training.ranks import own_share
 
 
 class Saves:
@@ -146,12 +147,13 @@ class BackgroundSaves(Saves):
             self._buffers.clear()
 
     def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
-        path = write_checkpoint(
-            snapshot, self._folder, keep=self._keep, pinned=pinned, run=self._run, before_chunk=self._raise_if_abandoned
-        )
+        path = self._put(snapshot, keep=self._keep, pinned=pinned, run=self._run)
         self._has_failed = False
         self._on_whole(snapshot.step, path)
         return path
+
+    def _put(self, snapshot: Snapshot, **settings: Any) -> Path:
+        return write_checkpoint(snapshot, self._folder, before_chunk=self._raise_if_abandoned, **settings)
 
     def _raise_if_abandoned(self) -> None:
         if self._abandoned.is_set():
@@ -172,8 +174,7 @@ class BackgroundSaves(Saves):
         return buffer.copy_(tensor, non_blocking=True)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
-        tensors = [*snapshot.model.values(), *snapshot.optimizer.values()]
-        needed, available = sum(tensor.nbytes for tensor in tensors), available_memory()
+        needed, available = sum(own_share(t).nbytes for t in snapshot.tensors().values()), available_memory()
         if available is None or needed <= _LARGEST_SHARE * available:
             return True
         self._say(

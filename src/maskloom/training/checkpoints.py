@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.errors import DataError
-from maskloom.files import DISK_ERRORS, is_running, remove_tree, rename, sync, write_hashed
+from maskloom.files import DISK_ERRORS, file_sha256, is_running, remove_tree, rename, sync, write_hashed
 from maskloom.foreign_files import check_regular, why_unreadable
 from maskloom.launch import num_processes
 from maskloom.training.loop import TrainState
@@ -85,19 +85,17 @@ def _read(path: Path) -> dict[str, Any]:
                 f"{path.parent}: format version {version}; this program reads versions 1 to {FORMAT_VERSION}: "
                 "a newer one wrote it"
             )
+        is_sound = isinstance(manifest["step"], int) and isinstance(manifest["files"], dict)
         if version == 1:
-            is_sound = set(manifest) == _KEYS_OF_VERSION_1
-        else:
-            # the very bytes count, so that no changed blank or capital passes either
-            is_sound = (
-                version == FORMAT_VERSION and manifest["sha256"] == _sum_of(rest) and content == _as_bytes(manifest)
-            )
-        is_sound = is_sound and isinstance(manifest["step"], int) and isinstance(manifest["files"], dict)
+            is_sound &= manifest.keys() == _KEYS_OF_VERSION_1
+        else:  # the very bytes count, so that no changed blank or capital passes either
+            is_sound &= version == FORMAT_VERSION and manifest["sha256"] == _sum_of(rest)
+            is_sound &= content == _as_bytes(manifest)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path}: not a checkpoint manifest") from None
     if not is_sound:
         raise DataError(f"{path}: damaged: it does not agree with its own SHA-256")
@@ -111,8 +109,7 @@ def _difference(path: Path, described: Any) -> str | None:
     expected = described.get("bytes") if isinstance(described, dict) else None
     if size != expected:
         return f"{size:,} bytes, the manifest says {expected!r}"
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_sha256(path)
     return None if digest == described.get("sha256") else "its SHA-256 differs from the manifest's"
 
 
@@ -160,11 +157,15 @@ class Snapshot:
         weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
         return cls(state.step, weights, moments, json.dumps(rest, indent=1))
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return weights and moments together: `model.parameter` and `optimizer.moment.parameter`."""
+        model = {f"model.{name}": tensor for name, tensor in self.model.items()}
+        return model | {f"optimizer.{name}": tensor for name, tensor in self.optimizer.items()}
+
     @property
     def num_bytes(self) -> int:
         """Bytes that the tensors and the rest take on disk, headers aside."""
-        tensors = [*self.model.values(), *self.optimizer.values()]
-        return sum(tensor.nbytes for tensor in tensors) + len(self.rest)
+        return sum(tensor.nbytes for tensor in self.tensors().values()) + len(self.rest)
 
 
 def write_checkpoint(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskloom.files import write_json
 from maskloom.foreign_files import read_json_object
-from maskloom.machine_memory import available_memory as available_memory
+from maskloom.machine_memory import available_memory
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, model_device
 from maskloom.training.ranks import Ranks

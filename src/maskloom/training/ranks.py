@@ -88,6 +88,11 @@ def mean_losses(
     return {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
 
 
+def own_share(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor: all of it, or its shard."""
+    return getattr(tensor.detach(), "_local_tensor", tensor.detach())
+
+
 @contextmanager
 def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
     """Join the other processes within, where torchrun or a scheduler has started several, else train alone.

@@ -11,9 +11,8 @@ import errno
 import os
 import pickle
 import warnings
-from collections.abc import Collection
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +72,19 @@ def write_sharded(
 
     Raises OSError on every rank when one of them could not write; no rank then goes on as if the checkpoint existed.
     """
-    tensors = _named(snapshot)
     number = int(ranks.sum_({"process": float(os.getpid() if ranks.is_first else 0)})["process"])
     temporary = folder / f"step-{snapshot.step:08d}.tmp-{number}"
     with ExitStack() as stack:
-        problem = None
-        try:
+        with _failing_together(ranks, snapshot.step):
             if ranks.is_first:
                 size = snapshot.num_bytes
                 stack.enter_context(new_step_folder(folder, snapshot.step, num_bytes=size, keep=keep, pinned=pinned))
-        except OSError as error:
-            problem = error
-        _agree(ranks, problem, snapshot.step)
         writer = FileSystemWriter(temporary, sync_files=True, overwrite=False)
         try:
-            save(tensors, storage_writer=writer, process_group=ranks.control)
+            save(snapshot.tensors(), storage_writer=writer, process_group=ranks.control)
         except CheckpointException as failed:
             raise _disk_failure(failed, snapshot.step) from None
-        try:
+        with _failing_together(ranks, snapshot.step):
             if ranks.is_first:
                 written = sorted(temporary.iterdir())
                 files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in written}
@@ -98,9 +92,6 @@ def write_sharded(
                 facts = {"layout": SHARDED, "world_size": ranks.world_size, "run": run, "torch": torch.__version__}
                 write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
                 stack.close()
-        except OSError as error:
-            problem = error
-        _agree(ranks, problem, snapshot.step)
     return folder / f"step-{snapshot.step:08d}"
 
 
@@ -120,11 +111,8 @@ class ShardedSaves(BackgroundSaves):
     def check(self) -> None:
         """Do nothing: writes do not end at the same step on all ranks, and all must learn of a failure at the same."""
 
-    def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
-        path = write_sharded(snapshot, self._folder, self._ranks, keep=self._keep, pinned=pinned, run=self._run)
-        self._has_failed = False
-        self._on_whole(snapshot.step, path)
-        return path
+    def _put(self, snapshot: Snapshot, **settings: Any) -> Path:
+        return write_sharded(snapshot, self._folder, self._ranks, **settings)
 
     def _copy(self, key: str, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
@@ -136,12 +124,7 @@ class ShardedSaves(BackgroundSaves):
         return DTensor.from_local(shard, mesh, tensor.placements, run_check=False, **shape)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
-        model, moments = (
-            {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
-            for tensors in (snapshot.model, snapshot.optimizer)
-        )
-        has_room = super()._has_room(replace(snapshot, model=model, optimizer=moments))
-        return not self._ranks.any_(not has_room)
+        return not self._ranks.any_(not super()._has_room(snapshot))
 
 
 def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
@@ -159,10 +142,7 @@ def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[st
             state.optimizer.state[parameter] = moments
             targets |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
     check_shapes(folder, found, targets)
-    with torch.no_grad(), warnings.catch_warnings():
-        # each rank reads what it needs by itself, and DCP warns of that
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load(targets, storage_reader=reader, no_dist=True)
+    _load(reader, targets)
 
 
 def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
@@ -177,10 +157,16 @@ def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
         for name, entry in entries.items()
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
+    _load(reader, targets)
+    return {name.removeprefix("model."): tensor for name, tensor in targets.items()}
+
+
+@torch.no_grad()
+def _load(reader: _Reader, targets: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
+        # each rank reads what it needs by itself, and DCP warns of that
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(targets, storage_reader=reader, no_dist=True)
-    return {name.removeprefix("model."): tensor for name, tensor in targets.items()}
 
 
 class _Reader(FileSystemReader):
@@ -223,13 +209,14 @@ class _HarmlessUnpickler(pickle.Unpickler):  # may run code: only the names of a
         return super().find_class(module, name)
 
 
-def _named(snapshot: Snapshot) -> dict[str, Any]:
-    model = {f"model.{name}": tensor for name, tensor in snapshot.model.items()}
-    return model | {f"optimizer.{name}": tensor for name, tensor in snapshot.optimizer.items()}
-
-
-def _agree(ranks: Ranks, problem: OSError | None, step: int) -> None:
-    """Raise a rank's own problem there, and one of the same number on the others."""
+@contextmanager
+def _failing_together(ranks: Ranks, step: int) -> Iterator[None]:
+    """Within, what a rank's disk fails with is raised there, and an error of the same number on the others."""
+    problem = None
+    try:
+        yield
+    except OSError as error:
+        problem = error
     number = (problem.errno or errno.EIO) if problem is not None else 0
     shared = ranks.sum_({"number": float(number), "ranks": float(problem is not None)})
     if problem is not None:
