@@ -102,8 +102,8 @@ class DistributedRanks(Ranks):
         """Bring a model to this rank's device and, with "fsdp", keep a shard of it; before its optimiser is made."""
         model.to(self.device)
         self._model, self._losses, self._wrapped = model, LossesOf(model), None
-        for block in blocks_of(model):
-            block.register_forward_pre_hook(_Beat(self._watch))
+        for block in blocks_of(model):  # each says in a forward pass that this rank is at work, copies of it too
+            block.register_forward_pre_hook(lambda *_: self._watch.beat())
         self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
         if self.is_sharded:
             fault_point("ranks.share")
@@ -131,9 +131,10 @@ class DistributedRanks(Ranks):
         shared = dict(model.named_parameters())
         own = {} if self._whole is None else dict(self._whole.named_parameters())
         for name, parameter in shared.items():
-            full = full_tensor(parameter.detach())
+            values = parameter.detach()
+            values = values.full_tensor() if isinstance(values, DTensor) else values
             if name in own:
-                own[name].data.copy_(full)
+                own[name].data.copy_(values)
             self._watch.beat()
         return model if self._whole is None else self._whole
 
@@ -190,19 +191,6 @@ class DistributedRanks(Ranks):
         return wrapped
 
 
-class _Beat:
-    """Says with every block of a forward pass that this rank is at work."""
-
-    def __init__(self, watch: RankWatch) -> None:
-        self._watch = watch
-
-    def __call__(self, *_: object) -> None:
-        self._watch.beat()
-
-    def __deepcopy__(self, _memory: object) -> _Beat:
-        return self
-
-
 @contextmanager
 def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> Iterator[DistributedRanks]:
     """Join the processes that torchrun started, within; `limit` is the seconds after which a rank counts as hung.
@@ -245,17 +233,14 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
             with undisturbed():
                 _blame(stop.__context__, watch)
         watch.leave(None)
-        if ranks is None or not ranks.has_begun:  # later, all agree to stop; until then, one may be lost
+        if ranks is None or not ranks.has_begun:  # later, all agree to stop; torchrun does not say that one is lost
             with undisturbed():
-                _blame_for_stop(watch)
+                reason = watch.loss(_SECONDS_TO_EXPLAIN_A_STOP)
+            if reason is not None:
+                raise RankLostError(f"rank {watch.rank} ends: {reason}") from None
         raise
     finally:
         watch.stop()
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return all of a tensor of which each rank has a shard; all ranks must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _blame(error: Exception, watch: RankWatch) -> None:
@@ -266,13 +251,6 @@ def _blame(error: Exception, watch: RankWatch) -> None:
         raise RankLostError(f"rank {watch.rank} ends: {reason}") from error
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     watch.leave(f"rank {watch.rank} failed: {type(error).__name__}: {line}")
-
-
-def _blame_for_stop(watch: RankWatch) -> None:
-    """Raise RankLostError when this rank is asked to stop since another one is gone; torchrun does not say why."""
-    reason = watch.loss(_SECONDS_TO_EXPLAIN_A_STOP)
-    if reason is not None:
-        raise RankLostError(f"rank {watch.rank} ends: {reason}")
 
 
 def _shard(modules: list[nn.Module], mesh: DeviceMesh) -> None:

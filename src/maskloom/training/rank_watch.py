@@ -178,9 +178,8 @@ class RankWatch:
         """
         others = {rank: view for rank, view in self._views.items() if rank != self.rank}
         for _ in range(round(seconds / _SECONDS_BETWEEN_LOOKS)):
-            reasons = [view.ended for view in others.values() if view.ended]
-            if reasons:
-                return reasons[0]
+            if (reason := self._told()) is not None:
+                return reason
             present = {rank: view for rank, view in others.items() if not view.has_left}
             if not present:
                 return None
@@ -190,6 +189,16 @@ class RankWatch:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         return None
 
+    def _told(self) -> str | None:
+        """Return why another rank has ended that gave a reason."""
+        return next((view.ended for rank, view in self._views.items() if view.ended and rank != self.rank), None)
+
+    def _is_in_trouble_for(self, seconds: float) -> bool:
+        """Tell whether the trouble that this was first asked about is older than that."""
+        now = time.monotonic()
+        self._troubled_at = now if self._troubled_at is None else self._troubled_at
+        return now - self._troubled_at > seconds
+
     def _run(self) -> None:
         number = 0
         while not self._is_over.wait(_SECONDS_BETWEEN_SIGNS):
@@ -197,13 +206,10 @@ class RankWatch:
             try:
                 problem = self._look(number)
             except Exception as error:  # the store is gone, and with it the process or machine that kept it
-                if self._troubled_at is None:
-                    self._troubled_at = time.monotonic()
                 problem = None
-                if time.monotonic() - self._troubled_at > _SECONDS_TO_END / 2:
-                    told = [view.ended for rank, view in self._views.items() if view.ended and rank != self.rank]
+                if self._is_in_trouble_for(_SECONDS_TO_END / 2):
                     keeper = "torchrun's store" if torchrun_keeps_store() else "rank 0 was lost: its store"
-                    problem = told[0] if told else f"{keeper} is gone ({str(error).splitlines()[0]})"
+                    problem = self._told() or f"{keeper} is gone ({str(error).splitlines()[0]})"
             if problem is not None and not self._is_over.is_set():
                 self._end(problem)
                 return
@@ -216,13 +222,9 @@ class RankWatch:
             if self.store.check([f"sign/{rank}"]):
                 view.update(json.loads(self.store.get(f"sign/{rank}")), now)
             if not view.has_left and view.ended is None and self.store.check([f"ended/{rank}"]):
-                reason = json.loads(self.store.get(f"ended/{rank}"))["reason"]
-                view.ended, view.has_left = reason, True
-        reasons = [view.ended for rank, view in self._views.items() if view.ended and rank != self.rank]
-        if reasons:
-            if self._troubled_at is None:
-                self._troubled_at = now
-            return reasons[0] if now - self._troubled_at > _SECONDS_TO_END else None
+                view.ended, view.has_left = json.loads(self.store.get(f"ended/{rank}"))["reason"], True
+        if (reason := self._told()) is not None:
+            return reason if self._is_in_trouble_for(_SECONDS_TO_END) else None
         return culprit(self._views, now, self.limit)
 
     def _sign(self, number: int) -> str:
@@ -241,9 +243,9 @@ class RankWatch:
     def _place(self) -> str:
         """Return the file, line and function that the main thread is in."""
         frame = sys._current_frames().get(self._main)
-        return (
-            "?" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
-        )
+        if frame is None:
+            return "?"
+        return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
 
     def _end(self, problem: str) -> None:
         if self.end is not None:
@@ -279,14 +281,12 @@ def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
         return True
     places = []
     for folder in folders:
-        try:
+        with suppress(OSError):  # a thread that has ended
             state = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
             if state == "D":
                 return True
             if state == "S":
                 places.append((folder / "wchan").read_text(encoding="utf-8"))
-        except OSError:  # this thread has ended
-            continue
     told = [place for place in places if place not in ("", "0")]  # a thread that went on meanwhile has no place
     if places and not told:
         return True
