@@ -6,12 +6,11 @@ A loss that jumps or stands still is only warned of.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from maskloom.foreign_files import read_json_object
 from maskloom.objectives.objective import Objective
 from maskloom.training.loop import NonFiniteStepError, StepDraws, TrainState, counts_and_first_row
 from maskloom.training.memory import is_out_of_memory
-from maskloom.training.ranks import ONE_RANK, Ranks
+from maskloom.training.ranks import ONE_RANK, Ranks, own_share
 
 _WINDOW = 100
 _FEWEST = 20
@@ -66,10 +65,8 @@ class LossWatch:
         return what not in self._said or step - self._said[what] >= _WINDOW
 
     def _is_frozen(self, loss: float) -> bool:
-        for number in range(2, _FROZEN_STEPS + 1):  # a loss that moves ends this at its first look
-            if abs(self._losses[-number] - loss) > _FROZEN_SPREAD * abs(loss):
-                return False
-        return True
+        limit = _FROZEN_SPREAD * abs(loss)  # a loss that moves ends this at its first look
+        return all(abs(self._losses[-number] - loss) <= limit for number in range(2, _FROZEN_STEPS + 1))
 
 
 FORMAT_VERSION = 1
@@ -135,16 +132,16 @@ def write_dump(
 
 def _place(folder: Path, report: dict[str, Any]) -> Path:
     """Return the folder for a dump: that of the same step with the same batch, or one that is free."""
-    rank = f"-rank-{report['rank']}" if report["world_size"] > 1 else ""
-    for number in itertools.count(1):
+    rank, number = f"-rank-{report['rank']}" if report["world_size"] > 1 else "", 1
+    while True:
         path = folder / f"step-{report['step']:08d}{f'-{number}' if number > 1 else ''}{rank}"
         try:
             known = read_json_object(path / REPORT)["position"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError):
             known = None
         if not path.exists() or known == report["position"]:
             return path
-    raise AssertionError("numbers do not end")
+        number += 1
 
 
 def _drop_weights(folder: Path) -> None:
@@ -156,18 +153,12 @@ def _drop_weights(folder: Path) -> None:
 
 def _parameter_report(model: nn.Module) -> dict[str, Any]:
     """Name what is not finite among parameters and gradients, and the largest gradients."""
-    largest, gradients, weights = [], [], []
-    for name, parameter in model.named_parameters():
-        if not _is_finite(parameter):
-            weights.append(name)
-        if parameter.grad is not None:
-            if not _is_finite(parameter.grad):
-                gradients.append(name)
-            largest.append((_largest(parameter.grad), name))
-    largest.sort(reverse=True)
+    weights = dict(model.named_parameters())
+    gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+    largest = sorted(((_largest(gradient), name) for name, gradient in gradients.items()), reverse=True)
     return {
-        "weights_not_finite": weights,
-        "gradients_not_finite": gradients,
+        "weights_not_finite": [name for name, weight in weights.items() if _num_not_finite(weight)],
+        "gradients_not_finite": [name for name, gradient in gradients.items() if _num_not_finite(gradient)],
         "largest_gradients": [{"parameter": name, "largest": value} for value, name in largest[:_SHOWN]],
     }
 
@@ -175,45 +166,37 @@ def _parameter_report(model: nn.Module) -> dict[str, Any]:
 def _activation_report(
     state: TrainState, objective: Objective, parts: list[Any], draws: StepDraws, first_row: int, ranks: Ranks
 ) -> dict[str, Any]:
-    """Run the batch forward once more, with the same dropout draws, and look at what each module gives."""
+    """Run the batch forward once more, with the same dropout draws, and look at what each module gives.
+
+    Modules are noted in the order in which they end: the first one that is bad has good inputs.
+    """
     seen: dict[str, dict[str, Any]] = {}
-    try:
-        with _watching(state.model, seen), torch.no_grad():
+
+    def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            entry = seen.setdefault(name, {"largest": 0.0, "num_not_finite": 0, "num_values": 0})
+            entry["largest"] = max(entry["largest"], _largest(tensor))
+            entry["num_not_finite"] += _num_not_finite(tensor)
+            entry["num_values"] += tensor.numel()
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in state.model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(partial(note, name)))
+        try:
             for number, part in enumerate(parts, start=ranks.rank * len(parts)):
                 with draws.of(part, number=number, first_row=first_row):
                     ranks.loss_sums(state.model, objective, part)
                 first_row += len(part.lengths)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return {"activations": "memory ran out in the second pass", "first_module_not_finite": None}
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return {"activations": "memory ran out in the second pass", "first_module_not_finite": None}
     order = sorted(seen.items(), key=lambda item: -item[1]["largest"])
     return {
         "first_module_not_finite": next((name for name, values in seen.items() if values["num_not_finite"]), None),
         "largest_activations": [{"module": name, **values} for name, values in order[:_SHOWN]],
     }
-
-
-@contextmanager
-def _watching(model: nn.Module, seen: dict[str, dict[str, Any]]) -> Iterator[None]:
-    """Note what each module gives, in the order in which modules end: the first one that is bad has good inputs."""
-
-    def watch(name: str):
-        def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            for tensor in _tensors(output):
-                entry = seen.setdefault(name, {"largest": 0.0, "num_not_finite": 0, "num_values": 0})
-                entry["largest"] = max(entry["largest"], _largest(tensor))
-                entry["num_not_finite"] += int((~torch.isfinite(tensor)).sum())
-                entry["num_values"] += tensor.numel()
-
-        return note
-
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tensors(output: Any) -> list[Tensor]:
@@ -225,18 +208,13 @@ def _tensors(output: Any) -> list[Tensor]:
     return [tensor for item in output for tensor in _tensors(item)] if isinstance(output, (tuple, list)) else []
 
 
-def _share(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor."""
-    return getattr(tensor.detach(), "_local_tensor", tensor.detach())
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(_share(tensor)).all())
+def _num_not_finite(tensor: Tensor) -> int:
+    return int((~torch.isfinite(own_share(tensor))).sum())
 
 
 def _largest(tensor: Tensor) -> float:
     """Return the largest finite magnitude in a tensor; 0 where there is none."""
-    tensor = _share(tensor)
+    tensor = own_share(tensor)
     finite = torch.where(torch.isfinite(tensor), tensor, torch.zeros_like(tensor)).abs()
     return float(finite.max()) if tensor.numel() else 0.0
 
