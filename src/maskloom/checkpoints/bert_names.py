@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from maskloom.checkpoints.published_format import OWN_HEADS, PublishedFormat, TensorName
-from maskloom.models.bert_config import BertConfig
 
 
 def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
@@ -53,7 +52,7 @@ _LAYER = (
     *_norm(f"{_OURS}.feed_forward_layer_norm", f"{_HF}.output.LayerNorm", f"{_TF}/output/LayerNorm"),
 )
 
-POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
+_POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
 
 
 def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
@@ -81,13 +80,8 @@ HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
 # Heads of one published name: config.json's architecture says which of them a file holds.
 SAME_NAME = ("classifier", "tagger", "choice")
 
-# Heads that read token vectors: models with these alone are published without a pooler.
-TOKEN_HEADS = frozenset({"tagger", "span", "crf"})
-
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
-
-# Second copies of tied tensors, and what they must equal.
-TIED_COPIES = {
+_TIED_COPIES = {
     "cls.predictions.decoder.weight": WORD_EMBEDDINGS,
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
@@ -108,15 +102,11 @@ _IGNORED = (
 )
 
 
-def encoder_names(num_layers: int) -> list[TensorName]:
-    """Return the tensors of an encoder of that many layers, the pooler apart."""
-    return [*_EMBEDDINGS, *(row.for_layer(layer) for layer in range(num_layers) for row in _LAYER)]
-
-
 def model_names(num_layers: int, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    """Return the tensors of an encoder with pooler and heads."""
-    pooler = POOLER if has_pooler else ()
-    return [*encoder_names(num_layers), *pooler, *(row for head in heads for row in HEAD_NAMES[head])]
+    """Return the tensors of an encoder of that many layers with pooler and heads."""
+    layers = (row.for_layer(layer) for layer in range(num_layers) for row in _LAYER)
+    pooler = _POOLER if has_pooler else ()
+    return [*_EMBEDDINGS, *layers, *pooler, *(row for head in heads for row in HEAD_NAMES[head])]
 
 
 def is_ignored(name: str) -> bool:
@@ -140,10 +130,6 @@ def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
     return name, False
 
 
-def _rows(config: BertConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    return model_names(config.num_hidden_layers, heads, has_pooler=has_pooler)
-
-
 # What transformers calls a model with these heads; the first row whose heads are all there names it.
 _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("classifier",), "BertForSequenceClassification"),
@@ -160,13 +146,13 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 BERT_FORMAT = PublishedFormat(
     name="BERT",
     prefix="bert.",
-    rows=_rows,
+    rows=lambda config, heads, **options: model_names(config.num_hidden_layers, heads, **options),
     heads=HEAD_NAMES,
     class_names=lambda _: _CLASS_NAMES,
-    tied_copies=lambda _: TIED_COPIES,
+    tied_copies=lambda _: _TIED_COPIES,
     is_ignored=is_ignored,
     canonical=canonical,
-    pooler=POOLER,
+    pooler=_POOLER,
     same_name=SAME_NAME,
-    token_heads=TOKEN_HEADS,
+    token_heads=frozenset({"tagger", "span", "crf"}),
 )

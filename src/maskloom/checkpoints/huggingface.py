@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,10 +162,9 @@ def _check_layers(config: ModelConfig, stored: dict[str, StoredTensor], source: 
 
 @dataclass(frozen=True)
 class _Contents:
-    """The tensors of a file under canonical names, sorted out."""
+    """The tensors of a file under canonical names, in our orientation, sorted out."""
 
     tensors: dict[str, StoredTensor]
-    transposed: set[str]
     copies: dict[str, StoredTensor]
     tied: Mapping[str, str]
     ignored: list[str]
@@ -176,7 +175,7 @@ class _Contents:
         form = format_of(config)
         rows = form.rows(config, tuple(form.heads))
         by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow)}
-        contents = cls({}, set(), {}, form.tied_copies(config), [], [])
+        contents = cls({}, {}, form.tied_copies(config), [], [])
         for name, tensor in stored.items():
             published, is_transposed = form.canonical(name, by_name)
             if form.is_ignored(name):
@@ -186,23 +185,16 @@ class _Contents:
             elif published in contents.tensors:
                 contents.problems.append(f"{name!r} and {contents.tensors[published].name!r} are the same parameter")
             else:
-                contents.tensors[published] = tensor
-                if is_transposed:
-                    contents.transposed.add(published)
+                contents.tensors[published] = _transposed(tensor) if is_transposed else tensor
         for copy, original in contents.tied.items():
             # Some writers keep only the second name of the decoder's bias.
             if copy in contents.copies and original not in contents.tensors:
                 contents.tensors[original] = contents.copies.pop(copy)
         return contents
 
-    def values(self, published: str) -> Tensor:
-        """Read one tensor, in our orientation."""
-        values = self.tensors[published].read()
-        return values.T if published in self.transposed else values
 
-    def shape(self, published: str) -> tuple[int, ...]:
-        shape = self.tensors[published].shape
-        return shape[::-1] if published in self.transposed else shape
+def _transposed(tensor: StoredTensor) -> StoredTensor:
+    return replace(tensor, shape=tensor.shape[::-1], read=lambda: tensor.read().T)
 
 
 def format_of(config: ModelConfig) -> PublishedFormat:
@@ -255,8 +247,8 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
         tensor = contents.tensors.get(row.huggingface)
         if tensor is None:
             found.append(f"{row.huggingface}: missing, shape {expected} expected")
-        elif contents.shape(row.huggingface) != expected:
-            found.append(f"{tensor.name}: shape {contents.shape(row.huggingface)}, the configuration needs {expected}")
+        elif tensor.shape != expected:
+            found.append(f"{tensor.name}: shape {tensor.shape}, the configuration needs {expected}")
         elif not tensor.is_float:
             found.append(f"{tensor.name}: holds integers or an unknown type, floating point is expected")
     for copy, original in contents.tied.items():
@@ -282,13 +274,13 @@ def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) 
     parameters = dict(model.named_parameters())
     problems = []
     for row in rows:
-        values = contents.values(row.huggingface)
+        values = contents.tensors[row.huggingface].read()
         if not bool(torch.isfinite(values).all()):
             problems.append(f"{row.huggingface}: holds values that are not finite")
         _part(parameters[row.ours], row).copy_(values)
     for copy, tensor in contents.copies.items():
         original = contents.tied[copy]
-        if not torch.equal(tensor.read(), contents.values(original)):
+        if not torch.equal(tensor.read(), contents.tensors[original].read()):
             problems.append(f"{copy} differs from {original}, to which {format_of(model.config).name} ties it")
     if problems:
         raise DataError(f"{next(iter(contents.tensors.values())).path}: " + "; ".join(problems))

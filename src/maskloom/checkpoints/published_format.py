@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,11 @@ class TensorName:
         return replace(self, **names)
 
 
-class ModelNames(Protocol):
-    """The rows of a model with a configuration and heads, with its pooler or without."""
-
-    def __call__(self, config: Any, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-        """Return the rows."""
-        ...
-
-
 @dataclass(frozen=True)
 class PublishedFormat:
     """How one architecture is published in the Hugging Face layout.
 
+    `rows` returns the rows of a model with a configuration and heads, with its pooler or, by `has_pooler`, without.
     `class_names` pairs heads with what transformers calls a model that has them, the first match counting.
     `tied_copies` are second copies of tied tensors and what they must equal. `canonical` returns the Hugging Face name
     of a name in any dialect, and whether its matrix is transposed; it gets the rows by all of their names. Of heads
@@ -50,7 +43,7 @@ class PublishedFormat:
 
     name: str
     prefix: str
-    rows: ModelNames
+    rows: Callable[..., list[TensorName]]
     heads: Mapping[str, tuple[TensorName, ...]]
     class_names: Callable[[Any], Sequence[tuple[tuple[str, ...], str]]]
     tied_copies: Callable[[Any], Mapping[str, str]]

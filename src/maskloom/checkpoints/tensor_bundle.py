@@ -7,9 +7,10 @@ values lie in `PREFIX.data-00000-of-00001` and its like.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,8 +38,7 @@ _TYPES = {
 _OBJECT_GRAPH = ".ATTRIBUTES/"
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A BundleEntryProto: where the values of one variable lie."""
 
     dtype: int
@@ -82,7 +82,7 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
                 f"{entry.size:,}; the file is cut short or of another checkpoint"
             )
         is_float = entry.dtype in _TYPES and _TYPES[entry.dtype].is_floating_point
-        found[name] = StoredTensor(name, entry.shape, is_float, index, _reader(name, entry, path))
+        found[name] = StoredTensor(name, entry.shape, is_float, index, partial(_read, name, entry, path))
     return found
 
 
@@ -93,20 +93,17 @@ def _shard(index: Path, name: str) -> tuple[Path, int]:
     return path, path.stat().st_size
 
 
-def _reader(name: str, entry: _Entry, path: Path) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        if entry.dtype not in _TYPES:
-            raise DataError(f"{path}: variable {name!r:.80} holds no numbers (type {entry.dtype})")
-        with path.open("rb") as file:
-            file.seek(entry.offset)
-            values = bytearray(file.read(entry.size))
-        if len(values) != entry.size or masked(crc32c(memoryview(values))) != entry.checksum:
-            raise DataError(f"{path}: variable {name!r:.80} does not agree with its checksum: the file is damaged")
-        if not values:
-            return torch.empty(entry.shape, dtype=_TYPES[entry.dtype])
-        return torch.frombuffer(values, dtype=_TYPES[entry.dtype]).reshape(entry.shape)
-
-    return read
+def _read(name: str, entry: _Entry, path: Path) -> Tensor:
+    if entry.dtype not in _TYPES:
+        raise DataError(f"{path}: variable {name!r:.80} holds no numbers (type {entry.dtype})")
+    with path.open("rb") as file:
+        file.seek(entry.offset)
+        values = bytearray(file.read(entry.size))
+    if len(values) != entry.size or masked(crc32c(memoryview(values))) != entry.checksum:
+        raise DataError(f"{path}: variable {name!r:.80} does not agree with its checksum: the file is damaged")
+    if not values:
+        return torch.empty(entry.shape, dtype=_TYPES[entry.dtype])
+    return torch.frombuffer(values, dtype=_TYPES[entry.dtype]).reshape(entry.shape)
 
 
 def _name(key: bytes) -> str:
@@ -134,7 +131,7 @@ def _entry(name: str, message: bytes) -> _Entry:
     if 7 in fields:
         raise DamagedError(f"variable {name!r:.80} is stored in slices, which are not read")
     dtype, shard, offset, size, checksum = (fields.get(number, 0) for number in (1, 3, 4, 5, 6))
-    shape = tuple(_sizes(name, _bytes(fields.get(2, b""))))
+    shape = _sizes(name, _bytes(fields.get(2, b"")))
     numbers = (dtype, shard, offset, size, checksum)
     if not all(isinstance(number, int) and number <= _MAX_SIZE for number in numbers):
         raise DamagedError(f"variable {name!r:.80} has no whole description")
@@ -144,19 +141,18 @@ def _entry(name: str, message: bytes) -> _Entry:
     return entry
 
 
-def _sizes(name: str, message: bytes) -> Iterator[int]:
-    """Yield the sizes of a TensorShapeProto."""
-    count = 0
+def _sizes(name: str, message: bytes) -> tuple[int, ...]:
+    """Return the sizes of a TensorShapeProto."""
+    sizes: list[int] = []
     for number, value in _fields(message):
         if number == 3 and value:
             raise DamagedError(f"variable {name!r:.80} has no known shape")
-        if number != 2:
-            continue
-        size = dict(_fields(_bytes(value))).get(1, 0)
-        count += 1
-        if not isinstance(size, int) or size > _MAX_SIZE or count > _MAX_DIMENSIONS:
-            raise DamagedError(f"variable {name!r:.80} has a shape that no tensor has")
-        yield size
+        if number == 2:
+            size = dict(_fields(_bytes(value))).get(1, 0)
+            if not isinstance(size, int) or size > _MAX_SIZE or len(sizes) == _MAX_DIMENSIONS:
+                raise DamagedError(f"variable {name!r:.80} has a shape that no tensor has")
+            sizes.append(size)
+    return tuple(sizes)
 
 
 def _bytes(value: int | bytes) -> bytes:
