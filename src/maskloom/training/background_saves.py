@@ -57,12 +57,10 @@ class BackgroundSaves(Saves):
     """Context that saves a state's checkpoints in a folder, one at a time; leaving it waits for the one under way.
 
     `start` copies weights and moments into buffers that are kept (12 bytes a parameter with Adam in fp32) and lets a
-    thread write them, exactly as `write_checkpoint` does; writing, hashing and syncing hold no lock of Python's.
-    `save` writes straight from the state while training waits, and needs no copy. The next `check`, `start` or `save`
-    after a failed write says so, and training goes on with the checkpoints that stand; the second failure in a row is
-    raised, and every failure of `save`, whose caller needs what it asked for. `on_whole(step, path)` is called, in
-    whichever thread wrote, once a checkpoint is on disk; `say` tells what a person should know. `run` is written into
-    the checkpoints, those of the steps `pinned` are kept beside the newest `keep`.
+    thread write them, as `write_checkpoint` does; `save` writes straight from the state while training waits. The next
+    `check`, `start` or `save` after a failed write says so and training goes on; the second failure in a row is raised,
+    and every failure of `save`. `on_whole(step, path)` is called, in whichever thread wrote, once a checkpoint is on
+    disk. `run` is written into the checkpoints, those of the steps `pinned` are kept beside the newest `keep`.
     """
 
     def __init__(
@@ -115,10 +113,9 @@ class BackgroundSaves(Saves):
 
     def wait(self) -> None:
         """Return when no write is under way; raises what it failed with."""
-        pending = self._pending
-        if pending is not None:
-            pending.exception()  # an interrupted wait leaves it pending
-            self._pending = None
+        if self._pending is not None:
+            self._pending.exception()  # an interrupted wait leaves it pending
+            pending, self._pending = self._pending, None
             pending.result()
 
     def __enter__(self) -> Self:
@@ -167,11 +164,9 @@ class BackgroundSaves(Saves):
         return replace(snapshot, model=model, optimizer=moments)
 
     def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
-        buffer = self._buffers.get(key)
-        if buffer is None:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[key] = buffer
-        return buffer.copy_(tensor, non_blocking=True)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return self._buffers[key].copy_(tensor, non_blocking=True)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         needed, available = sum(own_share(t).nbytes for t in snapshot.tensors().values()), available_memory()

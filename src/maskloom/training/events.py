@@ -29,14 +29,13 @@ _NEVER_FORGOTTEN = frozenset({"nonfinite", "warning", "out_of_memory", "lost_eve
 class EventLog:
     """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null.
 
-    Several threads may write: lines stay whole. A disk that takes no lines ends no run: they are counted, and the
-    number is logged once there is room again.
+    Several threads may write. A disk that takes no lines ends no run: their number is logged once there is room again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._num_lost = 0
         self._open()
 
@@ -117,8 +116,8 @@ class NoLog(EventLog):
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log in order.
 
-    An event is a JSON object with text as its `event` and `stage` and a whole number as its `step`, where it has them.
-    Any other line, cut short by a kill or changed by hand, is skipped. Raises DataError for what is no regular file.
+    An event is a JSON object with text as its `event` and `stage` and a whole number as its `step`, where it has them;
+    any other line is skipped. Raises DataError for what is no regular file.
     """
     return [event for event in _events_or_none(path) if event is not None]
 
@@ -171,13 +170,12 @@ def open_run_log(path: Path, *, is_first: bool, log_to: Sequence[str] = ()) -> E
 class TensorBoardLog(EventLog):
     """An event log that copies steps and evaluations to `tensorboard/STAGE/` beside it.
 
-    The copy is made of the log: when a run goes on, the files of TensorBoard are written anew from the events that
-    still count, so that no step stands in them twice. A disk that takes no more of it ends the copy, not the run.
+    When a run goes on, the copy is made anew of the events that still count, so that no step stands in it twice. A disk
+    that takes no more of it ends the copy, not the run.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._copying = threading.Lock()
         self._copies: dict[str, BinaryIO] = {}
         self._is_broken = False
         self._copy_all()
@@ -191,11 +189,9 @@ class TensorBoardLog(EventLog):
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event to the log and its copy."""
-        super().write(event, **values)
-        with self._copying:
-            problem = self._tried({"event": event, **values})
-        if problem is not None:
-            super().write("warning", kind="tensorboard", text=f"no more is written for TensorBoard: {problem}")
+        with self._lock:
+            super().write(event, **values)
+            self._copy_while_possible({"event": event, **values})
 
     def close(self) -> None:
         """Close the log and its copy."""
@@ -203,35 +199,31 @@ class TensorBoardLog(EventLog):
         self._close_copy()
 
     def _copy_all(self) -> None:
-        with self._copying:
+        with self._lock:
             self._close_copy()
             for old in (self.path.parent / _TENSORBOARD).glob("*/events.out.tfevents.*"):
                 old.unlink(missing_ok=True)
             for event in read_events(self.path):
-                self._tried(event)
+                self._copy_while_possible(event)
 
     def _close_copy(self) -> None:
         while self._copies:
             self._copies.popitem()[1].close()
 
-    def _tried(self, event: dict[str, Any]) -> OSError | None:
-        """Copy an event, and return what kept the disk from taking it the first time that it did."""
+    def _copy_while_possible(self, event: dict[str, Any]) -> None:
         if self._is_broken:
-            return None
+            return
         try:
             self._copy(event)
         except OSError as error:
             self._is_broken = True
-            return error
-        return None
+            super().write("warning", kind="tensorboard", text=f"no more is written for TensorBoard: {error}")
 
     def _copy(self, event: dict[str, Any]) -> None:
-        scalars = _scalars(event)
-        if scalars:
+        if scalars := _scalars(event):
             values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-            self._file_of(str(event.get("stage", "train"))).write(
-                _record(step=event["step"], summary={"value": values})
-            )
+            record = _record(step=event["step"], summary={"value": values})
+            self._file_of(str(event.get("stage", "train"))).write(record)
 
     def _file_of(self, stage: str) -> BinaryIO:
         """Return the open file of a stage; a new one says that what was there before counts no more."""

@@ -26,11 +26,7 @@ from maskloom.training.ranks import Ranks
 _NO_ROOM_FOR_KERNEL = "could not create a primitive"
 # How torch's allocators and the C++ library word it.
 _RAN_OUT = (
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "out of memory",
-    "bad_alloc",
+    *("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc"),
     _NO_ROOM_FOR_KERNEL,
 )
 _NOTE = "micro_batch_size.json"
@@ -45,23 +41,19 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def release_free_memory() -> bool:
-    """Hand free pages back to the system; returns whether that is possible here.
+    """Hand free pages back to the system, in milliseconds; returns whether that is possible here.
 
     Batches of packed sequences differ in size, so blocks that were freed often do not fit the next request, and the
-    resident memory of a long training grows to several times what it uses. A call costs milliseconds.
+    resident memory of a long training grows to several times what it uses.
     """
     trim = _trim()
-    if trim is None:
-        return False
-    trim(0)
-    return True
+    if trim is not None:
+        trim(0)
+    return trim is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory ran out, on a processor or on an accelerator.
-
-    torch has a class of its own for accelerators alone; its allocator for processors raises a RuntimeError.
-    """
+    """Tell whether an error says that memory ran out, on a processor or on an accelerator."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _RAN_OUT)
@@ -78,8 +70,8 @@ def release_cached_memory() -> None:
 def give_up_kernels(why: str) -> bool:
     """Let this process do without oneDNN from here on, where `why` is that it had no room for a kernel.
 
-    oneDNN keeps kernels for every shape that it has met, and torch has no means to drop them; torch's other libraries
-    make none. Returns False where that is not the trouble, or was done before.
+    oneDNN keeps a kernel for every shape that it has met; torch's other libraries make none. Returns False where that
+    is not the trouble, or was done before.
     """
     if _NO_ROOM_FOR_KERNEL not in why or not torch.backends.mkldnn.enabled:
         return False
@@ -137,8 +129,7 @@ def _kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> in
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
-        sums = objective.loss_sums(model.train(), batch)
-    del sums
+        objective.loss_sums(model.train(), batch)
     return sum(kept.values())
 
 
