@@ -34,23 +34,6 @@ class _Rule:
         return self.passed == self.at or (self.stays and self.passed > self.at)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    rules: list[_Rule]
-    log: str | None
-    lock: threading.Lock
-
-    def passes(self, name: str) -> None:
-        with self.lock:
-            if self.log:
-                descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-                os.write(descriptor, f"{name}\n".encode())
-                os.close(descriptor)
-            due = [rule.action for rule in self.rules if rule.is_due(name)]
-        for action in due:
-            _act(action, name)
-
-
 def _act(action: str, name: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -73,7 +56,9 @@ def _read_rule(text: str) -> _Rule:
     return _Rule(action, pattern, int(number), at.endswith("+"))
 
 
-_plan: _Plan | None = None
+_rules: list[_Rule] = []
+_log: str | None = None
+_lock = threading.Lock()
 
 
 def arm(faults: str = "", log: str | None = None) -> None:
@@ -81,15 +66,22 @@ def arm(faults: str = "", log: str | None = None) -> None:
 
     Raises `ValueError` for a rule that is none.
     """
-    global _plan
-    rules = [_read_rule(text) for text in faults.split(",") if text.strip()]
-    _plan = _Plan(rules, log, threading.Lock()) if rules or log else None
+    global _rules, _log
+    _rules, _log = [_read_rule(text) for text in faults.split(",") if text.strip()], log
 
 
 def fault_point(name: str) -> None:
     """A place that a test may ask for by `name`, dotted as in `files.rename`; nothing happens when nobody asked."""
-    if _plan is not None:
-        _plan.passes(name)
+    if not _rules and not _log:
+        return
+    with _lock:
+        if _log:
+            descriptor = os.open(_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            os.write(descriptor, f"{name}\n".encode())
+            os.close(descriptor)
+        due = [rule.action for rule in _rules if rule.is_due(name)]
+    for action in due:
+        _act(action, name)
 
 
 arm(os.environ.get("MASKLOOM_FAULTS", ""), os.environ.get("MASKLOOM_FAULT_LOG"))

@@ -83,10 +83,10 @@ def results_of_processes(
 ) -> Generator[Any, None, None]:
     """Do `start(*arguments)(task)` for every task in `num_workers` new processes; yield results in the order they come.
 
-    Each process calls `start` once, before its first task. At most two tasks per process are drawn ahead of the
-    results. An exception of a task, or of the iterator of tasks, is raised here and ends all processes; so does closing
-    this generator. A process that dies or hangs is replaced and its task done again, which the log tells as a warning;
-    raises ChildProcessError with the task's `name` when that happens twice to the same task.
+    Each process calls `start` once. At most two tasks per process are drawn ahead of the results. An exception of a
+    task, or of their iterator, is raised here and ends all processes; so does closing this generator. A process that
+    dies or hangs is replaced and its task done again, which the log tells as a warning; raises ChildProcessError with
+    the task's `name` when that happens twice to the same task.
     """
     jobs, answers = SimpleQueue[_Job | None](), SimpleQueue[_Answer]()
     beginning = _pickled((start, arguments))
@@ -121,9 +121,8 @@ class _Attempt:
 class _Worker(threading.Thread):
     """A thread that has a process do one task after the other; a new process does again what was lost with the first.
 
-    Sending a task and waiting for its answer block when the process does, so they are no matter of the first thread,
-    which has to notice that. The process is one of `subprocess`: those of `multiprocessing` print a traceback when the
-    first one is killed while they start.
+    Sending a task and waiting for its answer block when the process does, which the first thread has to notice. The
+    process is one of `subprocess`: those of `multiprocessing` print a traceback when this one is killed as they start.
     """
 
     def __init__(self, beginning: bytes, jobs: SimpleQueue[_Job | None], answers: SimpleQueue[_Answer]) -> None:
@@ -207,10 +206,9 @@ class _Worker(threading.Thread):
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back from the threads that are started within, and from the processes that these start.
+    """Hold Ctrl-C, which reaches all of a terminal, back from the threads and processes that are started within.
 
-    Ctrl-C reaches every process of a terminal. The first thread decides, and would not wake up when another one took
-    it; closing its end of the pipe ends the processes, of which not even the imports are interrupted.
+    The first thread decides, and would not wake up when another one took it; it ends the processes by their pipes.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -227,10 +225,7 @@ def _exchange(
     name: Callable[[Any], str],
     patience: Patience,
 ) -> Iterator[Any]:
-    """Keep every process busy with one task, and as many ready as half of them, until tasks and results are at an end.
-
-    The task of a busy process is kept, pickled, so that another one can do it; hence no more are drawn ahead.
-    """
+    """Keep every process busy with one task, and as many ready as half of them, until there are no more."""
     num_under_way, more, last_look = 0, True, time.monotonic()
     while True:
         # reading a task takes time too, so it is done while the processes work

@@ -41,11 +41,10 @@ _NUM_NAMED = 100
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading did beyond copying: names are those of the Hugging Face layout.
+    """What loading did: names are those of the Hugging Face layout, which `copied` pairs with the file's names.
 
-    `copied` pairs them with the file's names. `new_parameters` were not in the file and are freshly initialised;
-    `unused_tensors` were in the file and belong to heads that were not asked for; `ignored_tensors` are buffers and
-    optimiser state.
+    `new_parameters` were not in the file and are freshly initialised, `unused_tensors` belong to heads that were not
+    asked for, `ignored_tensors` are buffers and optimiser state.
     """
 
     new_parameters: tuple[str, ...] = ()
@@ -75,10 +74,10 @@ def load_model(
     """Read a model folder with names of any published dialect, and report what was not a plain copy.
 
     `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
-    start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier.
-    `head_options` is for heads that take more than sizes; without it they are as config.json says. `stored` has the
-    tensors where they do not lie in a file that `open_weights` opens. The masked-LM decoder is tied to the word
-    embeddings again. Raises DataError with every missing, unknown, repeated or ill-shaped tensor at once.
+    start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier,
+    `head_options` for heads that take more than sizes, in place of what config.json says. `stored` has the tensors
+    where `open_weights` does not open them. Raises DataError with every missing, unknown, repeated or ill-shaped tensor
+    at once.
     """
     folder = Path(folder)
     content = read_config(folder)
@@ -91,7 +90,11 @@ def load_model(
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labels = _num_labels(contents, num_labels, any(HEADS[head].is_labelled for head in loaded_heads))
     options = _own_options(folder, content) if head_options is None else head_options
-    _check_layers(config, stored, _config_path(folder))
+    if config.num_hidden_layers > len(stored):  # planning takes milliseconds a layer
+        raise DataError(
+            f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but the weights are "
+            f"{len(stored)} tensors in all; these files do not belong together"
+        )
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=options)
     rows = _rows_of(planned, loaded_heads)
@@ -117,8 +120,7 @@ def load_model(
 def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:
     """Write config.json and model.safetensors so that transformers opens them with equal logits.
 
-    It refuses, by its model_type, a model with a conditional random field: without that field it would give other tags.
-
+    It refuses a model with a conditional random field, by its model_type: without that field it would give other tags.
     `extra_config` adds keys such as id2label, label2id, problem_type. Each file appears whole or not at all, the
     configuration last. Raises ConfigError when `extra_config` contradicts the model, OSError when the disk fails.
     """
@@ -149,15 +151,6 @@ def _own_options(folder: Path, content: dict[str, Any]) -> HeadOptions:
     source = f"{_config_path(folder)}, {HEAD_OPTIONS}"
     options = validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source)
     return options.model_dump(exclude_none=True)
-
-
-def _check_layers(config: ModelConfig, stored: dict[str, StoredTensor], source: Path) -> None:
-    """Raise DataError for more layers than a file can have, before any is planned: planning takes milliseconds each."""
-    if config.num_hidden_layers > len(stored):
-        raise DataError(
-            f"{source}: num_hidden_layers = {config.num_hidden_layers}, but the weights are {len(stored)} tensors in "
-            "all; these files do not belong together"
-        )
 
 
 @dataclass(frozen=True)
@@ -203,20 +196,17 @@ def format_of(config: ModelConfig) -> PublishedFormat:
 
 
 def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelConfig) -> list[str]:
-    """Return the heads that a file holds; of those that share a published name, the one of the class named.
-
-    A head that is all tied is there whenever the encoder is.
-    """
+    """Return the heads that a file holds; of those that share a published name, the one of the class named."""
     form, named = format_of(config), content.get("architectures")
     by_class = {name: heads[0] for heads, name in form.class_names(config) if heads}
     sharing = by_class.get(str(named[0]) if isinstance(named, list) and named else "")
     chosen = sharing if sharing in form.same_name else next(iter(form.same_name), None)
-    held = [
+    return [
         head
         for head, rows in form.heads.items()
-        if not rows or any(row.huggingface in contents.tensors for row in rows)
+        if (head == chosen or head not in form.same_name)
+        and (not rows or any(row.huggingface in contents.tensors for row in rows))  # without rows, it is all tied
     ]
-    return [head for head in held if head not in form.same_name or head == chosen]
 
 
 def _num_labels(contents: _Contents, num_labels: int | None, is_loaded: bool) -> int | None:

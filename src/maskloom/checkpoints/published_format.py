@@ -11,9 +11,8 @@ from typing import Any
 class TensorName:
     """One published tensor: our parameter (or a third of it, by rows), its Hugging Face name, its TensorFlow name.
 
-    `part` counts query, key, value in the joint projection and is None elsewhere; `is_transposed` says that the tensor
-    has rows and columns exchanged: the TensorFlow one of a BERT, the only one of a GPT. Templates have `{}` for the
-    layer.
+    `part` counts query, key, value in the joint projection and is None elsewhere; `is_transposed` says that rows and
+    columns are exchanged: in the TensorFlow one of a BERT, the only one of a GPT. Templates have `{}` for the layer.
     """
 
     ours: str

@@ -49,10 +49,9 @@ class StoredTensor:
 
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a model folder by the name that the file gives them.
+    """Return the tensors of a model folder by the names in its file.
 
-    Raises DataError when there is no weight file, when only files of kinds that can run code are there, or when a
-    file's header does not hold together.
+    Raises DataError when there is no weight file, or only ones that can run code, or a header does not hold together.
     """
     if (whole := file_inside(folder, WEIGHTS)) is not None:
         return _safetensors(whole)

@@ -72,8 +72,7 @@ class LinearChainCRF(nn.Module):
 
     `transitions[i, j]` is the score of tag j after tag i; `start` and `end` (tags,) are those of the first and the last
     tag of a chain. Inputs are packed: emissions (words, tags) of all chains one after the other, and `lengths`
-    (chains,) in words, each at least 1. Words that carry no tag are left out by the caller. Parameters begin at zero,
-    where the model is a softmax for each word, until they are initialised otherwise. Scores are natural logarithms.
+    (chains,) in words, each at least 1. Parameters begin at zero. Scores are natural logarithms.
     """
 
     def __init__(self, num_tags: int) -> None:

@@ -26,9 +26,8 @@ _local = threading.local()
 class RowDraws:
     """The draws of one pass over a batch: functions of a key, the row, the position and the place in the model.
 
-    The draws of a row are then the same in whatever micro-batch, or on whatever rank, it is computed. `key` is of 32
-    bits, `first_row` the number of the batch's first row in the whole, `lengths` (rows,) counts tokens. A pass takes a
-    place for each dropout in turn; `place` counts them.
+    So a row's draws are the same in whatever micro-batch or on whatever rank. `key` is of 32 bits, `first_row` the
+    number of the batch's first row in the whole, `lengths` (rows,) counts tokens; `place` counts dropouts in turn.
     """
 
     def __init__(self, key: int, first_row: int, lengths: np.ndarray) -> None:
@@ -90,8 +89,7 @@ def dropout_factors(like: Tensor, rate: float, keys: Tensor, dither: float) -> T
     """Return factors of the shape and type of `like`: 0 with probability `rate`, else 1 / (1 - rate).
 
     The last dimension counts from each row's key, of the shape before it. Sixteen bits of a hash decide on each factor;
-    a threshold that they cannot express is rounded up or down by `dither`, so that it is right on average. Several
-    times cheaper than torch's own Bernoulli numbers.
+    a threshold that they cannot express is rounded by `dither`, so that it is right on average.
     """
     threshold = math.floor(rate * 2**16 + dither) - 2**15
     factors = torch.empty(like.shape, dtype=like.dtype)

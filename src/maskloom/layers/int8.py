@@ -18,8 +18,7 @@ from maskloom.layers.activations import Activation
 from maskloom.layers.attention import SelfAttention
 from maskloom.layers.matrix_products import Dense
 
-# Rows go through in blocks: their intermediate values stay in the processor's cache, and the library meets few shapes,
-# for each of which it keeps a kernel: row counts go up in steps.
+# Rows go through in blocks, whose values stay in the processor's cache, and in steps: each shape costs a kernel.
 _BLOCK_ROWS = 256
 _ROW_STEP = 4
 _LARGEST = 127
@@ -87,16 +86,12 @@ def _product(left: Tensor, weight: Tensor) -> Tensor:
 def quantize_dense_layers(module: nn.Module) -> None:
     """Replace every `Dense` within a module by its `Int8Dense`; layers of other kinds stay as they are.
 
-    The values of attention are the fine outputs: they go into the residual stream with no softmax between, and on
-    MiniLM's weights most of the error of a vector came from them.
-
+    The values of attention are the fine outputs: on MiniLM's weights most of the error of a vector came from them.
     Raises ConfigError where the processor has no eight-bit products, or the module is not in its memory.
     """
     for parameter in module.parameters():
-        if parameter.device.type != "cpu":
-            raise ConfigError(
-                f"int8: the model is on {parameter.device}; eight-bit inference is for the processor (cpu)"
-            )
+        if (device := parameter.device).type != "cpu":
+            raise ConfigError(f"int8: the model is on {device}; eight-bit inference is for the processor (cpu)")
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Dense):

@@ -1,14 +1,13 @@
 """Matrix products through the faster of the processor's two libraries, with the gradients of a dense layer.
 
 torch takes MKL for fp32 products on x86, and MKL leaves the 512-bit half of processors by other makers unused; oneDNN,
-which torch carries too, does not. On Intel's own processors MKL is the faster one. The results differ by rounding only.
-The choice depends on the maker, the instruction set and the shapes, never on timing, so that a run repeats to the bit.
+which torch carries too, does not. The results differ by rounding only. The choice depends on the maker, the instruction
+set and the shapes, never on timing, so that a run repeats to the bit; MASKLOOM_PRODUCTS=mkl or =onednn overrides the
+maker, and `products_by` does so within.
 
-oneDNN keeps a kernel, more than half a MiB of it, for every shape that it meets, and packed batches never have the same
-number of tokens. Rows are therefore handed to it in numbers of which there are eight between one power of two and the
-next; what that leaves over is filled up with zero rows, or given to MKL.
-
-MASKLOOM_PRODUCTS=mkl or =onednn in the environment overrides the maker, and `products_by` does so within.
+oneDNN keeps a kernel of more than half a MiB for every shape that it meets, and packed batches differ in their number
+of tokens. So it gets rows in numbers of which there are eight between one power of two and the next; what that leaves
+over is filled up with zero rows, or given to MKL.
 """
 
 from __future__ import annotations
@@ -216,8 +215,8 @@ class Dense(nn.Linear):
 def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:
     """Pack the larger weights of `Dense` within a module, where products go to oneDNN; they then lie in memory twice.
 
-    Few rows are multiplied up to twice as fast, as packed weights are read in the order in which they lie. That holds
-    for 4 to 32 rows where other products go to MKL too, so a module that `decodes` is packed there as well.
+    Few rows are multiplied up to twice as fast; 4 to 32 rows also where other products go to MKL, so a module that
+    `decodes` is packed there as well.
     """
     if not (_has_wide_kernels() and (_library == "onednn" or decodes) and torch.backends.mkldnn.enabled):
         return

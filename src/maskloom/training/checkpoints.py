@@ -51,8 +51,8 @@ def write_manifest(
 def whole_manifest(folder: Path, required: Collection[str]) -> dict[str, Any]:
     """Return the manifest of a folder after comparing it with itself and with every file that it names.
 
-    `required` are files that it must name. Raises DataError that names the first file that is missing, cut short or
-    changed, a newer format by its number, and a folder whose name tells of another step.
+    `required` are files that it must name. Raises DataError for the first file that is missing, cut short or changed, a
+    newer format, and a folder whose name tells of another step.
     """
     manifest = _read(folder / MANIFEST)
     files = manifest["files"]
@@ -151,7 +151,14 @@ class Snapshot:
     @classmethod
     def of(cls, state: TrainState, extra: dict[str, Any]) -> Snapshot:
         """Return the state as it stands; the tensors are its own, so the next step changes them."""
-        moments, steps = _optimizer_tensors(state)
+        moments: dict[str, torch.Tensor] = {}
+        steps: dict[str, float] = {}
+        for name, parameter in state.model.named_parameters():
+            for key, value in state.optimizer.state.get(parameter, {}).items():
+                if key == "step":
+                    steps[name] = float(value)
+                else:
+                    moments[f"{key}.{name}"] = value
         rest = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
         # every distinct parameter by its first name: tied ones appear once
         weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
@@ -179,11 +186,10 @@ def write_checkpoint(
 ) -> Path:
     """Write a snapshot under `folder/step-N`, and drop all checkpoints before it but the newest `keep` and `pinned`.
 
-    Everything goes to a temporary name, is hashed as it is written and synced to disk, and is renamed once the manifest
-    with every file's size and SHA-256 is in place: a killed save leaves the older checkpoints and nothing that passes
-    for a new one. `run` tells the checkpoints of one run from those of another. The folder around `folder` must be
-    there. Raises OSError of a number in `files.DISK_ERRORS` that names the step, the path and the cause, also when the
-    disk has not 1.2 times the room; the temporary folder is gone then.
+    Everything is hashed as it is written and synced under a temporary name, and renamed once the manifest is in place:
+    a killed save leaves the older checkpoints and nothing that passes for a new one. `run` tells the checkpoints of one
+    run from those of another. The folder around `folder` must be there. Raises OSError of a number in
+    `files.DISK_ERRORS` that names the step, the path and the cause, also when the disk has not 1.2 times the room.
     """
     size = snapshot.num_bytes
     with new_step_folder(folder, snapshot.step, num_bytes=size, keep=keep, pinned=pinned) as temporary:
@@ -206,8 +212,8 @@ def new_step_folder(
 ) -> Iterator[Path]:
     """Yield a temporary folder that becomes the checkpoint of a step at the end, when older ones are dropped.
 
-    Within, every file is written and synced, the manifest last. `num_bytes` is about what they will take. Raises
-    OSError as `write_checkpoint` does; after any error the temporary folder is gone.
+    Within, files of about `num_bytes` are written and synced, the manifest last. Raises OSError as `write_checkpoint`
+    does; after any error the temporary folder is gone.
     """
     final = _step_folder(folder, step)
     temporary, former = (folder / f"{final.name}.{what}-{os.getpid()}" for what in ("tmp", "old"))
@@ -237,9 +243,8 @@ def restore_checkpoint(
 ) -> Restored | None:
     """Load the newest whole checkpoint of `folder` into `state`; None when there is none at all.
 
-    Checkpoints that fail their check, or are of another model or another `run`, are skipped and named in `refused`;
-    what killed saves left half done goes. With several `ranks` the first one finds it, and the others load the same.
-    Raises DataError that names them all when none is left.
+    Checkpoints that fail their check, or are of another model or `run`, are skipped and named in `refused`, and in the
+    DataError that is raised when none is left. With several `ranks` the first one chooses for all.
     """
     restored = _restored(state, folder, run) if ranks.is_first else None
     step = int(ranks.sum_({"step": 0 if restored is None else restored.step + 1})["step"]) - 1
@@ -335,15 +340,12 @@ def _put_back(folder: Path) -> None:
 def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
     """Remove checkpoints before the newest `keep` up to a step, which was just written or read and is whole.
 
-    Later ones were skipped on resume: they count for nothing, and are replaced when their step comes. What cannot
-    be removed stays and does no harm.
+    Later ones were skipped on resume and are replaced when their step comes. What cannot be removed does no harm.
     """
     for path in folder.glob(f"step-{step:08d}.old-*"):
         _discard(path)
     upto = [path for path in step_folders(folder) if step_of(path) <= step]
-    for path in upto[keep:]:
-        if step_of(path) in pinned:
-            continue
+    for path in (old for old in upto[keep:] if step_of(old) not in pinned):
         doomed = path.with_name(f"{path.name.partition('.')[0]}.tmp-{os.getpid()}")
         with suppress(OSError):
             rename(path, doomed)  # so that a kill leaves no half of a checkpoint under its name
@@ -367,18 +369,6 @@ def _failure(error: OSError, step: int, folder: Path, temporary: Path) -> OSErro
     number = error.errno if error.errno in DISK_ERRORS else errno.EIO
     message = f"{error.strerror}; the checkpoint of step {step} was not saved, {stand}"
     return OSError(number, message, str(error.filename or temporary))
-
-
-def _optimizer_tensors(state: TrainState) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    tensors: dict[str, torch.Tensor] = {}
-    steps: dict[str, float] = {}
-    for name, parameter in state.model.named_parameters():
-        for key, value in state.optimizer.state.get(parameter, {}).items():
-            if key == "step":
-                steps[name] = float(value)
-            else:
-                tensors[f"{key}.{name}"] = value
-    return tensors, steps
 
 
 def _load_into(state: TrainState, folder: Path) -> dict[str, Any]:

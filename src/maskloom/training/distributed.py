@@ -58,8 +58,8 @@ class DistributedRanks(Ranks):
     """This process among those of torchrun.
 
     With `parallel` "ddp" each has the model, with "fsdp" a shard of it; with "hsdp" the processes of each machine share
-    one (Zhao et al. 2023, PyTorch FSDP, 3.2.2). Numbers are summed by gloo in fp64 and gradients by nccl on CUDA, by
-    gloo elsewhere. Gradients are summed, not averaged: losses are divided by the counts of the whole batch already.
+    one (Zhao et al. 2023, PyTorch FSDP, 3.2.2). Numbers are summed by gloo in fp64, gradients by nccl on CUDA and by
+    gloo elsewhere; they are not averaged, as losses are divided by the counts of the whole batch already.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class DistributedRanks(Ranks):
         self._shards_by_node = parallel == "hsdp"
         self._watch = watch
         self.has_begun = False
-        self._model: EncoderWithHeads | None = None
         self._losses: LossesOf | None = None
         self._wrapped: nn.Module | None = None
         self._whole: EncoderWithHeads | None = None
@@ -101,7 +100,7 @@ class DistributedRanks(Ranks):
     def spread(self, model: EncoderWithHeads) -> None:
         """Bring a model to this rank's device and, with "fsdp", keep a shard of it; before its optimiser is made."""
         model.to(self.device)
-        self._model, self._losses, self._wrapped = model, LossesOf(model), None
+        self._losses, self._wrapped = LossesOf(model), None
         for block in blocks_of(model):  # each says in a forward pass that this rank is at work, copies of it too
             block.register_forward_pre_hook(lambda *_: self._watch.beat())
         self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
@@ -151,7 +150,7 @@ class DistributedRanks(Ranks):
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
     ) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch to the parameters; after the last one they are sums over all ranks."""
-        if self._wrapped is None or self._model is not model:
+        if self._wrapped is None or self._losses is None or self._losses.model is not model:
             self._wrapped = self._replicated(model, objective, batch, counts)
         wrapped, self.has_begun = self._wrapped, True
         waits = isinstance(wrapped, nn.parallel.DistributedDataParallel) and not is_last
@@ -176,7 +175,7 @@ class DistributedRanks(Ranks):
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
     ) -> nn.Module:
         """Return the model under DistributedDataParallel; parameters of which no loss depends are found beforehand."""
-        if self.is_sharded or self._losses is None or self._model is not model:
+        if self.is_sharded or self._losses is None or self._losses.model is not model:
             raise ValueError("the model was not spread over the ranks before training")
         devices = [self.device.index] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), drawing(None):
@@ -271,8 +270,7 @@ def _summed(_state, bucket):  # without annotations, which torch would read as t
 def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
     """Return a store, the rank and the number of ranks; raises RankLostError when none answers for so many seconds.
 
-    torchrun keeps its store when it starts the ranks again. So that nobody calls at the addresses of ranks that are
-    gone, each start sees a part of its own.
+    torchrun keeps its store when it starts the ranks again, so each start sees a part of its own.
     """
     rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = os.environ["MASTER_ADDR"]
@@ -304,7 +302,7 @@ def _number(name: str) -> int:
 
 
 def _await_all(store: Any, world_size: int, seconds: float) -> None:
-    """Return when every rank has come; raises RankLostError that names those that have not, and tells them to a signal.
+    """Return when every rank has come; raises RankLostError that names those that have not, and says them at a signal.
 
     It looks again and again, as a signal would have to wait for the end of a single call.
     """

@@ -42,9 +42,9 @@ def torchrun_keeps_store() -> bool:
 class RankView:
     """What a rank knows of another one: its last sign of life, and when signs and activity last changed (seconds).
 
-    `calls` counts the calls that all ranks make in the same order, so the rank with the fewest is the one that the
-    others wait for; `activity` counts anything, `processor` the seconds of a processor that the process has taken.
-    `place` is the innermost line of its main thread. At `written_at` it last did anything or waited for a disk.
+    `calls` counts the calls that all ranks make in the same order, so the others wait for the rank with the fewest;
+    `activity` counts anything, `processor` is in seconds, `place` is the innermost line of its main thread. At
+    `written_at` it last did anything or waited for a disk.
     """
 
     sign: int = -1
@@ -81,8 +81,7 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     """Return what is wrong with which rank, or None: no sign of life for a third of the limit, or no step forward.
 
     A rank hangs when others have made more calls and it has done nothing for the whole limit, or for ten times that
-    in a save that waits for a disk. What counts as doing nothing depends on its work: in a step no call, in any other
-    no processor time.
+    in a save that waits for a disk. Doing nothing means no call in a step, and no processor time in any other work.
     """
     present = {rank: view for rank, view in views.items() if view.has_come and not view.has_left}
     for rank, view in present.items():
@@ -94,20 +93,20 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     idle = now - slowest.active_at
     is_behind = any(view.calls > slowest.calls for view in present.values())
     is_slow_save = slowest.work == "save" and now - slowest.written_at <= limit
-    if idle > limit * (1 if is_behind and not is_slow_save else _LONGER):
-        if is_behind:
-            return f"rank {rank} hangs: nothing done for {idle:.0f} s at {slowest.place}, the others wait for it"
-        places = "; ".join(f"rank {rank} at {view.place}" for rank, view in present.items())
-        return f"no rank has got on for {idle:.0f} s: {places}"
-    return None
+    if idle <= limit * (1 if is_behind and not is_slow_save else _LONGER):
+        return None
+    if is_behind:
+        return f"rank {rank} hangs: nothing done for {idle:.0f} s at {slowest.place}, the others wait for it"
+    places = "; ".join(f"rank {rank} at {view.place}" for rank, view in present.items())
+    return f"no rank has got on for {idle:.0f} s: {places}"
 
 
 @dataclass
 class RankWatch:
     """The thread that signs and looks, from `start` to `stop`.
 
-    `store` is one of torch.distributed. The watch ends this process, with exit code 1 and a message that names the
-    culprit, when another rank is lost, hangs or has failed and the main thread does not end by itself.
+    It ends this process, with exit code 1 and a message that names the culprit, when another rank is lost, hangs or has
+    failed and the main thread does not end by itself. `store` is one of torch.distributed.
     """
 
     store: Any
@@ -262,8 +261,8 @@ class RankWatch:
         os._exit(1)
 
 
-# Where the kernel has a thread wait for another thread, a clock, a process, or what comes through a pipe or a socket;
-# parts of names, which differ between versions. Any other place is taken for a disk: those have too many names.
+# Where the kernel has a thread wait for another thread, a clock, a process, a pipe or a socket: parts of names, which
+# differ between versions. Any other place is taken for a disk.
 _OTHER_WAITS = (
     *("futex", "sleep", "poll", "select", "woken", "wait_data", "more_packets", "accept", "pipe", "do_wait"),
     *("sigtimedwait", "sigsuspend", "unix_stream", "signal", "ptrace", "cqring"),
@@ -271,10 +270,7 @@ _OTHER_WAITS = (
 
 
 def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
-    """Tell whether a thread of this process waits in the kernel for anything but threads, clocks, pipes and sockets.
-
-    Network file systems count as disks. True as well where the system does not tell, as without Linux's /proc.
-    """
+    """Tell whether a thread of this process waits for a disk, also of a network; True where nothing tells."""
     try:
         folders = list(threads.iterdir())
     except OSError:
@@ -288,6 +284,5 @@ def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
             if state == "S":
                 places.append((folder / "wchan").read_text(encoding="utf-8"))
     told = [place for place in places if place not in ("", "0")]  # a thread that went on meanwhile has no place
-    if places and not told:
-        return True
-    return any(not any(name in place for name in _OTHER_WAITS) for place in told)
+    is_told = bool(told) or not places
+    return not is_told or any(not any(name in place for name in _OTHER_WAITS) for place in told)

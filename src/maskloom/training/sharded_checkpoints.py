@@ -34,6 +34,7 @@ from maskloom.training.distributed import DistributedRanks
 from maskloom.training.loop import TrainState
 from maskloom.training.ranks import Ranks
 
+_METADATA = "torch.distributed.checkpoint.metadata"
 # What the description of a DCP folder is made of. Nothing here does anything when it is made from data.
 _HARMLESS = {
     ("collections", "OrderedDict"),
@@ -44,18 +45,8 @@ _HARMLESS = {
     *(("torch", name) for name in ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")),
     ("torch.serialization", "_get_layout"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    *(
-        ("torch.distributed.checkpoint.metadata", name)
-        for name in (
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+    *((_METADATA, name) for name in ("ChunkStorageMetadata", "TensorProperties", "TensorStorageMetadata")),
 }
 
 
@@ -70,7 +61,7 @@ def write_sharded(
 ) -> Path:
     """Write the shards of all ranks as one checkpoint, as `write_checkpoint` does for one; every rank must call it.
 
-    Raises OSError on every rank when one of them could not write; no rank then goes on as if the checkpoint existed.
+    Raises OSError on every rank when one of them could not write.
     """
     number = int(ranks.sum_({"process": float(os.getpid() if ranks.is_first else 0)})["process"])
     temporary = folder / f"step-{snapshot.step:08d}.tmp-{number}"
@@ -98,8 +89,7 @@ def write_sharded(
 class ShardedSaves(BackgroundSaves):
     """Saves of a state of which every rank has its shard, by a thread of each rank; all ranks start them together.
 
-    They are as those of one process, but what a write failed with is told by the next `start`, `save` or `wait`, which
-    all ranks come to at the same step. `on_whole(step, path)` is called on every rank.
+    What a write failed with is told by the next `start`, `save` or `wait`, which all ranks come to at the same step.
     """
 
     def __init__(self, folder: Path, ranks: Ranks, **settings: Any) -> None:
