@@ -29,14 +29,18 @@ _OPEN_FILES = re.compile("/dev/(?:(stdout)|(stderr)|fd/([0-9]{1,6}))|/proc/self/
 def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file in the same folder; at the end it is synced to disk and renamed into place.
 
-    Text is UTF-8 and its line ends stay as they are written. On an error nothing is left, and an older file stands.
-    What a killed process left of its temporary file is removed when the same file is written again.
+    Text is UTF-8 and its line ends stay as they are written. On an error nothing is left, and an older file stands;
+    what a killed process left is removed when the same file is written again.
     """
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
     path = Path(path)
-    _remove_abandoned(path)
-    prefix = f".{_stem(path)}.{os.getpid()}."
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
+    start = f".{_stem(path)}."
+    with suppress(OSError):
+        for left in path.parent.glob(f"{escape(start)}*.tmp"):
+            process = left.name.removeprefix(start).partition(".")[0]
+            if process.isdigit() and not is_running(int(process)):
+                left.unlink()
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{start}{os.getpid()}.", suffix=".tmp")
     try:
         with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as file:
             yield file
@@ -140,15 +144,6 @@ def copy_files(source: Path, target: Path) -> None:
                 copy.write(chunk)
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove the temporary files of a file whose writing processes are gone."""
-    with suppress(OSError):
-        for left in path.parent.glob(f".{escape(_stem(path))}.*.tmp"):
-            process = left.name.removeprefix(f".{_stem(path)}.").partition(".")[0]
-            if process.isdigit() and not is_running(int(process)):
-                left.unlink()
-
-
 def _stem(path: Path) -> str:
     """Return what stands for a name in that of its temporary file, which must not exceed the 255 bytes of a name."""
     name = os.fsencode(path.name)
@@ -189,8 +184,8 @@ def write_hashed(
 ) -> dict[str, Any]:
     """Write a new file in one pass that also hashes it, sync it, and return its `bytes` and `sha256`.
 
-    The name is taken at once, so the caller makes it a temporary one. `before_chunk` is called every few megabytes, and
-    what it raises ends the writing. Other threads run meanwhile: writing, hashing and syncing hold no lock of Python's.
+    `before_chunk` is called every few megabytes, and what it raises ends the writing. Other threads run meanwhile:
+    writing, hashing and syncing hold no lock of Python's.
     """
     digest, size = hashlib.sha256(), 0
     with open(path, "xb", buffering=0) as file:

@@ -112,23 +112,23 @@ def folder_lock(
     """Hold a folder, which is made, alone among all processes; where ranks share it the first one holds it for all.
 
     The lock is the file `.run.lock` in the folder, or one `beside` it for a folder that is replaced as a whole. A kill
-    of any kind frees it; the next run says that it takes it over. Raises FolderInUseError when another run holds it.
+    frees it; the next run says that it takes it over. Raises FolderInUseError when another run holds it.
     """
     out = Path(out)
     if (ranks_share and not is_first_process()) or (out.exists() and not out.is_dir()):
         yield  # what is no folder is refused by the run itself
         return
-    path, is_new = lock_path(out, beside=beside), not beside and not out.exists()
+    path, is_new = _lock_path(out, beside=beside), not beside and not out.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _taken(path, out, say)
     _held.add(descriptor)
-    beat = threading.Event()
-    thread = threading.Thread(target=_touch, args=(descriptor, beat), name="folder-lock", daemon=True)
+    end = threading.Event()
+    thread = threading.Thread(target=_touch, args=(descriptor, end), name="folder-lock", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        beat.set()
+        end.set()
         thread.join()
         with suppress(OSError):
             os.unlink(path)  # while it is held: who waits for it finds another file there, or none
@@ -139,15 +139,14 @@ def folder_lock(
                 out.rmdir()  # nothing came of the run
 
 
-def lock_path(out: Path, *, beside: bool = False) -> Path:
-    """Return the file that is the lock of a folder."""
+def _lock_path(out: Path, *, beside: bool = False) -> Path:
     out = out.resolve()
     return out.parent / f".{out.name[:200]}.lock" if beside else out / LOCK
 
 
 def refuse_if_in_use(out: Path) -> None:
     """Raise FolderInUseError when a run of this machine works in a folder; quick, and no lock is taken."""
-    holder = _Holder.read(lock_path(out)) if is_first_process() else None
+    holder = _Holder.read(_lock_path(out)) if is_first_process() else None
     if holder is not None and holder.host == socket.gethostname() and holder.why_gone() is None:
         raise _in_use(out, holder)
 
@@ -176,10 +175,7 @@ def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
 
 
 def _is_free(descriptor: int, path: Path) -> bool:
-    """Lock the file, and tell whether nobody else has it and the path still leads to it.
-
-    On a disk without locks everybody may go on, and the names in the file decide.
-    """
+    """Lock the file where the disk has locks, and tell whether nobody else has it and the path still leads to it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

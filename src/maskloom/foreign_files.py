@@ -28,10 +28,7 @@ _SNAPSHOTS = "snapshots"
 
 
 def why_unreadable(path: str | Path) -> str | None:
-    """Return why a path is not opened, or None for a regular file or a link to one.
-
-    A pipe or a device would have the reader wait for ever, or never end.
-    """
+    """Return why a path is not opened, or None for a regular file or a link to one: pipes and devices may never end."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -56,10 +53,7 @@ def check_name(path: str | Path) -> None:
 
 
 def is_utf8(text: str) -> bool:
-    """Tell whether UTF-8 can hold a text, which half of a surrogate pair is no part of.
-
-    JSON can spell such a half, and bytes of a file name that are no characters come as one.
-    """
+    """Tell whether UTF-8 can hold a text: one without halves of surrogate pairs, which JSON and file names may have."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -83,33 +77,26 @@ def check_path(name: str, path: Any, what: str) -> None:
 
 
 def check_model_name(path: Any) -> None:
-    """Raise DataError for what is no path of a model, and for a path that leads nowhere.
-
-    Names of a hub are not looked up anywhere: the message says what to do instead.
-    """
+    """Raise DataError for what is no path of a model, and for a path that leads nowhere, as a name of a hub does."""
     if not isinstance(path, str | os.PathLike):
         raise DataError(f"a model folder is expected, this is {type(path).__name__}")
     path = Path(path)
     if path.exists():
         return
-    hint = ""
+    message = "there is no such folder; a model folder in Hugging Face layout or a run is expected"
     if not path.is_absolute() and len(path.parts) <= 2 and not str(path).startswith("."):
-        hint = (
+        message += (
             "; nothing is downloaded: for a model of a hub, put its files (config.json, model.safetensors, vocab.txt "
             "or tokenizer.json) into a folder and name that"
         )
-    raise DataError(
-        f"{shown_name(str(path))}: there is no such folder; "
-        f"a model folder in Hugging Face layout or a run is expected{hint}"
-    )
+    raise DataError(f"{shown_name(str(path))}: {message}")
 
 
 def file_inside(folder: Path, name: str) -> Path | None:
     """Return the path of a file of a folder, or None where there is none of that name.
 
-    Raises DataError for what is no regular file, and for a link that leads out of the folder: whoever made the folder
-    would choose which file of this machine is read. Links between the parts of one model in the cache of Hugging Face
-    count as inside.
+    Raises DataError for what is no regular file, and for a link that leads out of the folder, as its maker would choose
+    which file of this machine is read. Links between the parts of a model in the cache of Hugging Face are inside.
     """
     path = folder / name
     if not path.exists() and not path.is_symlink():

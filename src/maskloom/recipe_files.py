@@ -10,6 +10,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -177,16 +178,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: the recipe {problem}")
     try:
         return tomllib.loads(read_bytes(path, limit=_MAX_RECIPE_BYTES).decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; recipes are UTF-8 text") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not valid TOML: nested too deeply") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except DataError as error:
         raise ConfigError(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; recipes are UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "nested too deeply"
     except ValueError:
-        raise ConfigError(f"{path}: not valid TOML: a number has too many digits") from None
+        reason = "a number has too many digits"
+    raise ConfigError(f"{path}: not valid TOML: {reason}")
 
 
 def validate_recipe(kind: type[RecipeT], values: dict[str, Any], *, source: str) -> RecipeT:
@@ -241,9 +243,8 @@ def _told_once(problems: list[Any]) -> list[Any]:
     """Return problems without what other types have against a value: the type that fits furthest is meant."""
     told: dict[tuple[str, ...], list[Any]] = {}
     for problem in problems:
-        place = [str(part) for part in problem["loc"]]
-        cut = next((number for number, part in enumerate(place) if part.startswith(_TYPES)), len(place))
-        told.setdefault(tuple(place[:cut]), []).append(problem)
+        place = takewhile(lambda part: not part.startswith(_TYPES), map(str, problem["loc"]))
+        told.setdefault(tuple(place), []).append(problem)
     kept = []
     for place, found in told.items():
         within = [problem for problem in found if len(_path_of(problem)) > len(place)]
@@ -293,12 +294,14 @@ def _shown(value: Any) -> str:
 
 
 def _keys_at(kind: type[BaseModel], path: list[str]) -> list[str]:
-    current: type[BaseModel] | None = kind
     for part in path:
-        if current is not None and not part.isdigit():
-            field = current.model_fields.get(part)
-            current = None if field is None else _section_of(field.annotation)
-    return [] if current is None else list(current.model_fields)
+        if not part.isdigit():
+            field = kind.model_fields.get(part)
+            section = None if field is None else _section_of(field.annotation)
+            if section is None:
+                return []
+            kind = section
+    return list(kind.model_fields)
 
 
 def recipe_toml(recipe: BaseModel) -> str:
@@ -307,22 +310,19 @@ def recipe_toml(recipe: BaseModel) -> str:
 
 
 def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
-    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-    # lists of tables; an empty list says nothing that its absence does not
-    rows = {
-        key: value
-        for key, value in values.items()
-        if isinstance(value, list) and all(isinstance(item, dict) for item in value)
-    }
-    plain = {key: value for key, value in values.items() if key not in tables and key not in rows}
-    lines = [f"{_toml_key(key)} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()]
-    for key, table in tables.items():
+    plain: list[str] = []
+    tables: list[str] = []
+    rows: list[str] = []  # of lists of tables; an empty list says nothing that its absence does not
+    for key, value in values.items():
         name = prefix + _toml_key(key)
-        lines += ["", f"[{name}]", *_toml_lines(table, name + ".")]
-    for key, items in rows.items():
-        for item in items:
-            lines += ["", f"[[{prefix}{_toml_key(key)}]]", *_toml_lines(item, "")]
-    return lines
+        if isinstance(value, dict):
+            tables += ["", f"[{name}]", *_toml_lines(value, name + ".")]
+        elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            for item in value:
+                rows += ["", f"[[{name}]]", *_toml_lines(item, "")]
+        else:
+            plain.append(f"{_toml_key(key)} = {json.dumps(value, ensure_ascii=False)}")
+    return plain + tables + rows
 
 
 def _toml_key(key: str) -> str:

@@ -126,8 +126,7 @@ def undisturbed() -> Iterator[None]:
 class _SecondInterrupt:
     """A thread that ends the process at the second SIGINT, also while the main thread is inside a long call.
 
-    Python runs signal handlers between two instructions of the main thread, so a handler alone would wait for a disk
-    or a matrix product; the number of each signal comes through a pipe at once.
+    A handler alone would wait for the end of that call; the number of each signal comes through a pipe at once.
     """
 
     def __init__(self) -> None:

@@ -98,9 +98,9 @@ def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, devi
     """Join the other processes within, where torchrun or a scheduler has started several, else train alone.
 
     They are known by the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A rank that is silent for
-    a third of `limit` seconds, or lets the others wait for all of it, ends them all. `device` is a name that
-    `chosen_device` takes. Raises ConfigError for variables that do not fit together or a device that is not there,
-    RankLostError when another rank is the reason why this one cannot go on.
+    a third of `limit` seconds, or lets the others wait for all of it, ends them all. Raises ConfigError for variables
+    that do not fit together or a device that is not there, RankLostError when this rank cannot go on for another one's
+    sake.
     """
     if not is_one_of_several():
         yield Ranks(chosen_device(device))
