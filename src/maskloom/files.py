@@ -111,23 +111,35 @@ def replacing_folder(final: Path) -> Iterator[Path]:
         process = left.name.rpartition("-")[2]
         if process.isdigit() and (int(process) == os.getpid() or not is_running(int(process))):
             remove_tree(left)
-    try:
-        temporary.mkdir(parents=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    with taking_the_place(temporary, final, former):
         yield temporary
+    if former.exists():
+        remove_tree(former)
+
+
+@contextmanager
+def taking_the_place(temporary: Path, final: Path, former: Path) -> Iterator[None]:
+    """Make a new folder that takes the name `final` at the end, where a folder of that name becomes `former`.
+
+    On an error nothing of the new folder is left, and the one before has its name.
+    """
+    try:
+        temporary.mkdir()
+        yield
         sync(temporary)
         if final.exists():
             rename(final, former)
         rename(temporary, final)
         sync(final.parent)
     except BaseException:
-        with suppress(OSError):
+        with suppress(OSError):  # what went wrong first is what a person should read
             if former.exists() and not final.exists():
                 rename(former, final)
+        with suppress(OSError):
             if temporary.exists():
                 remove_tree(temporary)
         raise
-    if former.exists():
-        remove_tree(former)
 
 
 def copy_files(source: Path, target: Path) -> None:

@@ -32,18 +32,18 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "rename before fsync",
-        "training/checkpoints.py",
+        "files.py",
         """        sync(temporary)
         if final.exists():
-            rename(final, former)  # until the next line it counts under this name
+            rename(final, former)
         rename(temporary, final)
-        sync(folder)
+        sync(final.parent)
 """,
         """        if final.exists():
             rename(final, former)
         rename(temporary, final)
         sync(final)
-        sync(folder)
+        sync(final.parent)
 """,
         (f"{_TRAINING}/test_write_order.py",),
     ),

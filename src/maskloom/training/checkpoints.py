@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.errors import DataError
-from maskloom.files import DISK_ERRORS, file_sha256, is_running, remove_tree, rename, sync, write_hashed
+from maskloom.files import DISK_ERRORS, file_sha256, is_running, remove_tree, rename, taking_the_place, write_hashed
 from maskloom.foreign_files import check_regular, why_unreadable
 from maskloom.launch import num_processes
 from maskloom.training.loop import TrainState
@@ -221,19 +221,9 @@ def new_step_folder(
         folder.mkdir(exist_ok=True)
         _tidy(folder)
         _require_room(folder, num_bytes)
-        temporary.mkdir()
-        yield temporary
-        sync(temporary)
-        if final.exists():
-            rename(final, former)  # until the next line it counts under this name
-        rename(temporary, final)
-        sync(folder)
-    except BaseException as error:
-        with suppress(OSError):
-            _put_back(folder)
-        _discard(temporary)
-        if not isinstance(error, OSError):
-            raise
+        with taking_the_place(temporary, final, former):  # a folder that was set aside counts under that name too
+            yield temporary
+    except OSError as error:
         raise _failure(error, step, folder, temporary) from error
     drop_old_checkpoints(folder, step, keep, pinned)
 
@@ -319,22 +309,18 @@ def _tidy(folder: Path) -> None:
         process = path.name.rpartition("-")[2]
         if not process.isdigit() or int(process) == os.getpid() or not is_running(int(process)):
             _discard(path)
-    _put_back(folder)
-
-
-def _discard(folder: Path) -> None:
-    """Remove a folder that counts for nothing; what stays of it is removed before the next save."""
-    with suppress(OSError):
-        remove_tree(folder)
-
-
-def _put_back(folder: Path) -> None:
     for path in folder.glob("step-*.old-*"):
         final = path.with_name(path.name.partition(".old-")[0])
         if final.exists():
             _discard(path)
         else:
             rename(path, final)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder that counts for nothing; what stays of it is removed before the next save."""
+    with suppress(OSError):
+        remove_tree(folder)
 
 
 def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
