@@ -36,7 +36,7 @@ _Job = tuple[bytes, str]
 _Answer = tuple[Any, Exception | None]
 
 
-# Whoever does tasks, the processes of this module or a cluster: called as `results_of_processes` is, it yields results.
+# Whoever does tasks, the processes of this module or a cluster; called as `results_of_processes` is.
 Engine = Callable[..., Generator[Any, None, None]]
 
 

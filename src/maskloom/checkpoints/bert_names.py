@@ -21,16 +21,13 @@ def _norm(ours: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...
     )
 
 
+_TABLES = {"word": "word_embeddings", "segment": "token_type_embeddings", "position": "position_embeddings"}
 _EMBEDDINGS = (
     *(
         TensorName(
-            f"encoder.embeddings.{ours}.weight", None, f"bert.embeddings.{theirs}.weight", f"bert/embeddings/{theirs}"
+            f"encoder.embeddings.{ours}.weight", None, f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}"
         )
-        for ours, theirs in (
-            ("word", "word_embeddings"),
-            ("segment", "token_type_embeddings"),
-            ("position", "position_embeddings"),
-        )
+        for ours, name in _TABLES.items()
     ),
     *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
 )
@@ -88,13 +85,8 @@ _TIED_COPIES = {
 
 # Buffers and optimiser state that published files hold beside the weights.
 _IGNORED_ENDS = (
-    "embeddings.position_ids",
-    "embeddings.token_type_ids",
-    "/adam_m",
-    "/adam_v",
-    "/AdamWeightDecayOptimizer",
-    "/Adam",
-    "/Adam_1",
+    *("embeddings.position_ids", "embeddings.token_type_ids"),
+    *("/adam_m", "/adam_v", "/AdamWeightDecayOptimizer", "/Adam", "/Adam_1"),
 )
 _IGNORED = (
     *("global_step", "good_steps", "bad_steps", "loss_scale", "beta1_power", "beta2_power"),

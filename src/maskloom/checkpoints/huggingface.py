@@ -100,8 +100,7 @@ def load_model(
     rows = _rows_of(planned, loaded_heads)
     if not any(row.huggingface in contents.tensors for row in form.pooler):
         rows = [row for row in rows if row not in form.pooler]
-    problems = contents.problems + _mismatches(rows, contents, planned)
-    problems += _unknown(contents, config)
+    problems = contents.problems + _mismatches(rows, contents, planned) + contents.unknown
     if problems:
         where = next(iter(stored.values())).path if stored else folder
         more = [f"and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
@@ -162,13 +161,14 @@ class _Contents:
     tied: Mapping[str, str]
     ignored: list[str]
     problems: list[str]
+    unknown: list[str]
 
     @classmethod
     def read(cls, stored: dict[str, StoredTensor], config: ModelConfig) -> _Contents:
         form = format_of(config)
         rows = form.rows(config, tuple(form.heads))
         by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow)}
-        contents = cls({}, {}, form.tied_copies(config), [], [])
+        contents = cls({}, {}, form.tied_copies(config), [], [], [])
         for name, tensor in stored.items():
             published, is_transposed = form.canonical(name, by_name)
             if form.is_ignored(name):
@@ -183,6 +183,9 @@ class _Contents:
             # Some writers keep only the second name of the decoder's bias.
             if copy in contents.copies and original not in contents.tensors:
                 contents.tensors[original] = contents.copies.pop(copy)
+        known, what = {row.huggingface for row in rows}, f"a {form.name} of {config.num_hidden_layers} layers"
+        unknown = (tensor for name, tensor in contents.tensors.items() if name not in known)
+        contents.unknown.extend(f"{tensor.name}: no place for it in {what}" for tensor in unknown)
         return contents
 
 
@@ -247,16 +250,6 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
                 f"{copy}: shape {contents.copies[copy].shape} differs from that of {original}, to which it is tied"
             )
     return found
-
-
-def _unknown(contents: _Contents, config: ModelConfig) -> list[str]:
-    form = format_of(config)
-    known = {row.huggingface for row in form.rows(config, tuple(form.heads))}
-    return [
-        f"{tensor.name}: no place for it in a {form.name} of {config.num_hidden_layers} layers"
-        for name, tensor in contents.tensors.items()
-        if name not in known
-    ]
 
 
 @torch.no_grad()

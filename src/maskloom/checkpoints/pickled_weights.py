@@ -28,17 +28,11 @@ _OPERATIONS = {
     *("TUPLE3", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
     *("MEMOIZE", "GLOBAL", "BINPERSID", "REDUCE", "BUILD"),
 }
-_GLOBALS = frozenset(
-    {
-        "collections OrderedDict",
-        "torch._utils _rebuild_tensor_v2",
-        "torch._utils _rebuild_parameter",
-        *(
-            f"torch {kind}Storage"
-            for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
-        ),
-    }
-)
+_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_GLOBALS = {
+    *("collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"),
+    *(f"torch {kind}Storage" for kind in _KINDS),
+}
 
 
 class _RefusedError(ValueError):

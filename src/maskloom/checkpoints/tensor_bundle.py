@@ -74,7 +74,12 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
     found = {}
     for name, entry in entries.items():
         if entry.shard not in sizes:
-            sizes[entry.shard] = _shard(index, f"{prefix}.data-{entry.shard:05d}-of-{num_shards:05d}")
+            shard = f"{prefix}.data-{entry.shard:05d}-of-{num_shards:05d}"
+            if (path := file_inside(index.parent, shard)) is None:
+                raise DataError(
+                    f"{index.parent / shard}: cannot be read: there is no such file, which {index.name} names"
+                )
+            sizes[entry.shard] = path, path.stat().st_size
         path, available = sizes[entry.shard]
         if entry.offset + entry.size > available:
             raise DataError(
@@ -84,13 +89,6 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
         is_float = entry.dtype in _TYPES and _TYPES[entry.dtype].is_floating_point
         found[name] = StoredTensor(name, entry.shape, is_float, index, partial(_read, name, entry, path))
     return found
-
-
-def _shard(index: Path, name: str) -> tuple[Path, int]:
-    path = file_inside(index.parent, name)
-    if path is None:
-        raise DataError(f"{index.parent / name}: cannot be read: there is no such file, which {index.name} names")
-    return path, path.stat().st_size
 
 
 def _read(name: str, entry: _Entry, path: Path) -> Tensor:

@@ -210,15 +210,13 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         own = device if device.type == "cuda" else None
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_NEVER, device_id=own)
-        control, saving = (dist.new_group(backend="gloo", timeout=_NEVER) for _ in range(2))
-        assert isinstance(control, dist.ProcessGroup)
-        assert isinstance(saving, dist.ProcessGroup)
-        ranks = DistributedRanks(parallel, watch, control, device, saving)
+        groups: list[Any] = [dist.new_group(backend="gloo", timeout=_NEVER) for _ in range(2)]
+        ranks = DistributedRanks(parallel, watch, groups[0], device, saving=groups[1])
         yield ranks
         watch.call()  # whoever has not come here yet lets the others wait
-        dist.barrier(group=control)
+        dist.barrier(group=ranks.control)
         watch.stop()
-        dist.barrier(group=control)  # the store may be this process's: it goes when nobody looks at it any more
+        dist.barrier(group=ranks.control)  # the store may be this process's: it goes when nobody looks at it any more
         dist.destroy_process_group()
     except RankLostError:
         watch.leave(None)

@@ -42,9 +42,9 @@ def torchrun_keeps_store() -> bool:
 class RankView:
     """What a rank knows of another one: its last sign of life, and when signs and activity last changed (seconds).
 
-    `calls` counts the calls that all ranks make in the same order, so the others wait for the rank with the fewest;
-    `activity` counts anything, `processor` is in seconds, `place` is the innermost line of its main thread. At
-    `written_at` it last did anything or waited for a disk.
+    The first `sign` is 0. `calls` counts the calls that all ranks make in the same order, so the others wait for the
+    rank with the fewest; `activity` counts anything, `processor` is in seconds, `place` is the innermost line of its
+    main thread. At `written_at` it last did anything or waited for a disk.
     """
 
     sign: int = -1
@@ -58,11 +58,6 @@ class RankView:
     written_at: float = 0.0
     ended: str | None = None
     has_left: bool = False
-
-    @property
-    def has_come(self) -> bool:
-        """Whether it has ever given a sign of life."""
-        return self.sign >= 0
 
     def update(self, values: dict[str, Any], now: float) -> None:
         """Take in a sign of life that was read at a time."""
@@ -83,7 +78,7 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     A rank hangs when others have made more calls and it has done nothing for the whole limit, or for ten times that
     in a save that waits for a disk. Doing nothing means no call in a step, and no processor time in any other work.
     """
-    present = {rank: view for rank, view in views.items() if view.has_come and not view.has_left}
+    present = {rank: view for rank, view in views.items() if view.sign >= 0 and not view.has_left}
     for rank, view in present.items():
         if now - view.heard_at > limit / 3:
             return f"rank {rank} was lost: no sign of life for {now - view.heard_at:.0f} s (killed, stopped or cut off)"
@@ -183,7 +178,7 @@ class RankWatch:
             if not present:
                 return None
             rank, oldest = min(present.items(), key=lambda item: item[1].heard_at)
-            if oldest.has_come and time.monotonic() - oldest.heard_at > _SECONDS_TO_MISS:
+            if oldest.sign >= 0 and time.monotonic() - oldest.heard_at > _SECONDS_TO_MISS:
                 return f"rank {rank} was lost: its process was killed or cut off"
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         return None

@@ -123,7 +123,8 @@ def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[st
     Raises DataError when the folder describes what no save of ours would, or another model.
     """
     reader = _Reader(folder)
-    found = reader.shapes()
+    entries = reader.read_metadata().state_dict_metadata
+    found = {name: tuple(entry.size) for name, entry in entries.items()}  # pyright: ignore[reportAttributeAccessIssue]
     targets: dict[str, Tensor] = {}
     for name, parameter in state.model.named_parameters():
         targets[f"model.{name}"] = parameter.detach()
@@ -178,10 +179,6 @@ class _Reader(FileSystemReader):
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all tensors of the folder by name."""
-        return {name: tuple(entry.size) for name, entry in self.read_metadata().state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
 
     def _check(self, metadata: Metadata) -> None:
         for name, entry in metadata.state_dict_metadata.items():
