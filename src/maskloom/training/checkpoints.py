@@ -30,6 +30,13 @@ MANIFEST = "manifest.json"
 # Version 1 had no sum of itself and no facts beyond the step and the files.
 FORMAT_VERSION = 2
 _KEYS_OF_VERSION_1 = {"format_version", "step", "files"}
+MODEL, OPTIMIZER, REST = "model.safetensors", "optimizer.safetensors", "state.json"
+SHARDED = "sharded"
+"""The `layout` in the manifest of a checkpoint that several processes wrote, each its shard; others have none."""
+# A save is begun only when the disk has room for so many times its size.
+_ROOM = 1.2
+# of a checkpoint, or of one that a killed save had set aside
+_NAME = re.compile(r"step-[0-9]+(\.old-[0-9]+)?")
 
 
 def write_manifest(
@@ -48,15 +55,15 @@ def write_manifest(
     write_hashed(folder / MANIFEST, [_as_bytes({**content, "sha256": _sum_of(content)})], before_chunk=before_chunk)
 
 
-def whole_manifest(folder: Path, required: Collection[str]) -> dict[str, Any]:
-    """Return the manifest of a folder after comparing it with itself and with every file that it names.
+def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
+    """Compare a checkpoint's manifest with itself, with every file that it names, and with what a checkpoint needs.
 
-    `required` are files that it must name. Raises DataError for the first file that is missing, cut short or changed, a
-    newer format, and a folder whose name tells of another step.
+    Raises DataError for the first file that is missing, cut short or changed, a newer format, a folder whose name tells
+    of another step, and a checkpoint of another `run`.
     """
     manifest = _read(folder / MANIFEST)
     files = manifest["files"]
-    for name in sorted({*required, *files}):
+    for name in sorted({REST, *files}):
         described = files.get(name)
         if described is None or Path(name).name != name:
             raise DataError(f"{folder / MANIFEST}: not a checkpoint manifest: {name!r} is not among its files")
@@ -69,7 +76,12 @@ def whole_manifest(folder: Path, required: Collection[str]) -> dict[str, Any]:
     number = folder.name.removeprefix("step-").partition(".")[0]
     if number.isdigit() and int(number) != manifest["step"]:
         raise DataError(f"{folder}: its manifest is of step {manifest['step']}: the folder was renamed or swapped")
-    return manifest
+    missing = {MODEL, OPTIMIZER, ".metadata"} - files.keys()
+    if missing != ({MODEL, OPTIMIZER} if manifest.get("layout") == SHARDED else {".metadata"}):
+        raise DataError(f"{folder}: not a checkpoint: the manifest does not name {', '.join(sorted(missing))}")
+    owner = manifest.get("run")
+    if run is not None and owner is not None and owner != run:
+        raise DataError(f"{folder}: the checkpoint is of another run ({owner}, this one is {run})")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -85,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
                 f"{path.parent}: format version {version}; this program reads versions 1 to {FORMAT_VERSION}: "
                 "a newer one wrote it"
             )
-        is_sound = isinstance(manifest["step"], int) and isinstance(manifest["files"], dict)
+        is_sound = isinstance(manifest.get("step"), int) and isinstance(manifest.get("files"), dict)
         if version == 1:
             is_sound &= manifest.keys() == _KEYS_OF_VERSION_1
         else:  # the very bytes count, so that no changed blank or capital passes either
@@ -119,15 +131,6 @@ def _as_bytes(manifest: dict[str, Any]) -> bytes:
 
 def _sum_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(_as_bytes(content)).hexdigest()
-
-
-MODEL, OPTIMIZER, REST = "model.safetensors", "optimizer.safetensors", "state.json"
-SHARDED = "sharded"
-"""The `layout` in the manifest of a checkpoint that several processes wrote, each its shard; others have none."""
-# A save is begun only when the disk has room for so many times its size.
-_ROOM = 1.2
-# of a checkpoint, or of one that a killed save had set aside
-_NAME = re.compile(r"step-[0-9]+(\.old-[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -261,17 +264,6 @@ def _restored(state: TrainState, folder: Path, run: str | None) -> Restored | No
     if refused:
         raise DataError(f"no checkpoint in {folder} can be used: {'; '.join(refused)}")
     return None
-
-
-def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
-    """Raise DataError that names what is wrong with a checkpoint folder, or that it is not of this run."""
-    manifest = whole_manifest(folder, (REST,))
-    missing = {MODEL, OPTIMIZER, ".metadata"} - manifest["files"].keys()
-    if missing != ({MODEL, OPTIMIZER} if manifest.get("layout") == SHARDED else {".metadata"}):
-        raise DataError(f"{folder}: not a checkpoint: the manifest does not name {', '.join(sorted(missing))}")
-    owner = manifest.get("run")
-    if run is not None and owner is not None and owner != run:
-        raise DataError(f"{folder}: the checkpoint is of another run ({owner}, this one is {run})")
 
 
 def verify_checkpoint(folder: Path) -> str | None:
