@@ -62,10 +62,7 @@ _lock = threading.Lock()
 
 
 def arm(faults: str = "", log: str | None = None) -> None:
-    """Take these rules and this log in place of the environment's; neither of them silences every place.
-
-    Raises `ValueError` for a rule that is none.
-    """
+    """Take these rules and this log in place of the environment's; raises `ValueError` for a rule that is none."""
     global _rules, _log
     _rules, _log = [_read_rule(text) for text in faults.split(",") if text.strip()], log
 

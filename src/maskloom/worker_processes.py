@@ -49,10 +49,7 @@ def results(
     *,
     name: Callable[[Any], str] = str,
 ) -> Generator[Any, None, None]:
-    """Yield the results of `start(*arguments)(task)`, by an engine, by new processes, or for one by this one.
-
-    `name` says a task to a person.
-    """
+    """Yield the results of `start(*arguments)(task)`, by an engine, by new processes, or for one by this one."""
     if engine is None and num_workers == 1:
         yield from map(start(*arguments), tasks)
     else:

@@ -54,10 +54,7 @@ class LoadReport:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return everything that a model folder's config.json (or Google's bert_config.json) says, foreign keys included.
-
-    Raises DataError that names the file when there is none or it is not a JSON object.
-    """
+    """Return what a model folder's config.json (or bert_config.json) says; raises DataError for no JSON object."""
     return read_json_object(_config_path(Path(folder)))
 
 

@@ -79,10 +79,7 @@ class SentenceModules:
         return self.steps[-1:] == (None,)
 
     def changed(self, pooling: str | None, normalize: bool | None) -> SentenceModules:
-        """Return these modules with another pooling or with, or without, length 1; None keeps what the folder says.
-
-        Raises ConfigError for a pooling that is not known.
-        """
+        """Return these modules with what is not None; raises ConfigError for a pooling that is not known."""
         if pooling is not None and pooling not in POOLING_MODES:
             raise ConfigError(f"pooling {pooling!r:.80} is not one of {', '.join(POOLING_MODES)}")
         steps = self.steps
@@ -169,10 +166,7 @@ def read_modules(folder: Path) -> SentenceModules:
 def write_modules(
     folder: Path, *, hidden_size: int, max_length: int, pooling: PoolingMode = "mean", normalize: bool = False
 ) -> None:
-    """Write the files that tell sentence-transformers, and `read_modules`, how a model folder's vectors are made.
-
-    Raises ConfigError for a pooling that is not known.
-    """
+    """Write what `read_modules` and sentence-transformers read; raises ConfigError for a pooling that is not known."""
     SentenceModules().changed(pooling, normalize)
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     modules = [

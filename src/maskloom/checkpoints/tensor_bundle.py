@@ -213,9 +213,7 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
             break
         byte = data[at]
         value, at = value | (byte & 0x7F) << shift, at + 1
-        if byte < 0x80:
-            if value >> 64:
-                break
+        if byte < 0x80 and value >> 64 == 0:
             return value, at
     raise DamagedError("a number is cut short or too long")
 

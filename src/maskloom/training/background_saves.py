@@ -20,10 +20,7 @@ from maskloom.training.ranks import own_share
 
 
 class Saves:
-    """A context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing.
-
-    The ranks of a run all ask, each of its own. Checkpoints of the `pinned` steps are kept.
-    """
+    """Context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing."""
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
         """Save the state as it stands, perhaps while training goes on."""

@@ -47,10 +47,7 @@ def write_manifest(
     facts: dict[str, Any],
     before_chunk: Callable[[], None] | None = None,
 ) -> None:
-    """Write the manifest of a folder whose files are all there and synced.
-
-    `files` holds `bytes` and `sha256` of each by its name, `facts` is what else a reader may want to know.
-    """
+    """Write the manifest of a folder whose `files`, by name with `bytes` and `sha256`, are all there and synced."""
     content = {"format_version": FORMAT_VERSION, "step": step, **facts, "files": files}
     write_hashed(folder / MANIFEST, [_as_bytes({**content, "sha256": _sum_of(content)})], before_chunk=before_chunk)
 
@@ -406,10 +403,7 @@ def _shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def checkpoint_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint by parameter, whether one process wrote it or several each a shard.
-
-    Raises DataError when its files are not as its manifest says, or are gone.
-    """
+    """Return all weights of a checkpoint by parameter; raises DataError for files not as its manifest says, or gone."""
     check_checkpoint(folder)
     try:
         if (folder / ".metadata").exists():

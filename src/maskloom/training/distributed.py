@@ -36,10 +36,7 @@ _SECONDS_TO_EXPLAIN_A_STOP = 8.0
 
 
 class LossesOf(nn.Module):
-    """The model as a module whose call gives the losses of a batch: torch's wrappers act on calls of modules.
-
-    A rank that adds its losses to those of all others has the mean over the whole batch.
-    """
+    """The model as a module whose call gives the losses of a batch: torch's wrappers act on calls of modules."""
 
     def __init__(self, model: EncoderWithHeads) -> None:
         super().__init__()
@@ -127,9 +124,8 @@ class DistributedRanks(Ranks):
         if not self.is_sharded:
             return model
         self._watch.call()
-        shared = dict(model.named_parameters())
         own = {} if self._whole is None else dict(self._whole.named_parameters())
-        for name, parameter in shared.items():
+        for name, parameter in model.named_parameters():
             values = parameter.detach()
             values = values.full_tensor() if isinstance(values, DTensor) else values
             if name in own:

@@ -59,10 +59,7 @@ def write_sharded(
     pinned: Collection[int] = (),
     run: str | None = None,
 ) -> Path:
-    """Write the shards of all ranks as one checkpoint, as `write_checkpoint` does for one; every rank must call it.
-
-    Raises OSError on every rank when one of them could not write.
-    """
+    """Write the shards of all ranks as one checkpoint; every rank must call it, and gets OSError if one cannot write."""
     number = int(ranks.sum_({"process": float(os.getpid() if ranks.is_first else 0)})["process"])
     temporary = folder / f"step-{snapshot.step:08d}.tmp-{number}"
     with ExitStack() as stack:
@@ -137,10 +134,7 @@ def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[st
 
 
 def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights alone of a folder whose manifest has been checked, by parameter and whole.
-
-    Raises DataError as `read_sharded` does.
-    """
+    """Return the weights of a folder, whole and by parameter, as `read_sharded` reads them."""
     reader = _Reader(folder)
     entries = reader.read_metadata().state_dict_metadata
     targets: dict[str, Tensor] = {

@@ -1,7 +1,4 @@
-"""What is written down of a step whose loss or gradient is not finite, so that it can be looked into.
-
-A loss that jumps or stands still is only warned of.
-"""
+"""What is written down of a step whose loss or gradient is not finite, and warnings of losses that jump or freeze."""
 
 from __future__ import annotations
 
