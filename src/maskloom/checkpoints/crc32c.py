@@ -14,8 +14,7 @@ _ALL = 0xFFFFFFFF
 def crc32c(data: bytes | memoryview) -> int:
     """Return the CRC-32C of bytes.
 
-    The register is linear in what it is fed: lanes of 256 bytes are fed side by side, each from zero, and then joined,
-    a lane's register moved past the bytes that follow it.
+    The register is linear in what it is fed: lanes of bytes are fed side by side, each from zero, and then joined.
     """
     state, view = np.array([_ALL], dtype=np.uint32), memoryview(data)
     for start in range(0, len(view), _LANE * _LANES):

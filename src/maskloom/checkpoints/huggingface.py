@@ -72,9 +72,8 @@ def load_model(
 
     `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
     start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier,
-    `head_options` for heads that take more than sizes, in place of what config.json says. `stored` has the tensors
-    where `open_weights` does not open them. Raises DataError with every missing, unknown, repeated or ill-shaped tensor
-    at once.
+    `head_options` takes the place of config.json's. `stored` has the tensors where `open_weights` does not open them.
+    Raises DataError with every missing, unknown, repeated or ill-shaped tensor at once.
     """
     folder = Path(folder)
     content = read_config(folder)
@@ -123,9 +122,8 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
     folder = Path(folder)
     content = _config_content(model, extra_config or {})
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = _published_tensors(model, has_prefix=bool(model.heads))
     with replacing(folder / WEIGHTS) as file:
-        for piece in safetensors_pieces(tensors, metadata={"format": "pt"}):
+        for piece in safetensors_pieces(_published_tensors(model), metadata={"format": "pt"}):
             fault_point("model.write")
             file.write(piece)
     write_json(folder / CONFIG, content)
@@ -266,14 +264,14 @@ def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) 
         raise DataError(f"{next(iter(contents.tensors.values())).path}: " + "; ".join(problems))
 
 
-def _published_tensors(model: EncoderWithHeads, *, has_prefix: bool) -> dict[str, Tensor]:
+def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
     """Return the tensors to write. Parts of a joint projection are copied: the file keeps them apart."""
     parameters = dict(model.named_parameters())
     tensors = {}
     heads, form = tuple(model.heads), format_of(model.config)
     has_pooler = not heads or not form.token_heads.issuperset(heads)
     for row in _rows_of(model, heads, has_pooler=has_pooler):
-        name = row.huggingface if has_prefix else row.huggingface.removeprefix(form.prefix)
+        name = row.huggingface if heads else row.huggingface.removeprefix(form.prefix)
         values = _part(parameters[row.ours].detach(), row).cpu()
         values = values.T if form.are_transposed and row.is_transposed else values
         tensors[name] = values.clone() if row.part is not None else values.contiguous()

@@ -152,9 +152,8 @@ def safetensors_pieces(
 ) -> Iterator[memoryview]:
     """Yield the header and then each tensor's values, as views where a tensor lies whole in memory.
 
-    `metadata` stands in the header under the name that the format has for it. Wider types come first and names in
-    order within a type, so that every tensor starts at a multiple of its width. The file reads as one of the
-    safetensors library's own. Tensors on another device are copied one at a time.
+    `metadata` goes into the header. Wider types come first and names in order within a type, so that every tensor
+    starts at a multiple of its width. Tensors on another device are copied one at a time.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), _NAMES[item[1].dtype], item[0]))
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}

@@ -62,9 +62,7 @@ class SentenceModules:
     """How token vectors become one vector per text; without such files the plain mean over all tokens.
 
     `steps` follow the pooling in order: a dense layer, the width that vectors are cut to, or None where they are scaled
-    to length 1.
-    `max_length` is the longest text in tokens, `prompt` stands before every text, and `lowercase` lowers texts before
-    they are cut into tokens.
+    to length 1. `max_length` is in tokens, `prompt` stands before every text, and `lowercase` lowers texts.
     """
 
     pooling: PoolingMode = "mean"

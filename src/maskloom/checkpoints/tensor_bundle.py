@@ -52,9 +52,8 @@ class _Entry(NamedTuple):
 def open_bundle(index: Path) -> dict[str, StoredTensor]:
     """Return the variables of a checkpoint by name, none of them read; `index` is the file that ends in `.index`.
 
-    Reading a variable compares its CRC-32C. Raises DataError for a damaged index, for shards that are missing or too
-    short for what the index says of them, for big-endian values, for variables in slices, and for object-based
-    checkpoints of TensorFlow 2, whose names tell nothing of a model.
+    Reading a variable compares its CRC-32C. Raises DataError for a damaged index, shards that are missing or too short,
+    big-endian values, variables in slices, and object-based checkpoints of TensorFlow 2.
     """
     table = read_table(index)
     if b"" not in table:
@@ -193,11 +192,7 @@ class DamagedError(ValueError):
 
 
 def read_table(path: Path) -> dict[bytes, bytes]:
-    """Return the entries of a table file of at most 16 MiB, in the order of their keys.
-
-    Raises DataError that names the file and the first thing that is wrong: no table, a checksum that disagrees, sizes
-    beyond the file, keys out of order.
-    """
+    """Return the entries of a table file of at most 16 MiB by key; raises DataError that names what is wrong."""
     content = memoryview(read_bytes(path, limit=MAX_TABLE_BYTES))
     try:
         return dict(_entries_of_table(content))

@@ -191,8 +191,7 @@ def write_checkpoint(
     run from those of another. The folder around `folder` must be there. Raises OSError of a number in
     `files.DISK_ERRORS` that names the step, the path and the cause, also when the disk has not 1.2 times the room.
     """
-    size = snapshot.num_bytes
-    with new_step_folder(folder, snapshot.step, num_bytes=size, keep=keep, pinned=pinned) as temporary:
+    with new_step_folder(snapshot, folder, keep=keep, pinned=pinned) as temporary:
         contents = {
             MODEL: safetensors_pieces(snapshot.model),
             OPTIMIZER: safetensors_pieces(snapshot.optimizer),
@@ -207,20 +206,17 @@ def write_checkpoint(
 
 
 @contextmanager
-def new_step_folder(
-    folder: Path, step: int, *, num_bytes: int, keep: int, pinned: Collection[int] = ()
-) -> Iterator[Path]:
-    """Yield a temporary folder that becomes the checkpoint of a step at the end, when older ones are dropped.
+def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Collection[int] = ()) -> Iterator[Path]:
+    """Yield a temporary folder that becomes the checkpoint of a snapshot at the end, when older ones are dropped.
 
-    Within, files of about `num_bytes` are written and synced, the manifest last. Raises OSError as `write_checkpoint`
-    does; after any error the temporary folder is gone.
+    Within, files are written and synced, the manifest last. Raises OSError as `write_checkpoint` does.
     """
-    final = _step_folder(folder, step)
+    step, final = snapshot.step, _step_folder(folder, snapshot.step)
     temporary, former = (folder / f"{final.name}.{what}-{os.getpid()}" for what in ("tmp", "old"))
     try:
         folder.mkdir(exist_ok=True)
         _tidy(folder)
-        _require_room(folder, num_bytes)
+        _require_room(folder, snapshot.num_bytes)
         with taking_the_place(temporary, final, former):  # a folder that was set aside counts under that name too
             yield temporary
     except OSError as error:

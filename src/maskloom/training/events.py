@@ -170,8 +170,7 @@ def open_run_log(path: Path, *, is_first: bool, log_to: Sequence[str] = ()) -> E
 class TensorBoardLog(EventLog):
     """An event log that copies steps and evaluations to `tensorboard/STAGE/` beside it.
 
-    When a run goes on, the copy is made anew of the events that still count, so that no step stands in it twice. A disk
-    that takes no more of it ends the copy, not the run.
+    When a run goes on, the copy is made anew. A disk that takes no more of it ends the copy, not the run.
     """
 
     def __init__(self, path: Path) -> None:

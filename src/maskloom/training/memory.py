@@ -41,11 +41,7 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def release_free_memory() -> bool:
-    """Hand free pages back to the system, in milliseconds; returns whether that is possible here.
-
-    Batches of packed sequences differ in size, so blocks that were freed often do not fit the next request, and the
-    resident memory of a long training grows to several times what it uses.
-    """
+    """Hand free pages back to the system, which takes milliseconds; returns whether that is possible here."""
     trim = _trim()
     if trim is not None:
         trim(0)
@@ -70,8 +66,7 @@ def release_cached_memory() -> None:
 def give_up_kernels(why: str) -> bool:
     """Let this process do without oneDNN from here on, where `why` is that it had no room for a kernel.
 
-    oneDNN keeps a kernel for every shape that it has met; torch's other libraries make none. Returns False where that
-    is not the trouble, or was done before.
+    oneDNN keeps a kernel for every shape that it has met. Returns False where that is not the trouble, or done before.
     """
     if _NO_ROOM_FOR_KERNEL not in why or not torch.backends.mkldnn.enabled:
         return False

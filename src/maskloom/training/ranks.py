@@ -97,10 +97,9 @@ def own_share(tensor: Tensor) -> Tensor:
 def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
     """Join the other processes within, where torchrun or a scheduler has started several, else train alone.
 
-    They are known by the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A rank that is silent for
-    a third of `limit` seconds, or lets the others wait for all of it, ends them all. Raises ConfigError for variables
-    that do not fit together or a device that is not there, RankLostError when this rank cannot go on for another one's
-    sake.
+    They are known by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. A rank that is silent for a
+    third of `limit` seconds, or lets the others wait for all of it, ends them all. Raises ConfigError for variables
+    that do not fit together or a device that is not there, RankLostError when another rank keeps this one from going on.
     """
     if not is_one_of_several():
         yield Ranks(chosen_device(device))

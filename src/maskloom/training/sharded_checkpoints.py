@@ -1,8 +1,7 @@
 """Checkpoints that several processes write together, each its shard, by torch.distributed.checkpoint (DCP).
 
-DCP itself proves nothing about its files, rewrites them in place and reads a pickle. Here every save has a folder of
-its own with the manifest that all checkpoints have, and the pickle is read only after its hash agrees, by a reader that
-knows a handful of harmless types.
+DCP itself proves nothing about its files, rewrites them in place and reads a pickle. Here every save has a folder and
+manifest of its own, and the pickle is read only after its hash agrees, by a reader that knows a few harmless types.
 """
 
 from __future__ import annotations
@@ -59,14 +58,13 @@ def write_sharded(
     pinned: Collection[int] = (),
     run: str | None = None,
 ) -> Path:
-    """Write the shards of all ranks as one checkpoint; every rank must call it, and gets OSError if one cannot write."""
+    """Write the shards of all ranks as one checkpoint; every rank calls it, and gets OSError if one cannot write."""
     number = int(ranks.sum_({"process": float(os.getpid() if ranks.is_first else 0)})["process"])
     temporary = folder / f"step-{snapshot.step:08d}.tmp-{number}"
     with ExitStack() as stack:
         with _failing_together(ranks, snapshot.step):
             if ranks.is_first:
-                size = snapshot.num_bytes
-                stack.enter_context(new_step_folder(folder, snapshot.step, num_bytes=size, keep=keep, pinned=pinned))
+                stack.enter_context(new_step_folder(snapshot, folder, keep=keep, pinned=pinned))
         writer = FileSystemWriter(temporary, sync_files=True, overwrite=False)
         try:
             save(snapshot.tensors(), storage_writer=writer, process_group=ranks.control)

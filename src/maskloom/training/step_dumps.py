@@ -53,17 +53,16 @@ class LossWatch:
                     f"{mean:.4g} of the {len(self._losses)} steps before"
                 )
         self._losses.append(loss)
-        if self._may_say("frozen", step) and len(self._losses) >= _FROZEN_STEPS and self._is_frozen(loss):
-            found["frozen"] = f"step {step}: the loss has been {loss:.6g} for {_FROZEN_STEPS} steps; nothing is learned"
+        if self._may_say("frozen", step) and len(self._losses) >= _FROZEN_STEPS:
+            limit = _FROZEN_SPREAD * abs(loss)  # a loss that moves ends this at its first look
+            if all(abs(self._losses[-number] - loss) <= limit for number in range(2, _FROZEN_STEPS + 1)):
+                lasted = f"{loss:.6g} for {_FROZEN_STEPS} steps"
+                found["frozen"] = f"step {step}: the loss has been {lasted}; nothing is learned"
         self._said.update(dict.fromkeys(found, step))
         return found
 
     def _may_say(self, what: str, step: int) -> bool:
         return what not in self._said or step - self._said[what] >= _WINDOW
-
-    def _is_frozen(self, loss: float) -> bool:
-        limit = _FROZEN_SPREAD * abs(loss)  # a loss that moves ends this at its first look
-        return all(abs(self._losses[-number] - loss) <= limit for number in range(2, _FROZEN_STEPS + 1))
 
 
 FORMAT_VERSION = 1
@@ -85,10 +84,9 @@ def write_dump(
 ) -> Path:
     """Write a step that was not taken under `folder/step-N`, and return that folder; the state stays as it is.
 
-    `batch.safetensors` and `report.json` hold the batch with its place in the data; the report also names the
-    parameters whose gradients are not finite and the largest activations, found by a second forward pass, by module.
-    `model.safetensors` are the weights, in the newest three dumps. The same batch met again at the same step is not
-    written twice. Raises OSError when the disk does not take it.
+    `batch.safetensors` and `report.json` hold the batch with its place in the data, parameters whose gradients are not
+    finite and, by module, the largest activations of a second forward pass. `model.safetensors` are the weights, in the
+    newest three dumps. A batch met again at the same step is not written twice. Raises OSError when the disk fails.
     """
     size = state.micro_batch_size or micro_batch_size
     counts, first_row = counts_and_first_row(objective, bad.batch, ranks)
