@@ -99,7 +99,7 @@ def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, devi
 
     They are known by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. A rank that is silent for a
     third of `limit` seconds, or lets the others wait for all of it, ends them all. Raises ConfigError for variables
-    that do not fit together or a device that is not there, RankLostError when another rank keeps this one from going on.
+    that do not fit together or a device that is not there, RankLostError when another rank stops this one.
     """
     if not is_one_of_several():
         yield Ranks(chosen_device(device))
