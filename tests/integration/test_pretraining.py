@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.training.checkpoints import verify_checkpoint
+from tools.checking import verify_checkpoint
 
 TINY = [
     *("--set", "model.config.hidden_size=32", "--set", "model.config.num_attention_heads=2"),

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from maskloom.runs.export import export
-from maskloom.training.checkpoints import verify_checkpoint
+from tools.checking import verify_checkpoint
 from tools.soak.fleets import Ended, Fleet, wait_all
 from tools.soak.processes import environment
 from tools.soak.subjects import prepare, pretraining

@@ -147,7 +147,8 @@ class _Round:
         import torch
         from safetensors.torch import load_file
 
-        from maskloom.training.checkpoints import MODEL, OPTIMIZER, REST, verify_checkpoint
+        from maskloom.training.checkpoints import MODEL, OPTIMIZER, REST
+        from tools.checking import verify_checkpoint
 
         names = {path.name for path in self.folder.iterdir()}
         found = [f"step {step} is missing" for step in self.whole if f"step-{step:08d}" not in names]

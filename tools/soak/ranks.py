@@ -177,7 +177,8 @@ def _r15(budget: Budget) -> Iterator[Trial]:
 
 def _ends(place: Path, job: Sequence[str], action: str, rank: int, point: str, name: str) -> Trial:
     """Have one rank die or hang, and look at how soon all have ended, what they said, and what they left."""
-    from maskloom.training.checkpoints import step_folders, verify_checkpoint
+    from maskloom.training.checkpoints import step_folders
+    from tools.checking import verify_checkpoint
 
     shutil.rmtree(place, ignore_errors=True)
     code, said, seconds = _torchrun(place, job, rank=rank, fault=f"{action}@{point}", restarts=0)

@@ -85,7 +85,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _problem_after_resume(scene: _Scene, folder: Path, *, but: Callable[[str], bool] = lambda _: False) -> str:
     """Return what is wrong with a run after it is continued, but for the differences that are told, or nothing."""
-    from maskloom.training.checkpoints import verify_checkpoint
+    from tools.checking import verify_checkpoint
 
     code, said = scene.run(folder, resume=True)
     if code or "Traceback" in said:
@@ -102,7 +102,7 @@ def _is_older_one(difference: str) -> bool:
 
 def broken_saves(budget: Budget) -> Iterator[Trial]:
     """Kill or break a run at every pass of a place of files; whatever was whole stays whole, and the run goes on."""
-    from maskloom.training.checkpoints import verify_checkpoint
+    from tools.checking import verify_checkpoint
 
     with _scene(budget) as scene:
         for number in scene.tried:

@@ -106,7 +106,7 @@ def _pause(running: Running, seconds: float) -> None:
 
 def _problems_of_stop(running: Running, code: int, expected: int, folder: Path, *, says_how: bool = True) -> list[str]:
     """Return what is wrong with how a run ended and with what it left."""
-    from maskloom.training.checkpoints import verify_checkpoint
+    from tools.checking import verify_checkpoint
 
     said = running.output.read_text(encoding="utf-8", errors="replace")
     problems = [] if code == expected else [f"exit code {code} instead of {expected}: {said[-500:]}"]

@@ -259,15 +259,6 @@ def _restored(state: TrainState, folder: Path, run: str | None) -> Restored | No
     return None
 
 
-def verify_checkpoint(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint folder, or None when every file is as its manifest says."""
-    try:
-        check_checkpoint(folder)
-    except DataError as problem:
-        return str(problem)
-    return None
-
-
 def step_folders(folder: Path) -> list[Path]:
     """Return checkpoint folders, newest first; one that a killed save had set aside stands for its step."""
     if not folder.is_dir():

@@ -21,9 +21,10 @@ from tests.unit.training.tiny_sessions import (
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.training import background_saves, checkpoints
 from maskloom.training.background_saves import BackgroundSaves
-from maskloom.training.checkpoints import restore_checkpoint, verify_checkpoint
+from maskloom.training.checkpoints import restore_checkpoint
 from maskloom.training.interruption import Interrupted
 from maskloom.training.session import TrainingSession
+from tools.checking import verify_checkpoint
 
 
 class _Gate:

@@ -17,10 +17,10 @@ from maskloom.training.checkpoints import (
     Snapshot,
     restore_checkpoint,
     step_folders,
-    verify_checkpoint,
     write_checkpoint,
 )
 from maskloom.training.loop import TrainState
+from tools.checking import verify_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,9 @@ from maskloom.config import TrainingSection
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.training.checkpoints import Snapshot, restore_checkpoint, verify_checkpoint, write_checkpoint
+from maskloom.training.checkpoints import Snapshot, restore_checkpoint, write_checkpoint
 from maskloom.training.loop import TrainState
+from tools.checking import verify_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training.checkpoints import verify_checkpoint
 from maskloom.training.events import EventLog, read_events
 from maskloom.training.loop import TrainState
 from maskloom.training.session import TrainingSession
+from tools.checking import verify_checkpoint
 
 VOCABULARY = 23
 
