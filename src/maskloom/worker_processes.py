@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
@@ -89,9 +89,13 @@ def results_of_processes(
     beginning = _pickled((start, arguments))
     workers = [_Worker(beginning, jobs, answers) for _ in range(num_workers)]
     try:
-        with _interrupts_held():
+        # Ctrl-C reaches all of a terminal: the first thread answers it, and ends the processes by their pipes
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             for worker in workers:
                 worker.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from _exchange(workers, jobs, answers, tasks, name, patience)
     finally:
         for worker in workers:
@@ -199,19 +203,6 @@ class _Worker(threading.Thread):
         _log.warning("worker process %s, which was at %s, %s; a new one does that again", attempt.pid, name, how)
         self._start_process()
         return self._answer(payload, name, is_second=True)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C, which reaches all of a terminal, back from the threads and processes that are started within.
-
-    The first thread decides, and would not wake up when another one took it; it ends the processes by their pipes.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _exchange(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ from maskloom.training.loop import TrainState
 from maskloom.training.ranks import own_share
 
 
-class Saves:
+class Saves(AbstractContextManager["Saves", None]):
     """Context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing."""
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
@@ -33,10 +33,6 @@ class Saves:
 
     def wait(self) -> None:
         """Return when no save is under way; raises what it failed with."""
-
-    def __enter__(self) -> Self:
-        """Return the object itself."""
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the save under way."""

@@ -219,8 +219,11 @@ def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Coll
         _require_room(folder, snapshot.num_bytes)
         with taking_the_place(temporary, final, former):  # a folder that was set aside counts under that name too
             yield temporary
-    except OSError as error:
-        raise _failure(error, step, folder, temporary) from error
+    except OSError as error:  # whatever the cause, this place holds no file now
+        stand = "those before it stand" if folder.exists() else "the folder has vanished"
+        number = error.errno if error.errno in DISK_ERRORS else errno.EIO
+        message = f"{error.strerror}; the checkpoint of step {step} was not saved, {stand}"
+        raise OSError(number, message, str(error.filename or temporary)) from error
     drop_old_checkpoints(folder, step, keep, pinned)
 
 
@@ -323,14 +326,6 @@ def _require_room(folder: Path, num_bytes: int) -> None:
             f"{_ROOM} times the checkpoint are {_ROOM * num_bytes / 2**20:,.1f} MiB",
             str(folder),
         )
-
-
-def _failure(error: OSError, step: int, folder: Path, temporary: Path) -> OSError:
-    """Return the error of a save as a person should read it: whatever the cause, this place holds no file now."""
-    stand = "those before it stand" if folder.exists() else "the folder has vanished"
-    number = error.errno if error.errno in DISK_ERRORS else errno.EIO
-    message = f"{error.strerror}; the checkpoint of step {step} was not saved, {stand}"
-    return OSError(number, message, str(error.filename or temporary))
 
 
 def _load_into(state: TrainState, folder: Path) -> dict[str, Any]:

@@ -103,7 +103,11 @@ class DistributedRanks(Ranks):
         self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
         if self.is_sharded:
             fault_point("ranks.share")
-            _shard([*blocks_of(model), self._losses], self._mesh())
+            mesh = self._mesh()
+            for module in (*blocks_of(model), self._losses):  # of each, what those before it leave out
+                sharded = fully_shard(module, mesh=mesh)
+                sharded.set_gradient_divide_factor(1.0)
+                sharded.set_force_sum_reduction_for_comms(True)
             self._wrapped = self._losses
 
     def _mesh(self) -> DeviceMesh:
@@ -244,14 +248,6 @@ def _blame(error: Exception, watch: RankWatch) -> None:
         raise RankLostError(f"rank {watch.rank} ends: {reason}") from error
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     watch.leave(f"rank {watch.rank} failed: {type(error).__name__}: {line}")
-
-
-def _shard(modules: list[nn.Module], mesh: DeviceMesh) -> None:
-    """Share the parameters of each module, those of modules before it left out, between ranks."""
-    for module in modules:
-        sharded = fully_shard(module, mesh=mesh)
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
 
 
 def _summed(_state, bucket):  # without annotations, which torch would read as types and finds as text

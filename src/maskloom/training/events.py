@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +26,7 @@ _SHOWN = ("loss", "learning_rate", "gradient_norm", "tokens_per_second")
 _NEVER_FORGOTTEN = frozenset({"nonfinite", "warning", "out_of_memory", "lost_events"})
 
 
-class EventLog:
+class EventLog(AbstractContextManager["EventLog", None]):
     """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null.
 
     Several threads may write. A disk that takes no lines ends no run: their number is logged once there is room again.
@@ -86,10 +86,6 @@ class EventLog:
         with suppress(OSError):
             os.fsync(self._file.fileno())
         self._file.close()
-
-    def __enter__(self) -> EventLog:
-        """Return the log itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the log."""

@@ -69,7 +69,10 @@ def write_sharded(
         try:
             save(snapshot.tensors(), storage_writer=writer, process_group=ranks.control)
         except CheckpointException as failed:
-            raise _disk_failure(failed, snapshot.step) from None
+            rank, (cause, _trace) = min(failed.failures.items())
+            number, step = getattr(cause, "errno", None) or errno.EIO, snapshot.step
+            message = f"rank {rank} could not write: {cause}; the checkpoint of step {step} was not saved"
+            raise OSError(number, message) from None
         with _failing_together(ranks, snapshot.step):
             if ranks.is_first:
                 written = sorted(temporary.iterdir())
@@ -162,7 +165,12 @@ class _Reader(FileSystemReader):
                 metadata = _HarmlessUnpickler(file).load()
             if not isinstance(metadata, Metadata):
                 raise pickle.UnpicklingError(f"a {type(metadata).__name__}")
-            self._check(metadata)
+            for name, entry in metadata.state_dict_metadata.items():
+                if not isinstance(entry, TensorStorageMetadata):  # other objects are pickles of their own
+                    raise pickle.UnpicklingError(f"{name!r} is no tensor")
+            for stored in metadata.storage_data.values():
+                if Path(stored.relative_path).name != stored.relative_path or stored.transform_descriptors:
+                    raise pickle.UnpicklingError(f"{stored.relative_path!r} is no plain file of the folder")
         except OSError as error:
             raise DataError(f"{place}: {error.strerror}") from None
         except Exception as error:  # a damaged pickle may raise anything
@@ -171,14 +179,6 @@ class _Reader(FileSystemReader):
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
-
-    def _check(self, metadata: Metadata) -> None:
-        for name, entry in metadata.state_dict_metadata.items():
-            if not isinstance(entry, TensorStorageMetadata):  # other objects are pickles of their own
-                raise pickle.UnpicklingError(f"{name!r} is no tensor")
-        for stored in metadata.storage_data.values():
-            if Path(stored.relative_path).name != stored.relative_path or stored.transform_descriptors:
-                raise pickle.UnpicklingError(f"{stored.relative_path!r} is no plain file of the folder")
 
 
 class _HarmlessUnpickler(pickle.Unpickler):  # may run code: only the names of a fixed list are let through
@@ -203,10 +203,3 @@ def _failing_together(ranks: Ranks, step: int) -> Iterator[None]:
     if shared["ranks"]:
         number = round(shared["number"] / shared["ranks"])
         raise OSError(number, f"another rank could not write; the checkpoint of step {step} was not saved")
-
-
-def _disk_failure(failed: CheckpointException, step: int) -> OSError:
-    """Return what DCP's collected failures come to: the first rank's that failed."""
-    rank, (cause, _trace) = min(failed.failures.items())
-    number = getattr(cause, "errno", None) or errno.EIO
-    return OSError(number, f"rank {rank} could not write: {cause}; the checkpoint of step {step} was not saved")

@@ -121,7 +121,9 @@ def write_dump(
             weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
             write_hashed(temporary / WEIGHTS, safetensors_pieces(weights))
         write_json(temporary / REPORT, report)
-    _drop_weights(folder)
+    kept = sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)
+    for path in kept[:-_DUMPS_WITH_WEIGHTS]:
+        path.unlink(missing_ok=True)
     return final
 
 
@@ -137,13 +139,6 @@ def _place(folder: Path, report: dict[str, Any]) -> Path:
         if not path.exists() or known == report["position"]:
             return path
         number += 1
-
-
-def _drop_weights(folder: Path) -> None:
-    """Remove the weights of all dumps but the newest few."""
-    found = sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)
-    for path in found[:-_DUMPS_WITH_WEIGHTS]:
-        path.unlink(missing_ok=True)
 
 
 def _parameter_report(model: nn.Module) -> dict[str, Any]:
