@@ -34,7 +34,8 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
     """
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
     path = Path(path)
-    start = f".{_stem(path)}."
+    name = os.fsencode(path.name)  # a temporary name is longer, and must not exceed 255 bytes either
+    start = f".{path.name if len(name) <= _LONGEST_STEM else hashlib.sha256(name).hexdigest()}."
     with suppress(OSError):
         for left in path.parent.glob(f"{escape(start)}*.tmp"):
             process = left.name.removeprefix(start).partition(".")[0]
@@ -154,12 +155,6 @@ def copy_files(source: Path, target: Path) -> None:
             while chunk := file.read(_CHUNK):
                 fault_point("files.copy")
                 copy.write(chunk)
-
-
-def _stem(path: Path) -> str:
-    """Return what stands for a name in that of its temporary file, which must not exceed the 255 bytes of a name."""
-    name = os.fsencode(path.name)
-    return path.name if len(name) <= _LONGEST_STEM else hashlib.sha256(name).hexdigest()
 
 
 def is_running(process: int) -> bool:

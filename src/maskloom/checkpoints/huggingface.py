@@ -85,14 +85,17 @@ def load_model(
     wanted = list(present if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labels = _num_labels(contents, num_labels, any(HEADS[head].is_labelled for head in loaded_heads))
-    options = _own_options(folder, content) if head_options is None else head_options
+    if head_options is None:
+        source = f"{_config_path(folder)}, {HEAD_OPTIONS}"
+        own = validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source)
+        head_options = own.model_dump(exclude_none=True)
     if config.num_hidden_layers > len(stored):  # planning takes milliseconds a layer
         raise DataError(
             f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but the weights are "
             f"{len(stored)} tensors in all; these files do not belong together"
         )
     with torch.device("meta"):
-        planned = build_model(config, wanted, labels, head_options=options)
+        planned = build_model(config, wanted, labels, head_options=head_options)
     rows = _rows_of(planned, loaded_heads)
     if not any(row.huggingface in contents.tensors for row in form.pooler):
         rows = [row for row in rows if row not in form.pooler]
@@ -103,7 +106,7 @@ def load_model(
         raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
     require_memory(sum(parameter.nbytes for parameter in planned.parameters()), f"{folder}: the model", DataError)
     filled = {row.ours for row in rows}
-    model = build_model(config, wanted, labels, seed=seed, head_options=options, leave=filled)
+    model = build_model(config, wanted, labels, seed=seed, head_options=head_options, leave=filled)
     _copy(model, rows, contents)
     copied = {row.huggingface: contents.tensors[row.huggingface].name for row in rows}
     new = [row.huggingface for row in _rows_of(planned, wanted) if row.huggingface not in copied]
@@ -138,13 +141,6 @@ class _BiLSTMOptions(Section):
 
 class _OwnHeads(Section):
     bilstm_tagger: _BiLSTMOptions | None = None
-
-
-def _own_options(folder: Path, content: dict[str, Any]) -> HeadOptions:
-    """Return what config.json says of our own heads; raises ConfigError that names a key or value that is none."""
-    source = f"{_config_path(folder)}, {HEAD_OPTIONS}"
-    options = validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source)
-    return options.model_dump(exclude_none=True)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +28,14 @@ _RAN_OUT = (
     _NO_ROOM_FOR_KERNEL,
 )
 _NOTE = "micro_batch_size.json"
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    """Return glibc's `malloc_trim`, or None where the C library has none."""
-    if not sys.platform.startswith("linux"):
-        return None
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None  # of glibc
 
 
 def release_free_memory() -> bool:
     """Hand free pages back to the system, which takes milliseconds; returns whether that is possible here."""
-    trim = _trim()
-    if trim is not None:
-        trim(0)
-    return trim is not None
+    if _TRIM is not None:
+        _TRIM(0)
+    return _TRIM is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -100,7 +90,11 @@ def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batc
     parts = batch.split(1)
     longest = sorted(parts, key=lambda part: -int(np.sum(part.lengths)))[:_NUM_TRIED]
     per_sequence = max(1.0, sum(_kept_bytes(model, objective, part) for part in longest) / len(longest))
-    free = _free_memory(model_device(model))
+    device, free = model_device(model), available_memory()
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    elif free is not None:  # processes of one machine share its memory
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     size = len(parts) if free is None else int(_SHARE_FOR_ACTIVATIONS * free / per_sequence)
     fitting = max(1, len(parts) if size >= len(parts) else 1 << max(0, size.bit_length() - 1))
     while ranks.any_(size < fitting) and fitting > 1:
@@ -126,11 +120,3 @@ def _kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> in
     ):
         objective.loss_sums(model.train(), batch)
     return sum(kept.values())
-
-
-def _free_memory(device: torch.device) -> int | None:
-    """Return the bytes that this process may take of its device; processes of one machine share its memory."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = available_memory()
-    return free if free is None else free // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)

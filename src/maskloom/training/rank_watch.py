@@ -222,24 +222,20 @@ class RankWatch:
         return culprit(self._views, now, self.limit)
 
     def _sign(self, number: int) -> str:
+        frame, place = sys._current_frames().get(self._main), "?"
+        if frame is not None:
+            place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
         return json.dumps(
             {
                 "sign": number,
                 "calls": self.calls,
                 "activity": self.activity,
-                "place": self._place(),
+                "place": place,
                 "processor": time.process_time(),
                 "work": self._work,
                 "waits_for_disk": self._work == "save" and waits_for_disk(),
             }
         )
-
-    def _place(self) -> str:
-        """Return the file, line and function that the main thread is in."""
-        frame = sys._current_frames().get(self._main)
-        if frame is None:
-            return "?"
-        return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
 
     def _end(self, problem: str) -> None:
         if self.end is not None:
