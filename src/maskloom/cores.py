@@ -22,10 +22,7 @@ def usable_cores() -> int:
 
 
 def follow_quota() -> None:
-    """Let torch start no more threads than the quota of a container allows, unless OMP_NUM_THREADS says otherwise.
-
-    torch follows affinity by itself. A thread too many makes all of them wait for the one that has no core.
-    """
+    """Let torch start no more threads than the quota of a container allows, unless OMP_NUM_THREADS says otherwise."""
     cores = usable_cores()
     if cores < _cores():
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))

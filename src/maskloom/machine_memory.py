@@ -18,7 +18,10 @@ def available_memory() -> int | None:
 
     Pages that only hold copies of files count as free: the system gives them up when they are needed.
     """
-    found = [size for size in (_of_machine(), *(_of_group(*group) for group in _GROUPS)) if size is not None]
+    found = [size for group in _GROUPS if (size := _of_group(*group)) is not None]
+    _, is_told, rest = _text(Path("/proc/meminfo")).partition("MemAvailable:")
+    if is_told:
+        found.append(int(rest.split()[0]) * 1024)
     return min(found, default=None)
 
 
@@ -27,11 +30,6 @@ def require_memory(num_bytes: int, what: str, error: type[ValueError] = ConfigEr
     available = available_memory()
     if available is not None and num_bytes > available:
         raise error(f"{what} takes {num_bytes:,} bytes of memory, {available:,} are available")
-
-
-def _of_machine() -> int | None:
-    _, found, rest = _text(Path("/proc/meminfo")).partition("MemAvailable:")
-    return int(rest.split()[0]) * 1024 if found else None
 
 
 def _of_group(folder: str, limit: str, use: str, cached: str) -> int | None:

@@ -123,10 +123,7 @@ def _pooled(hidden: Tensor, lengths: Tensor, first_positions: Tensor, pooling: P
 
 
 def read_modules(folder: Path) -> SentenceModules:
-    """Read modules.json and what it names; the plain mean where there is none.
-
-    Raises DataError, with the file, for a module or a setting that is not known: without it vectors would be others.
-    """
+    """Read modules.json and what it names, else the plain mean; raises DataError for what is not known in a file."""
     path = file_inside(folder, MODULES)
     if path is None:
         return SentenceModules()

@@ -192,10 +192,7 @@ class DistributedRanks(Ranks):
 
 @contextmanager
 def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> Iterator[DistributedRanks]:
-    """Join the processes that torchrun started, within; `limit` is the seconds after which a rank counts as hung.
-
-    Raises RankLostError that names the rank for whose sake a call failed.
-    """
+    """Join the processes that torchrun started; raises RankLostError for one that fails, or hangs for `limit` seconds."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     to_join = _TIMES_TO_JOIN * limit
@@ -258,10 +255,7 @@ def _summed(_state, bucket):  # without annotations, which torch would read as t
 
 
 def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
-    """Return a store, the rank and the number of ranks; raises RankLostError when none answers for so many seconds.
-
-    torchrun keeps its store when it starts the ranks again, so each start sees a part of its own.
-    """
+    """Return a store, the rank and the number of ranks; raises RankLostError when none answers for so many seconds."""
     rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = os.environ["MASTER_ADDR"]
     try:
@@ -280,6 +274,7 @@ def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
         raise RankLostError(
             f"{keeper} keeps no store of all ranks at {host}:{port} (MASTER_ADDR, MASTER_PORT): {line}"
         ) from None
+    # torchrun keeps its store when it starts the ranks again, so each start sees a part of its own
     start = f"maskloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
     return dist.PrefixStore(start, store), rank, world_size  # pyright: ignore[reportPrivateImportUsage]
 
