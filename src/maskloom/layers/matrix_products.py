@@ -105,7 +105,7 @@ def prefers_onednn(x: Tensor, num_outputs: int) -> bool:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias, without a gradient: (rows, inputs), (outputs, inputs), or a view, to (rows, outputs)."""
+    """Return x weight^T + bias, without a gradient: (rows, inputs) and (outputs, inputs) to (rows, outputs)."""
     if not prefers_onednn(x, weight.shape[0]):
         return F.linear(x, weight, bias)
     num_rows, x = len(x), _filled_up(x)

@@ -192,7 +192,7 @@ class DistributedRanks(Ranks):
 
 @contextmanager
 def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> Iterator[DistributedRanks]:
-    """Join the processes that torchrun started; raises RankLostError for one that fails, or hangs for `limit` seconds."""
+    """Join the processes of torchrun within; raises RankLostError for one that fails, or hangs for `limit` seconds."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     to_join = _TIMES_TO_JOIN * limit
