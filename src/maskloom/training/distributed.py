@@ -287,14 +287,11 @@ def _number(name: str) -> int:
 
 
 def _await_all(store: Any, world_size: int, seconds: float) -> None:
-    """Return when every rank has come; raises RankLostError that names those that have not, and says them at a signal.
-
-    It looks again and again, as a signal would have to wait for the end of a single call.
-    """
+    """Return when every rank has come; raises RankLostError that names the others, and says them at a signal."""
     keys = [f"sign/{number}" for number in range(world_size)]
     until = time.monotonic() + seconds
     try:
-        while not store.check(keys):
+        while not store.check(keys):  # a signal would have to wait for the end of a single call that waits
             if time.monotonic() > until:
                 missing = _missing(store, keys)
                 raise RankLostError(f"rank {missing} has not come within {seconds:.0f} s (10 * training.rank_timeout)")

@@ -170,11 +170,10 @@ class RankWatch:
 
         Looks are counted, not seconds: in a process that was stopped for a while, time passes without a look.
         """
-        others = {rank: view for rank, view in self._views.items() if rank != self.rank}
         for _ in range(round(seconds / _SECONDS_BETWEEN_LOOKS)):
             if (reason := self._told()) is not None:
                 return reason
-            present = {rank: view for rank, view in others.items() if not view.has_left}
+            present = {rank: view for rank, view in self._views.items() if rank != self.rank and not view.has_left}
             if not present:
                 return None
             rank, oldest = min(present.items(), key=lambda item: item[1].heard_at)
