@@ -84,9 +84,10 @@ def pretrained(options: argparse.Namespace) -> dict[str, Any]:
     from maskloom.config import PretrainRecipe
     from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
     from maskloom.runs.pretrain import pretrain
+    from maskloom.text.vocabulary_training import VocabularySettings
 
     text, out = options.data / "corpus" / "enwiki_part.txt.gz", options.out
-    train_vocabulary_from_files([text], out=out / "vocab", size=8000, model="bpe")
+    train_vocabulary_from_files([text], VocabularySettings(8000, model="bpe"), out=out / "vocab")
     build_corpus_from_files([text], vocab=out / "vocab", out=out / "corpus")
     run, started = out / "gpt", time.perf_counter()
     resume = (run / "run.json").exists()

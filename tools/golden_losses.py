@@ -22,6 +22,7 @@ from safetensors import safe_open
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, PretrainRecipe, validate_recipe
+from maskloom.data.corpus_building import CorpusSettings
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.corpus import build_corpus_from_files
@@ -112,7 +113,9 @@ def _pretrain(name: str, folder: Path) -> None:
     documents = ("\n".join(_sentence(draw) for _ in range(draw.randint(2, 9))) for _ in range(60))
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
     WordPieceTokenizer(_VOCABULARY, max_length=64).save(folder / "vocab")
-    build_corpus_from_files(folder / "text.txt", vocab=folder / "vocab", out=folder / "corpus", sentences="lines")
+    build_corpus_from_files(
+        folder / "text.txt", vocab=folder / "vocab", out=folder / "corpus", settings=CorpusSettings(sentences="lines")
+    )
     values = {"model": {"size": "tiny", "config": _CONFIG}, **_PRETRAINING[name]}
     recipe = validate_recipe(PretrainRecipe, values, source=name)
     pretrain(recipe, corpus=folder / "corpus", out=folder / "run")

@@ -140,20 +140,12 @@ def embed(
 
     check_place(input_file, output)
     look_at_texts(model, input_file, reading)
-    from maskloom.runs.predict import embed as run  # heavy: wrong data is refused before it
+    from maskloom.runs.predict import VectorForm  # heavy: wrong data is refused before it
+    from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
 
-    result = run(
-        model,
-        input_file,
-        output,
-        pooling=pooling,
-        normalize=normalize,
-        reading=reading,
-        max_length=max_length,
-        int8=int8,
-        progress=progress_display(),
-    )
+    how = {"reading": reading, "max_length": max_length, "int8": int8, "progress": progress_display()}
+    result = run(model, input_file, output, form=VectorForm(pooling, normalize), **how)
     show(result, as_json, lines=written_lines, beside=output)
 
 
@@ -247,20 +239,11 @@ def features(
 
     check_model_name(model)
     check_regular(input_file)
-    from maskloom.runs.features import features as run  # heavy: wrong paths are refused before it
+    from maskloom.runs.features import Activations  # heavy: wrong paths are refused before it
+    from maskloom.runs.features import features as run
 
-    result = run(
-        model,
-        input_file,
-        out,
-        layers=layers,
-        units=units,
-        reading=reading,
-        max_length=max_length,
-        precision=precision,
-        jsonl=jsonl,
-        progress=progress_display(),
-    )
+    wanted, shown = Activations(layers, units, precision, jsonl), progress_display()
+    result = run(model, input_file, out, wanted=wanted, reading=reading, max_length=max_length, progress=shown)
     names = [f"layer {name}" if name.isdecimal() else name.replace("_", " ") for name in result["vectors"]]
     vectors = {} if as_json else {"vectors": f"{len(names)} per row: {', '.join(names)}"}
     show({**result, **vectors}, as_json)

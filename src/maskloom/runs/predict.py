@@ -183,13 +183,23 @@ def _record(values: Iterable[Any]) -> str:
     return record.getvalue().removesuffix("\r\n")
 
 
+@dataclass(frozen=True)
+class VectorForm:
+    """How the vectors of tokens become one, as in `Predictor.encode`: None is as the model's folder says."""
+
+    pooling: PoolingMode | None = None
+    normalize: bool | None = None
+
+
+_AS_THE_FOLDER_SAYS = VectorForm()
+
+
 def embed(
     model: str | Path,
     input: str | Path,
     output: str | Path,
     *,
-    pooling: PoolingMode | None = None,
-    normalize: bool | None = None,
+    form: VectorForm = _AS_THE_FOLDER_SAYS,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     int8: bool = False,
@@ -197,16 +207,15 @@ def embed(
 ) -> dict[str, Any]:
     """Write one vector a row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` a row.
 
-    Texts are read as single ones unless a pair column is named. `pooling` and `normalize` are those of
-    `Predictor.encode`. `int8` computes in eight-bit integers. Memory is bounded, and the output takes its name when it
-    is complete. Raises ConfigError or DataError for a wrong option, model or file, or for `int8` on a processor that
+    Texts are read as single ones unless a pair column is named. `int8` computes in eight-bit integers. Memory is
+    bounded, and the output takes its name when it is complete. Raises ConfigError or DataError for a wrong option, model or file, or for `int8` on a processor that
     lacks it.
     """
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
     suffix = output_suffix(target, (".npy", ".jsonl"))
     predictor = Predictor.load(model, max_length=max_length, int8=int8)
-    modules = predictor.modules.changed(pooling, normalize)
+    modules = predictor.modules.changed(form.pooling, form.normalize)
     report = ReadingReport(source)
     kind = "pair" if reading is not None and reading.pair_column else "single"
     texts = FileReading(source, KINDS[kind], reading or ReadingOptions(), {}, report, needs_label=False)
@@ -215,7 +224,7 @@ def embed(
         if suffix == ".npy":
             _write_header(file, 0, predictor.hidden_size)
         index = 0
-        for vectors in _vectors(predictor, texts, pooling, normalize):
+        for vectors in _vectors(predictor, texts, form):
             if suffix == ".npy":
                 file.write(vectors.astype("<f4", copy=False).tobytes())
             else:
@@ -241,12 +250,10 @@ def embed(
     }
 
 
-def _vectors(
-    predictor: Predictor, reading: FileReading, pooling: PoolingMode | None, normalize: bool | None
-) -> Iterator[np.ndarray]:
+def _vectors(predictor: Predictor, reading: FileReading, form: VectorForm) -> Iterator[np.ndarray]:
     for window in reading.pieces(_WINDOW):
         texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]
-        yield predictor.encode(texts, pooling=pooling, normalize=normalize)
+        yield predictor.encode(texts, pooling=form.pooling, normalize=form.normalize)
 
 
 def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:

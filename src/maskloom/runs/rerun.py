@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus, describe_source
+from maskloom.data.corpus_building import CorpusSettings, build_corpus, describe_source
 from maskloom.data.corpus_manifest import BUILD, MANIFEST, check_files, file_sum, read_manifest
 from maskloom.data.documents import source_files
 from maskloom.errors import ConfigError, DataError
@@ -48,6 +48,7 @@ _SUMS: dict[str, Callable[[Path], str]] = {
     "dev": fingerprint,
     "labels": fingerprint,
 }
+_CORPUS_SETTINGS = {field.name for field in fields(CorpusSettings)}
 # Where `inputs` has another name for what a path leads to.
 _INPUT_NAMES = {"init": "init_model"}
 
@@ -237,11 +238,7 @@ def _rerun_corpus(run: Path, *, out: Path, allow_version_change: bool, progress:
         texts,
         tokenizer=Tokenizer.load(run),
         out=out,
-        sentences=settings["sentences"],
-        on_bad_text=settings["on_bad_text"],
-        documents=settings.get("documents", "blank-line"),
-        shard_tokens=settings["shard_tokens"],
-        language=settings["language"],
+        settings=CorpusSettings(**{name: value for name, value in settings.items() if name in _CORPUS_SETTINGS}),
         origin={"paths": content["paths"], **environment(trains=False)},
         progress=stage_callback(progress),
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, Section, load_recipe, recipe_toml
+from maskloom.data.corpus_building import CorpusSettings
 from maskloom.data.counter_random import Permutation
 from maskloom.errors import ConfigError
 from maskloom.files import write_json, write_text
@@ -32,6 +33,8 @@ from maskloom.runs.quickstart.tasks import build_tasks
 from maskloom.runs.report.page import charts_of
 from maskloom.runs.report.record import read_run
 from maskloom.runs.run_folder import RECIPE
+from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.worker_processes import Work
 
 VOCABULARY_SIZE = 8000
 TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pair"}
@@ -192,7 +195,7 @@ def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[s
     vocabulary = stages.run(
         "vocabulary",
         lambda: train_vocabulary_from_files(
-            [text_file], size=VOCABULARY_SIZE, out=out / "vocabulary", num_workers=1, progress=watch
+            [text_file], VocabularySettings(VOCABULARY_SIZE), out=out / "vocabulary", progress=watch
         ),
     )
     corpus = stages.run(
@@ -201,8 +204,8 @@ def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[s
             text_file,
             vocab=out / "vocabulary",
             out=out / "corpus",
-            sentences="lines",
-            num_workers=num_workers,
+            settings=CorpusSettings(sentences="lines"),
+            work=Work(num_workers),
             progress=watch,
         ),
     )
