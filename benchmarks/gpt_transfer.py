@@ -124,7 +124,7 @@ def rows_of(data: Path, name: str) -> tuple[list[tuple[str, ...]], list[tuple[st
 def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
     """Fine-tune on some examples of a task, from both starts and with both weights of the language model's loss."""
     from maskloom.config import FinetuneRecipe
-    from maskloom.runs.finetune import finetune
+    from maskloom.runs.finetune import LabelledFiles, finetune
 
     kind, metric, more = TASKS[name]
     train, dev = rows_of(options.data, name)
@@ -147,7 +147,8 @@ def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
             out = options.out / f"{name}-{start}-{weight}"
             resume = (out / "run.json").exists()
             checked, model = FinetuneRecipe.model_validate(recipe), options.out / "gpt" / "model"
-            result = finetune(checked, model=model, train=files[0], dev=files[1], out=out, metric=metric, resume=resume)
+            data = LabelledFiles(files[0], files[1], metric=metric)
+            result = finetune(checked, model=model, data=data, out=out, resume=resume)
             scores = list(result["restarts"]["scores"].values())
             key = f"{start}, lambda {weight:g}"
             found[key] = {"scores": scores, "steps": result["last"]["step"], "constant": result["best"]["reference"]}

@@ -26,7 +26,7 @@ from maskloom.data.corpus_building import CorpusSettings
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.corpus import build_corpus_from_files
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -93,7 +93,8 @@ def compute(name: str, folder: Path) -> dict[str, Any]:
         _pretrain(which, folder)
     else:
         recipe, files = finetuning(which, folder)
-        finetune(recipe, **files, out=folder / "run")
+        data = LabelledFiles(files["train"], files["dev"])
+        finetune(recipe, model=files["model"], data=data, out=folder / "run")
     events = map(json.loads, (folder / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines())
     losses = [event["loss"] for event in events if event["event"] == "step"]
     return {"losses": losses, "weights": _checksum(folder / "run" / "model" / "model.safetensors")}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.fine_tuning import finetune
 from torch import nn
 
 import maskloom
@@ -27,7 +28,6 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.objective import TaskObjective, label_tensor
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
 from maskloom.tasks.classification import classification_kind, classification_task

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tests.fine_tuning import finetune
 from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import load_model, save_model
@@ -25,7 +26,6 @@ from maskloom.recipe_files import recipe_path
 from maskloom.runs import finetune as finetune_run
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.features import Activations, features
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -270,14 +270,14 @@ def test_a_run_killed_while_it_trains_goes_on_to_the_same_weights(run, model_fol
     (tmp_path / "recipe.json").write_text(recipe().model_dump_json())
     code = (
         "import sys, maskloom.training.background_saves as saves\n"
-        "from maskloom.config import FinetuneRecipe\nfrom maskloom.runs.finetune import finetune\n"
+        "from maskloom.config import FinetuneRecipe\nfrom maskloom.runs.finetune import LabelledFiles, finetune\n"
         "write = saves.write_checkpoint\n"
         "def stop(*given, **named):\n"
         "    write(*given, **named)\n    print('saved', flush=True)\n    sys.stdin.read()\n"
         "saves.write_checkpoint = stop\n"
         f"recipe = FinetuneRecipe.model_validate_json(open({str(tmp_path / 'recipe.json')!r}).read())\n"
         f"finetune(recipe, model={str(model_folder)!r}, out={str(tmp_path / 'run')!r}, "
-        f"train={str(data['train'])!r}, dev={str(data['dev'])!r})\n"
+        f"data=LabelledFiles({str(data['train'])!r}, {str(data['dev'])!r}))\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code]

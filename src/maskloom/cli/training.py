@@ -100,13 +100,13 @@ def finetune(
     flags |= {"task": task, "restarts": restarts, "keep_restarts": keep_restarts or None}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
-    from maskloom.runs.finetune import finetune as run  # heavy: a wrong recipe or file is refused before it
+    from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
+    from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
 
     with verification(verify, resume):
-        files = {"model": model, "train": train, "dev": dev, "out": out}
-        how = {"resume": resume, "reading": reading, "metric": metric, "verify": verify}
-        result = run(chosen, **files, **how, progress=progress_display())
+        data, shown = LabelledFiles(train, dev, reading, metric), progress_display()
+        result = run(chosen, model=model, data=data, out=out, resume=resume, verify=verify, progress=shown)
     show(result, as_json, lines=finetuning_lines)
 
 
@@ -143,24 +143,14 @@ def search(
     flags |= {"task": task}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
-    from maskloom.runs.search import search as run  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.search import Trials
+    from maskloom.runs.search import search as run
     from maskloom.runs.search_table import print_table, search_rows
 
-    result = run(
-        chosen,
-        model=model,
-        train=train,
-        dev=dev,
-        out=out,
-        space=space_beside(grid, flags),
-        method=method,
-        num_trials=trials,
-        reading=reading,
-        metric=metric,
-        keep_models=keep_models,
-        resume=resume,
-        progress=progress_display(),
-    )
+    data = LabelledFiles(train, dev, reading, metric)
+    tried = Trials(space_beside(grid, flags), method, trials, keep_models)
+    result = run(chosen, model=model, data=data, out=out, trials=tried, resume=resume, progress=progress_display())
     if as_json:
         print_json(result)
         return

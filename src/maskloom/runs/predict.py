@@ -208,8 +208,8 @@ def embed(
     """Write one vector a row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` a row.
 
     Texts are read as single ones unless a pair column is named. `int8` computes in eight-bit integers. Memory is
-    bounded, and the output takes its name when it is complete. Raises ConfigError or DataError for a wrong option, model or file, or for `int8` on a processor that
-    lacks it.
+    bounded, and the output takes its name when it is complete. Raises ConfigError or DataError for a wrong option,
+    model or file, or for `int8` on a processor that lacks it.
     """
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)

@@ -22,7 +22,7 @@ from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.launch import num_processes
 from maskloom.runs.corpus import REPORT
 from maskloom.runs.display import Progress, stage_callback
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
 from maskloom.runs.run_folder import (
@@ -99,17 +99,9 @@ def rerun(
     else:
         inputs = content["inputs"]
         reading = ReadingOptions(**inputs["reading"])
-        finetune(
-            recipe,
-            model=paths["model"],
-            train=paths["train"],
-            dev=paths["dev"],
-            out=out,
-            resume=resume,
-            reading=replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading,
-            metric=inputs["metric"],
-            progress=progress,
-        )
+        reading = replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading
+        data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"])
+        finetune(recipe, model=paths["model"], data=data, out=out, resume=resume, progress=progress)
     return _compared(model, out)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -335,11 +336,11 @@ def test_a_finished_corpus_is_checked_and_left_alone(text: Path, tmp_path: Path,
     [
         ({"tokenizer": WordPieceTokenizer(TOKENIZER.vocabulary, lowercase=False)}, "lowercase"),
         ({"tokenizer": WordPieceTokenizer(Vocabulary([*TOKENIZER.vocabulary.tokens, "x"]))}, "vocabulary_sha256"),
-        ({"sentences": "split"}, "sentences"),
-        ({"shard_tokens": 101}, "shard_tokens"),
-        ({"on_bad_text": "skip"}, "on_bad_text"),
-        ({"language": "de"}, "language"),
-        ({"documents": "file"}, "documents"),
+        ({"settings": replace(SMALL["settings"], sentences="split")}, "sentences"),
+        ({"settings": replace(SMALL["settings"], shard_tokens=101)}, "shard_tokens"),
+        ({"settings": replace(SMALL["settings"], on_bad_text="skip")}, "on_bad_text"),
+        ({"settings": replace(SMALL["settings"], language="de")}, "language"),
+        ({"settings": replace(SMALL["settings"], documents="file")}, "documents"),
     ],
 )
 def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, tmp_path: Path, changes, named: str) -> None:

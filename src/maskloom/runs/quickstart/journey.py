@@ -26,7 +26,7 @@ from maskloom.inference import Predictor
 from maskloom.runs.charts import DotRow, dot_chart, page_template
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress, stage_callback
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.quickstart.documentation import gather_documents, write_documents
 from maskloom.runs.quickstart.tasks import build_tasks
@@ -232,16 +232,9 @@ def _finetune(recipe: FinetuneRecipe, out: Path, task: str, start: str, progress
     folder = out / "finetuned" / f"{task}-{start}"
     recipe = recipe.model_copy(update={"task": TASKS[task], "from_scratch": start == "random"})
     progress.say(f"     the {task} task from {'the pre-trained' if start == 'pretrained' else 'random'} weights")
-    return finetune(
-        recipe,
-        model=out / "pretrained",
-        train=out / "tasks" / f"{task}-train.jsonl",
-        dev=out / "tasks" / f"{task}-dev.jsonl",
-        out=folder,
-        resume=(folder / RECIPE).exists(),
-        metric="accuracy",
-        progress=progress,
-    )
+    train, dev = (out / "tasks" / f"{task}-{part}.jsonl" for part in ("train", "dev"))
+    data, resume = LabelledFiles(train, dev, metric="accuracy"), (folder / RECIPE).exists()
+    return finetune(recipe, model=out / "pretrained", data=data, out=folder, resume=resume, progress=progress)
 
 
 def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any]:
