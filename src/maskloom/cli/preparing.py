@@ -14,13 +14,10 @@ from maskloom.cli.options import (
     Out,
     Texts,
     Workers,
-    print_json,
-    progress_display,
-    say,
     show,
-    stage_display,
     with_options,
 )
+from maskloom.runs.display import stage_callback, terminal_progress
 
 Engine = Annotated[
     Literal["local", "ray"], typer.Option("--engine", help="Where the work runs: local processes, or a Ray cluster.")
@@ -88,7 +85,7 @@ def vocab_train(
         max_distinct_words=max_distinct_words,
         model=model,
     )
-    how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_display()}
+    how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
     show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json)
 
 
@@ -115,7 +112,7 @@ def vocab_extend(
     from maskloom.runs.vocabulary_extension import NewPieces, extend_vocabulary  # heavy: wrong paths are refused first
     from maskloom.worker_processes import Work
 
-    wanted, work, watch = NewPieces(add, min_frequency, use_unused), Work(workers), stage_display()
+    wanted, work, watch = NewPieces(add, min_frequency, use_unused), Work(workers), stage_callback(terminal_progress())
     report = extend_vocabulary(texts, wanted, model=model, out=out, work=work, on_bad_text=on_bad_text, progress=watch)
     if use_unused and not report["num_in_unused_places"]:
         report["why_none_in_unused_places"] = "the vocabulary has no [unused] pieces"
@@ -160,10 +157,9 @@ def corpus_build(
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
     from maskloom.data.corpus_building import CorpusSettings
     from maskloom.runs.corpus import build_corpus_from_files
-    from maskloom.runs.display import stage_callback
 
     settings = CorpusSettings(sentences, language, on_bad_text, documents=documents)
-    display = progress_display()
+    display = terminal_progress()
     how = {"work": work, "progress": stage_callback(display), "say": display.say}
     show(build_corpus_from_files(texts, vocab=vocab, out=out, settings=settings, **how), as_json)
 
@@ -182,11 +178,8 @@ def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")]
     from maskloom.runs.corpus import lint
 
     findings = lint(folder)
-    if as_json:
-        print_json(findings)
-    else:
-        lines = [f"{finding['level']}: {finding['code']}: {finding['message']}" for finding in findings]
-        say(*(lines or ["nothing found"]))
+    lines = [f"{finding['level']}: {finding['code']}: {finding['message']}" for finding in findings]
+    show(findings, as_json, lines=lambda _: lines or ["nothing found"])
     if any(finding["level"] == "error" for finding in findings):
         raise typer.Exit(1)
 
@@ -208,13 +201,10 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
     from maskloom.runs.recipes import listed_recipes
 
     recipes = listed_recipes()
-    if as_json:
-        print_json(recipes)
-        return
     width = max(map(len, recipes))
-    for name, about in recipes.items():
-        say(f"{name:<{width}}  {about}")
-    typer.echo("\nuse one with --recipe NAME; maskloom recipes show NAME explains it, key by key")
+    lines = [f"{name:<{width}}  {about}" for name, about in recipes.items()]
+    lines += ["", "use one with --recipe NAME; maskloom recipes show NAME explains it, key by key"]
+    show(recipes, as_json, lines=lambda _: lines)
 
 
 @recipes_app.command("show")
@@ -231,8 +221,4 @@ def show_recipe(
     """Explain a recipe: every key with its value, its default and what it means."""
     from maskloom.runs.recipes import explained, explained_lines
 
-    content = explained(name)
-    if as_json:
-        print_json(content)
-    else:
-        say(*"\n".join(explained_lines(content)).split("\n"))
+    show(explained(name), as_json, lines=explained_lines)

@@ -22,7 +22,6 @@ from maskloom.cli.options import (
     chosen_recipe,
     continues,
     print_json,
-    progress_display,
     reads,
     say,
     show,
@@ -30,6 +29,7 @@ from maskloom.cli.options import (
     trains,
     verification,
 )
+from maskloom.runs.display import terminal_progress
 
 
 @trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
@@ -64,7 +64,7 @@ def pretrain(
 
     with verification(verify, resume):
         result = run(
-            chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=progress_display()
+            chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=terminal_progress()
         )
     show(result, as_json, out, lines=pretraining_lines)
 
@@ -105,7 +105,7 @@ def finetune(
     from maskloom.runs.task_summaries import finetuning_lines
 
     with verification(verify, resume):
-        data, shown = LabelledFiles(train, dev, reading, metric), progress_display()
+        data, shown = LabelledFiles(train, dev, reading, metric), terminal_progress()
         result = run(chosen, model=model, data=data, out=out, resume=resume, verify=verify, progress=shown)
     show(result, as_json, lines=finetuning_lines)
 
@@ -150,7 +150,7 @@ def search(
 
     data = LabelledFiles(train, dev, reading, metric)
     tried = Trials(space_beside(grid, flags), method, trials, keep_models)
-    result = run(chosen, model=model, data=data, out=out, trials=tried, resume=resume, progress=progress_display())
+    result = run(chosen, model=model, data=data, out=out, trials=tried, resume=resume, progress=terminal_progress())
     if as_json:
         print_json(result)
         return
@@ -170,11 +170,7 @@ def quickstart(
     from maskloom.runs.quickstart.journey import quickstart as run
     from maskloom.runs.quickstart.journey import summary_lines
 
-    result = run(out=out, seed=seed, progress=progress_display())
-    if as_json:
-        show(result, True)
-    else:
-        say(*summary_lines(result))
+    show(run(out=out, seed=seed, progress=terminal_progress()), as_json, lines=summary_lines)
 
 
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
@@ -215,16 +211,8 @@ def run_glue(
     from maskloom.runs.glue.run import glue_run  # heavy: a wrong recipe, model or folder is refused before it
     from maskloom.runs.search_table import glue_rows, notes_of, print_table
 
-    result = glue_run(
-        chosen,
-        data=data,
-        model=model,
-        out=out,
-        tasks=names,
-        space=space_beside(grid, flags),
-        resume=resume,
-        progress=progress_display(),
-    )
+    how = {"tasks": names, "space": space_beside(grid, flags), "resume": resume, "progress": terminal_progress()}
+    result = glue_run(chosen, data=data, model=model, out=out, **how)
     if as_json:
         print_json(result)
     else:
@@ -246,7 +234,7 @@ def submit_to_glue(
     """Predict the test files and write a checked zip for the leaderboard."""
     from maskloom.runs.glue.run import submission_lines, submit_glue
 
-    result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=progress_display())
+    result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=terminal_progress())
     show(result, as_json, lines=submission_lines, beside=out)
 
 

@@ -164,7 +164,7 @@ def explained_lines(content: dict[str, Any]) -> list[str]:
     unread = {"span", "tagging", "features"} - {task} - ({"features"} if task == "tagging" else set())
     keys = [key for key in content["keys"] if task is None or key["path"].partition(".")[0] not in unread]
     width = max(len(f"{key['path']} = {_text(key['value'])}") for key in keys)
-    lines = [content["recipe"], "", content["about"]]
+    lines = [content["recipe"], "", *content["about"].split("\n")]
     section = "none"
     for key in keys:
         if key["path"].rpartition(".")[0] != section:
