@@ -40,7 +40,7 @@ from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token
 from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
-from maskloom.files import sync, write_json
+from maskloom.files import naming_disk, sync, write_json
 from maskloom.folder_lock import folder_lock
 from maskloom.text.sentences import check_language
 from maskloom.text.tokenizer import Tokenizer
@@ -238,13 +238,8 @@ def _building(out: Path) -> Iterator[None]:
         # a build that was killed may have left large files under temporary names
         for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
             _remove_temporaries(folder)
-        try:
+        with naming_disk(out):
             yield
-        except OSError as error:
-            if error.errno is not None and error.filename is None:
-                # a full disk does not say which one it is
-                error.filename = str(out)
-            raise
 
 
 def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, Document]]:

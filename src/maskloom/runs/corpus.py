@@ -30,7 +30,7 @@ from maskloom.data.documents import (
 )
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
-from maskloom.files import sync, write_json
+from maskloom.files import naming_disk, sync, write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import check_name, read_json_object
 from maskloom.runs.run_folder import environment
@@ -270,13 +270,9 @@ def _staging(out: Path) -> Iterator[Path]:
     staging = out.parent / f".{out.name}.building"
     try:
         shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        yield staging
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            # a full disk does not say which one it is
-            error.filename = str(out)
-        raise
+        with naming_disk(out):
+            staging.mkdir(parents=True)
+            yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -20,9 +20,9 @@ from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_place, check_questions, read_context
-from maskloom.runs.reading_defaults import FileReading, reading_for
+from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_texts
 from maskloom.tasks.examples import ReadExamples, ReadingReport
-from maskloom.tasks.kinds import KINDS, make_task
+from maskloom.tasks.kinds import make_task
 from maskloom.tasks.span.encoding import EncodedQuestions
 from maskloom.tasks.span.reading import Question
 from maskloom.tasks.tables import ReadingOptions
@@ -59,8 +59,7 @@ def predict(
     """
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
-    models = [model] if isinstance(model, str | Path) else model
-    predictor = open_models(models, average=average, max_length=max_length)
+    predictor = open_models(model, average=average, max_length=max_length)
     task = predictor.required_task()
     forms = task.forms
     suffix = output_suffix(target, tuple({".jsonl": 0, ".csv": 0, **forms}))
@@ -216,9 +215,7 @@ def embed(
     suffix = output_suffix(target, (".npy", ".jsonl"))
     predictor = Predictor.load(model, max_length=max_length, int8=int8)
     modules = predictor.modules.changed(form.pooling, form.normalize)
-    report = ReadingReport(source)
-    kind = "pair" if reading is not None and reading.pair_column else "single"
-    texts = FileReading(source, KINDS[kind], reading or ReadingOptions(), {}, report, needs_label=False)
+    texts = reading_of_texts(source, reading)
     progress.begin("embedding", texts.count())
     with output_file(target) as file:
         if suffix == ".npy":
@@ -239,14 +236,14 @@ def embed(
     progress.end()
     return {
         "output": str(target),
-        "num_vectors": report.num_kept,
+        "num_vectors": texts.report.num_kept,
         "hidden_size": predictor.hidden_size,
         "pooling": modules.pooling,
         "normalized": modules.normalizes,
         "int8": int8,
         "num_truncated_examples": predictor.num_truncated,
         "max_length": predictor.max_length,
-        "data": report.as_dict(),
+        "data": texts.report.as_dict(),
     }
 
 
@@ -284,8 +281,7 @@ def generate(
     check_place(source, target)
     output_suffix(target, (".jsonl",))
     predictor = Predictor.load(model, batch_size=batch_size)
-    report = ReadingReport(source)
-    rows = FileReading(source, KINDS["single"], reading or ReadingOptions(), {}, report, needs_label=False)
+    rows = reading_of_texts(source, reading)
     progress.begin("generating", rows.count())
     index = num_tokens = 0
     with output_file(target, "w") as file:
@@ -299,7 +295,7 @@ def generate(
             progress.advance(index)
             release_free_memory()
     progress.end()
-    return {"output": str(target), "num_texts": index, "num_tokens": num_tokens, "data": report.as_dict()}
+    return {"output": str(target), "num_texts": index, "num_tokens": num_tokens, "data": rows.report.as_dict()}
 
 
 # Logits of a window of 384 tokens take 3 KB.
@@ -330,11 +326,10 @@ def answer(
         raise ConfigError(f"top_k {top_k}: at least 1 is expected")
     check_questions(questions)
     text = read_context(context)
-    predictor = open_models([model] if isinstance(model, str | Path) else model, average=average, max_length=max_length)
+    predictor = open_models(model, average=average, max_length=max_length)
     task = _task(predictor, null_threshold)
     encoded = task.encode(_examples(text, questions, Path(context)), predictor.tokenizer, predictor.max_length)
-    if not isinstance(encoded, EncodedQuestions):
-        raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
+    assert isinstance(encoded, EncodedQuestions)
     progress.begin("answering", len(questions))
     rows: list[dict[str, Any]] = []
     for part in encoded.parts(_WINDOWS_AT_ONCE):

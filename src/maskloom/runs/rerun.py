@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,6 @@ from maskloom.runs.search import PLAN
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
-_SUMS: dict[str, Callable[[Path], str]] = {
-    "corpus": lambda path: Corpus.open(path).fingerprint,
-    "init": lambda path: fingerprint(*model_files(path)),
-    "model": lambda path: fingerprint(*model_files(path)),
-    "train": fingerprint,
-    "dev": fingerprint,
-    "labels": fingerprint,
-}
 _CORPUS_SETTINGS = {field.name for field in fields(CorpusSettings)}
 # Where `inputs` has another name for what a path leads to.
 _INPUT_NAMES = {"init": "init_model"}
@@ -158,7 +150,9 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     for name, path in paths.items():
         if not path.exists():
             raise DataError(f"{path}: the {name} of {run} no longer exists")
-        expected, found = content["inputs"].get(_INPUT_NAMES.get(name, name)), _SUMS[name](path)
+        expected, is_model = content["inputs"].get(_INPUT_NAMES.get(name, name)), name in ("init", "model")
+        read = model_files(path) if is_model else [path]
+        found = Corpus.open(path).fingerprint if name == "corpus" else fingerprint(*read)
         if found != expected:
             raise DataError(f"{path}: the {name} of {run} has changed: its checksum was {expected}, is {found}")
     return paths
