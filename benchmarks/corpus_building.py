@@ -25,7 +25,7 @@ from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
 from surroundings import minilm_folder, processor
 
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import CorpusSettings, build_corpus
 from maskloom.data.documents import read_documents
 from maskloom.text.sentences import split_sentences
 from maskloom.text.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ def check(text: Path) -> None:
     tokens = [token for line in lines for token in tokenizer.tokenize(line)]
     out = text.parent / "checked"
     ours = Tokenizer.load(minilm_folder(), compatibility="google")
-    build_corpus(short, tokenizer=ours, out=out, sentences="lines")
+    build_corpus(short, tokenizer=ours, out=out, settings=CorpusSettings(sentences="lines"))
     corpus = Corpus.open(out)
     ids = corpus.sentences(0, corpus.num_sentences).tolist()
     assert ids == tokenizer.convert_tokens_to_ids(tokens), "the ids of both sides differ"

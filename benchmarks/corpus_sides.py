@@ -83,12 +83,15 @@ def google(text: Path, num_duplicates: int) -> dict[str, Any]:
 
 def ours(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, Any]:
     """Build a corpus, and draw an epoch."""
-    from maskloom.data.corpus_building import build_corpus
+    from maskloom.data.corpus_building import CorpusSettings, build_corpus
     from maskloom.text.tokenizer import Tokenizer
+    from maskloom.worker_processes import Work
 
     tokenizer = Tokenizer.load(minilm_folder(), compatibility="google")
     watch = Stopwatch()
-    manifest = build_corpus(text, tokenizer=tokenizer, out=out, num_workers=num_workers, sentences="lines")
+    manifest = build_corpus(
+        text, tokenizer=tokenizer, out=out, work=Work(num_workers), settings=CorpusSettings(sentences="lines")
+    )
     found: dict[str, Any] = {"build": watch.lap(), "tokens": manifest["num_tokens"], "checksum": manifest["checksum"]}
     if draws:
         found["draw"] = _drawn(out)

@@ -27,7 +27,7 @@ from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder, processor
 
 from maskloom.inference import Predictor
-from maskloom.runs.predict import embed
+from maskloom.runs.predict import VectorForm, embed
 from maskloom.text.sentences import split_sentences
 
 MAX_LENGTH, BATCH_SIZE, NUM_THREADS = 256, 32, 2
@@ -274,7 +274,12 @@ def bulk_pass(side: str, path: Path, folder: Path, num_threads: int) -> dict[str
     started = time.perf_counter()
     if side.startswith("ours"):
         embed(
-            minilm_folder(), path, folder / "out.npy", normalize=True, max_length=MAX_LENGTH, int8=side == "ours_int8"
+            minilm_folder(),
+            path,
+            folder / "out.npy",
+            form=VectorForm(normalize=True),
+            max_length=MAX_LENGTH,
+            int8=side == "ours_int8",
         )
     else:
         run = make_side(side, folder, num_threads)

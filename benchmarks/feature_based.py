@@ -19,7 +19,7 @@ from surroundings import data_folder, minilm_folder, processor
 
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.recipe_files import recipe_path
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 
 NUM_TRAIN, NUM_DEV = 1000, 600
 CHANGES = ["features.lstm_size=256", "training.epochs=10.0"]
@@ -83,7 +83,7 @@ def main() -> None:
         recipe = load_recipe(FinetuneRecipe, path, [*own, f"restarts={options.seeds}"])
         out = options.out / name
         resume = (out / "recipe.toml").exists()
-        result = finetune(recipe, model=minilm_folder(), train=files[0], dev=files[1], out=out, resume=resume)
+        result = finetune(recipe, model=minilm_folder(), data=LabelledFiles(*files[:2]), out=out, resume=resume)
         found[name] = result["restarts"]
         print(name, result["restarts"]["mean"], result["restarts"]["standard_deviation"], flush=True)
     if options.results:

@@ -161,7 +161,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
 def run_maskloom(name: str, seed: int, options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
     """Run maskloom's own fine-tuning, and score the model that it kept with the code of the other side."""
     from maskloom.config import FinetuneRecipe, load_recipe
-    from maskloom.runs.finetune import finetune
+    from maskloom.runs.finetune import LabelledFiles, finetune
 
     task, out = TASKS[name], options.out / "maskloom" / f"{name.replace(' ', '-')}-{seed}"
     shutil.rmtree(out, ignore_errors=True)
@@ -172,7 +172,7 @@ def run_maskloom(name: str, seed: int, options: argparse.Namespace, settings: di
     recipe = load_recipe(FinetuneRecipe, RECIPE, changes)
     reading = maskloom_reading(task, options.data)
     result, seconds = timed(
-        lambda: finetune(recipe, model=options.model, train=train, dev=dev, out=out, reading=reading)
+        lambda: finetune(recipe, model=options.model, data=LabelledFiles(train, dev, reading), out=out)
     )
     max_length = settings["tasks"][name]["recipe"]["data"]["max_length"]
     peer = peer_kind(task, out / "model", max_length)

@@ -52,7 +52,7 @@ def main() -> None:
     from maskloom.files import write_json
     from maskloom.inference.model_folder import SETTINGS_FILE
     from maskloom.runs.evaluate import evaluate, tune
-    from maskloom.runs.finetune import finetune
+    from maskloom.runs.finetune import LabelledFiles, finetune
     from maskloom.tasks.tables import ReadingOptions
 
     options = parse_arguments()
@@ -63,10 +63,8 @@ def main() -> None:
     result = finetune(
         recipe,
         model=minilm_folder(),
-        train=data / "train.tsv",
-        dev=data / "dev.tsv",
+        data=LabelledFiles(data / "train.tsv", data / "dev.tsv", reading),
         out=out,
-        reading=reading,
         resume=(out / "run.json").exists(),
     )
     settings = json.loads((out / "model" / SETTINGS_FILE).read_text(encoding="utf-8"))

@@ -39,6 +39,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 
@@ -89,7 +90,7 @@ def real_corpus(folder: Path) -> Corpus:
     """Return a corpus of byte pairs of real English."""
     text = folder / "text.txt"
     write_real_text(text, 6_000_000)
-    train_vocabulary_from_files([text], out=folder / "vocab", size=VOCABULARY, model="bpe")
+    train_vocabulary_from_files([text], VocabularySettings(VOCABULARY, model="bpe"), out=folder / "vocab")
     build_corpus_from_files([text], vocab=folder / "vocab", out=folder / "corpus")
     return Corpus.open(folder / "corpus")
 

@@ -84,9 +84,10 @@ def pretrained(options: argparse.Namespace) -> dict[str, Any]:
     from maskloom.config import PretrainRecipe
     from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
     from maskloom.runs.pretrain import pretrain
+    from maskloom.text.vocabulary_training import VocabularySettings
 
     text, out = options.data / "corpus" / "enwiki_part.txt.gz", options.out
-    train_vocabulary_from_files([text], out=out / "vocab", size=8000, model="bpe")
+    train_vocabulary_from_files([text], VocabularySettings(8000, model="bpe"), out=out / "vocab")
     build_corpus_from_files([text], vocab=out / "vocab", out=out / "corpus")
     run, started = out / "gpt", time.perf_counter()
     resume = (run / "run.json").exists()
@@ -123,7 +124,7 @@ def rows_of(data: Path, name: str) -> tuple[list[tuple[str, ...]], list[tuple[st
 def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
     """Fine-tune on some examples of a task, from both starts and with both weights of the language model's loss."""
     from maskloom.config import FinetuneRecipe
-    from maskloom.runs.finetune import finetune
+    from maskloom.runs.finetune import LabelledFiles, finetune
 
     kind, metric, more = TASKS[name]
     train, dev = rows_of(options.data, name)
@@ -146,7 +147,8 @@ def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
             out = options.out / f"{name}-{start}-{weight}"
             resume = (out / "run.json").exists()
             checked, model = FinetuneRecipe.model_validate(recipe), options.out / "gpt" / "model"
-            result = finetune(checked, model=model, train=files[0], dev=files[1], out=out, metric=metric, resume=resume)
+            data = LabelledFiles(files[0], files[1], metric=metric)
+            result = finetune(checked, model=model, data=data, out=out, resume=resume)
             scores = list(result["restarts"]["scores"].values())
             key = f"{start}, lambda {weight:g}"
             found[key] = {"scores": scores, "steps": result["last"]["step"], "constant": result["best"]["reference"]}

@@ -68,11 +68,12 @@ def _run_maskloom(
     folder: Path, encoder: Path, train: Path, dev: Path, recipe: Path, seed: int, threads: int
 ) -> dict[str, float]:
     from maskloom.config import FinetuneRecipe, load_recipe
-    from maskloom.runs.finetune import finetune
+    from maskloom.runs.finetune import LabelledFiles, finetune
 
     out = folder / f"maskloom-{seed}"
     chosen = load_recipe(FinetuneRecipe, recipe, [*_CHANGES, f"seed={seed}", f"training.num_threads={threads}"])
-    result = finetune(chosen, model=encoder, train=train, dev=dev, out=out, resume=(out / "run.json").exists())
+    data = LabelledFiles(train, dev)
+    result = finetune(chosen, model=encoder, data=data, out=out, resume=(out / "run.json").exists())
     return {name: result["last"]["scores"][name] for name in ("exact_match", "f1")}
 
 

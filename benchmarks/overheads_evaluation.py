@@ -21,7 +21,7 @@ from surroundings import data_folder, minilm_folder
 from maskloom.config import FinetuneRecipe
 from maskloom.inference import Predictor
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions
 
@@ -38,9 +38,8 @@ def make_model(name: str, dev: Path, folder: Path) -> Path:
     recipe = FinetuneRecipe.model_validate(
         {"task": "pair" if len(TASKS[name][1]) == 2 else "single", "training": {"steps": 1, "batch_size": 8}}
     )
-    finetune(
-        recipe, model=minilm_folder(), train=dev, dev=dev, out=folder, reading=ReadingOptions(format=TASKS[name][0])
-    )
+    data = LabelledFiles(dev, dev, ReadingOptions(format=TASKS[name][0]))
+    finetune(recipe, model=minilm_folder(), data=data, out=folder)
     return folder / "model"
 
 

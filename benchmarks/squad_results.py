@@ -132,12 +132,13 @@ def with_moved(content: dict[str, Any]) -> dict[str, Any]:
 def trained(options: argparse.Namespace, name: str, model: Path, train: Path, dev: Path) -> dict[str, Any]:
     """Fine-tune, or go on with an interrupted run, and say on what."""
     from maskloom.config import FinetuneRecipe, load_recipe
-    from maskloom.runs.finetune import finetune
+    from maskloom.runs.finetune import LabelledFiles, finetune
 
     out = options.out / name
     rates = [f"training.epochs={options.epochs}", f"training.learning_rate={options.learning_rate}"]
     recipe = load_recipe(FinetuneRecipe, RECIPE, [*CHANGES, *rates, f"training.num_threads={options.threads}"])
-    result = finetune(recipe, model=model, train=train, dev=dev, out=out, resume=(out / "run.json").exists())
+    data = LabelledFiles(train, dev)
+    result = finetune(recipe, model=model, data=data, out=out, resume=(out / "run.json").exists())
     account = result["data"]["train"]
     return {
         "num_questions": account["num_kept"],

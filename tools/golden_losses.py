@@ -22,10 +22,11 @@ from safetensors import safe_open
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, PretrainRecipe, validate_recipe
+from maskloom.data.corpus_building import CorpusSettings
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.corpus import build_corpus_from_files
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -92,7 +93,8 @@ def compute(name: str, folder: Path) -> dict[str, Any]:
         _pretrain(which, folder)
     else:
         recipe, files = finetuning(which, folder)
-        finetune(recipe, **files, out=folder / "run")
+        data = LabelledFiles(files["train"], files["dev"])
+        finetune(recipe, model=files["model"], data=data, out=folder / "run")
     events = map(json.loads, (folder / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines())
     losses = [event["loss"] for event in events if event["event"] == "step"]
     return {"losses": losses, "weights": _checksum(folder / "run" / "model" / "model.safetensors")}
@@ -112,7 +114,9 @@ def _pretrain(name: str, folder: Path) -> None:
     documents = ("\n".join(_sentence(draw) for _ in range(draw.randint(2, 9))) for _ in range(60))
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
     WordPieceTokenizer(_VOCABULARY, max_length=64).save(folder / "vocab")
-    build_corpus_from_files(folder / "text.txt", vocab=folder / "vocab", out=folder / "corpus", sentences="lines")
+    build_corpus_from_files(
+        folder / "text.txt", vocab=folder / "vocab", out=folder / "corpus", settings=CorpusSettings(sentences="lines")
+    )
     values = {"model": {"size": "tiny", "config": _CONFIG}, **_PRETRAINING[name]}
     recipe = validate_recipe(PretrainRecipe, values, source=name)
     pretrain(recipe, corpus=folder / "corpus", out=folder / "run")

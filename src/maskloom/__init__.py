@@ -120,6 +120,7 @@ def finetune(
     _check_paths({"model": model, "train": train, "dev": dev, "out": out, "labels": labels})
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.display import heard
+    from maskloom.runs.finetune import LabelledFiles
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.recipes import recipe_of_run, run_to_resume
     from maskloom.tasks.tables import ReadingOptions
@@ -133,8 +134,8 @@ def finetune(
     columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     names = None if labels is None else str(labels)
     reading = ReadingOptions(**columns, format=format, labels=names, on_bad_rows=on_bad_rows)
-    files = {"model": model, "train": train, "dev": dev, "out": out}
-    return run(chosen, **files, reading=reading, metric=metric, resume=resume, verify=verify, progress=shown)
+    data = LabelledFiles(train, dev, reading, metric)
+    return run(chosen, model=model, data=data, out=out, resume=resume, verify=verify, progress=shown)
 
 
 _PATHS = {

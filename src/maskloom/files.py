@@ -26,6 +26,17 @@ _OPEN_FILES = re.compile("/dev/(?:(stdout)|(stderr)|fd/([0-9]{1,6}))|/proc/self/
 
 
 @contextmanager
+def naming_disk(path: Path) -> Iterator[None]:
+    """Put a path into an OSError that names none: a full disk does not say which one it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file in the same folder; at the end it is synced to disk and renamed into place.
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from maskloom.errors import ConfigError
+
 # a message that breaks off in its middle is a plain OSError
 _GONE = (EOFError, OSError)
 _SECONDS_TO_END = 2
@@ -40,20 +42,31 @@ _Answer = tuple[Any, Exception | None]
 Engine = Callable[..., Generator[Any, None, None]]
 
 
+@dataclass(frozen=True)
+class Work:
+    """How many processes work: new ones, this one alone for one, or those of an engine."""
+
+    num_workers: int = 1
+    engine: Engine | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for less than one worker."""
+        if self.num_workers < 1:
+            raise ConfigError(f"num_workers = {self.num_workers}: it must be at least 1")
+
+
+ONE_PROCESS = Work()
+
+
 def results(
-    start: Start,
-    arguments: tuple[Any, ...],
-    tasks: Iterator[Any],
-    num_workers: int,
-    engine: Engine | None = None,
-    *,
-    name: Callable[[Any], str] = str,
+    start: Start, arguments: tuple[Any, ...], tasks: Iterator[Any], work: Work, *, name: Callable[[Any], str] = str
 ) -> Generator[Any, None, None]:
-    """Yield the results of `start(*arguments)(task)`, by an engine, by new processes, or for one by this one."""
-    if engine is None and num_workers == 1:
+    """Yield the results of `start(*arguments)(task)`; `name` says a task to a person."""
+    if work == ONE_PROCESS:
         yield from map(start(*arguments), tasks)
     else:
-        yield from (engine or results_of_processes)(start, arguments, tasks, num_workers, name=name)
+        how = work.engine or results_of_processes
+        yield from how(start, arguments, tasks, work.num_workers, name=name)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.fine_tuning import finetune
 from torch import nn
 
 import maskloom
@@ -27,11 +28,11 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.objective import TaskObjective, label_tensor
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
 from maskloom.tasks.classification import classification_kind, classification_task
 from maskloom.tasks.kinds import KINDS
+from maskloom.text.vocabulary_training import VocabularySettings
 
 # --- an architecture: the mean of a token and those around it, through a dense layer
 
@@ -149,7 +150,7 @@ def rows(monkeypatch):
 def corpus(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"the {a} cat sees the {b} dog." for a in "abcde" for b in "abcde"))
-    train_vocabulary_from_files([text], out=tmp_path / "vocab", size=60)
+    train_vocabulary_from_files([text], VocabularySettings(60), out=tmp_path / "vocab")
     build_corpus_from_files([text], vocab=tmp_path / "vocab", out=tmp_path / "corpus")
     return tmp_path / "corpus"
 

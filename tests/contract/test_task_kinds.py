@@ -7,6 +7,7 @@ from typing import get_args, get_origin, get_type_hints, is_typeddict
 import numpy as np
 import pytest
 import torch
+from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import FinetuneRecipe, validate_recipe
@@ -16,7 +17,6 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.report.examples import examples_of
 from maskloom.runs.report.record import read_run

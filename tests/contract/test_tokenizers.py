@@ -11,7 +11,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SpecialTokens, Vocabulary
-from maskloom.text.vocabulary_training import train_vocabulary
+from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 
 TEXTS = ["The lower river was low, wasn't it?", "Sea shells by the sea shore.", "lowest rivers 1998, (the newest)"]
 
@@ -25,9 +25,11 @@ def gpt2() -> Tokenizer:
 
 
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
-    "wordpiece": lambda: train_vocabulary(TEXTS * 3, size=120).tokenizer,
-    "byte-pair": lambda: train_vocabulary(TEXTS * 3, size=120, model="bpe").tokenizer,
-    "byte-pair, cased": lambda: train_vocabulary(TEXTS * 3, size=120, model="bpe", lowercase=False).tokenizer,
+    "wordpiece": lambda: train_vocabulary(TEXTS * 3, VocabularySettings(size=120)).tokenizer,
+    "byte-pair": lambda: train_vocabulary(TEXTS * 3, VocabularySettings(size=120, model="bpe")).tokenizer,
+    "byte-pair, cased": lambda: (
+        train_vocabulary(TEXTS * 3, VocabularySettings(size=120, model="bpe", lowercase=False)).tokenizer
+    ),
     "byte-level": gpt2,
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import PretrainRecipe, load_recipe
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import CorpusSettings, build_corpus
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -29,7 +29,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [" ".join([*WORDS[:3], WORDS[number // 3], *WORDS[:3]]) for number in range(60)]
     (folder / "text.txt").write_text("\n\n".join("\n".join(lines[n : n + 3]) for n in range(0, 60, 3)))
     tokenizer = WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *WORDS]))
-    build_corpus([folder / "text.txt"], tokenizer=tokenizer, out=folder / "corpus", sentences="lines")
+    build_corpus(
+        [folder / "text.txt"], tokenizer=tokenizer, out=folder / "corpus", settings=CorpusSettings(sentences="lines")
+    )
     return folder / "corpus"
 
 

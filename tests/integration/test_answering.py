@@ -2,6 +2,7 @@ import json
 import random
 
 import pytest
+from tests.fine_tuning import finetune
 from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import save_model
@@ -13,7 +14,6 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate, tune
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import answer, answer_lines, predict
 from maskloom.tasks.span.reading import score_files
 from maskloom.text.vocabulary import Vocabulary

@@ -13,8 +13,9 @@ from maskloom.config import PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.corpus import REPORT, build_corpus_from_files, inspect_vocabulary, train_vocabulary_from_files
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.vocabulary_extension import extend_vocabulary
+from maskloom.runs.vocabulary_extension import NewPieces, extend_vocabulary
 from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary_training import VocabularySettings
 
 WORDS = ["the", "river", "ran", "under", "stone", "bridges", "while", "people", "slept", "."]
 
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(1)
     texts = ["\n".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(4)) for _ in range(80)]
     (folder / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
-    train_vocabulary_from_files([folder / "a.txt"], size=60, out=folder / "vocab", model="bpe")
+    train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(60, model="bpe"), out=folder / "vocab")
     build_corpus_from_files(folder / "a.txt", vocab=folder / "vocab", out=folder / "corpus")
     return folder
 
@@ -57,11 +58,11 @@ def test_the_command_trains_byte_pairs_and_knows_them_again(folder: Path, tmp_pa
     again = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(again.stdout)["already_trained"]
     with pytest.raises(ConfigError, match=r"made otherwise \(model differ\)"):
-        train_vocabulary_from_files([folder / "a.txt"], size=60, out=tmp_path / "v")
+        train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(60), out=tmp_path / "v")
     merges = tmp_path / "v" / "merges.txt"
     merges.write_text(merges.read_text() + "t h\n")
     with pytest.raises(ConfigError, match=r"made otherwise \(vocab.json or merges.txt differ\)"):
-        train_vocabulary_from_files([folder / "a.txt"], size=60, out=tmp_path / "v", model="bpe")
+        train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(60, model="bpe"), out=tmp_path / "v")
 
 
 def test_a_vocabulary_is_inspected_with_text(folder: Path) -> None:
@@ -104,7 +105,7 @@ def test_objectives_that_need_other_tokens_are_refused_before_any_work(folder: P
 
 
 def test_a_corpus_of_other_tokens_or_merges_is_refused(folder: Path, run: Path, tmp_path: Path) -> None:
-    train_vocabulary_from_files([folder / "a.txt"], size=59, out=tmp_path / "v", model="bpe")
+    train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(59, model="bpe"), out=tmp_path / "v")
     build_corpus_from_files(folder / "a.txt", vocab=tmp_path / "v", out=tmp_path / "c")
     with pytest.raises(ConfigError, match=r"its vocabulary of 60 pieces is not that of 59 of the corpus, from id 59"):
         pretrain(recipe(), corpus=tmp_path / "c", out=tmp_path / "r", init=run)
@@ -118,7 +119,7 @@ def test_a_corpus_of_other_tokens_or_merges_is_refused(folder: Path, run: Path, 
 
 def test_what_needs_wordpiece_says_so(folder: Path, run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"vocab extend needs a WordPiece vocabulary"):
-        extend_vocabulary([folder / "a.txt"], model=run, num_pieces=3, out=tmp_path / "extended")
+        extend_vocabulary([folder / "a.txt"], NewPieces(3), model=run, out=tmp_path / "extended")
     assert not any(tmp_path.iterdir())
 
 
@@ -127,7 +128,7 @@ def test_bad_text_and_damaged_vocabularies_end_with_one_line(folder: Path, tmp_p
     (tmp_path / "empty.txt").write_bytes(b"\n")
     for name, message in (("bad.txt", "not UTF-8"), ("empty.txt", "empty.txt: no text")):
         with pytest.raises(DataError, match=message):
-            train_vocabulary_from_files([tmp_path / name], size=60, out=tmp_path / "v", model="bpe")
+            train_vocabulary_from_files([tmp_path / name], VocabularySettings(60, model="bpe"), out=tmp_path / "v")
     damaged = Path(shutil.copytree(folder / "vocab", tmp_path / "damaged"))
     (damaged / "merges.txt").write_bytes(b"#version: 0.2\nt \xff\n")
     command = ["corpus", "build", str(folder / "a.txt"), "--vocab", str(damaged), "--out", str(tmp_path / "c")]

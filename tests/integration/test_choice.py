@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
@@ -14,7 +15,6 @@ from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.report.page import report
 from maskloom.runs.rerun import rerun

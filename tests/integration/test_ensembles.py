@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 from scipy.special import logsumexp, softmax
+from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
@@ -15,7 +16,6 @@ from maskloom.inference import Ensemble, Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task, task_kind

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tests.fine_tuning import finetune
 from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import load_model, save_model
@@ -24,8 +25,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.recipe_files import recipe_path
 from maskloom.runs import finetune as finetune_run
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.features import features
-from maskloom.runs.finetune import finetune
+from maskloom.runs.features import Activations, features
 from maskloom.runs.predict import predict
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -110,7 +110,7 @@ def same_weights(first, second):
 
 @pytest.mark.parametrize(("layers", "places"), [("all", [0, 1, 2, 3, 4]), ("-1,-2", [4, 3]), ("0", [0])])
 def test_features_are_hidden_states_of_first_pieces(model_folder, data, tmp_path, layers, places):
-    result = features(model_folder, data["dev"], tmp_path / "out", layers=layers)
+    result = features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers=layers))
     file = FeatureFile.open(tmp_path / "out")
     found = sentences(30, 2)
     assert (result["num_units"], result["num_rows"]) == (30, sum(map(len, found)))
@@ -141,7 +141,7 @@ def test_a_model_of_fewer_than_four_layers_gives_all_of_them(data, tmp_path):
 def test_no_word_of_a_long_sentence_is_left_out(model_folder, tmp_path):
     rows = sentences(1, 5, most=1)[0] * 100
     path = write_columns(tmp_path / "long.conll", [rows, rows[:2]])
-    result = features(model_folder, path, tmp_path / "out", layers="last", max_length=10)
+    result = features(model_folder, path, tmp_path / "out", wanted=Activations(layers="last"), max_length=10)
     assert result["num_rows"] == 102
     file = FeatureFile.open(tmp_path / "out")
     assert np.diff(file.offsets).tolist() == [100, 2]
@@ -151,7 +151,7 @@ def test_no_word_of_a_long_sentence_is_left_out(model_folder, tmp_path):
 def test_the_published_form_has_every_token_and_six_decimals(model_folder, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("anna saw rome ||| bobs in oslo\n\nthe old bobs .\n")
-    features(model_folder, path, tmp_path / "out", layers="-1,-2,0", jsonl=True)
+    features(model_folder, path, tmp_path / "out", wanted=Activations(layers="-1,-2,0", jsonl=True))
     rows = [json.loads(line) for line in (tmp_path / "out" / "features.jsonl").read_text().splitlines()]
     assert [row["linex_index"] for row in rows] == [0, 1, 2]
     pair = ["[CLS]", "anna", "saw", "rome", "[SEP]", "bob", "##s", "in", "oslo", "[SEP]"]
@@ -168,7 +168,7 @@ def test_the_published_form_has_every_token_and_six_decimals(model_folder, tmp_p
 
 def test_links_pipes_and_folders_in_place_of_features(model_folder, data, tmp_path):
     def write(out, model=model_folder):
-        features(model, data["dev"], tmp_path / out, layers="last", jsonl=True)
+        features(model, data["dev"], tmp_path / out, wanted=Activations(layers="last", jsonl=True))
 
     (tmp_path / "link").symlink_to("real")
     write("link")
@@ -270,14 +270,14 @@ def test_a_run_killed_while_it_trains_goes_on_to_the_same_weights(run, model_fol
     (tmp_path / "recipe.json").write_text(recipe().model_dump_json())
     code = (
         "import sys, maskloom.training.background_saves as saves\n"
-        "from maskloom.config import FinetuneRecipe\nfrom maskloom.runs.finetune import finetune\n"
+        "from maskloom.config import FinetuneRecipe\nfrom maskloom.runs.finetune import LabelledFiles, finetune\n"
         "write = saves.write_checkpoint\n"
         "def stop(*given, **named):\n"
         "    write(*given, **named)\n    print('saved', flush=True)\n    sys.stdin.read()\n"
         "saves.write_checkpoint = stop\n"
         f"recipe = FinetuneRecipe.model_validate_json(open({str(tmp_path / 'recipe.json')!r}).read())\n"
         f"finetune(recipe, model={str(model_folder)!r}, out={str(tmp_path / 'run')!r}, "
-        f"train={str(data['train'])!r}, dev={str(data['dev'])!r})\n"
+        f"data=LabelledFiles({str(data['train'])!r}, {str(data['dev'])!r}))\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code]
@@ -317,11 +317,11 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match="no folder of features"):
         features(model_folder, data["dev"], tmp_path / "other")
-    features(model_folder, data["dev"], tmp_path / "out", layers="-1")
+    features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers="-1"))
     with pytest.raises(DataError, match=r"manifest\.json: vectors is \['4'\], \['3'\] is needed"):
-        features(model_folder, data["dev"], tmp_path / "out", layers="-2")
+        features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers="-2"))
     with pytest.raises(ConfigError, match="max_length 25"):
         features(model_folder, data["dev"], tmp_path / "out2", max_length=25)
     (tmp_path / "b.txt").write_text("Rome\n\x01\n")
     with pytest.raises(DataError, match=r"b\.txt: line 2: a sentence without words"):
-        features(model_folder, tmp_path / "b.txt", tmp_path / "out3", units="words")
+        features(model_folder, tmp_path / "b.txt", tmp_path / "out3", wanted=Activations(units="words"))

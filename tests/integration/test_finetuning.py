@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, validate_recipe
@@ -19,7 +20,6 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.finetune import finetune
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
@@ -246,9 +246,9 @@ def test_patience_ends_a_seed_and_a_resumed_run_ends_there_too(model_folder, dat
 _KILLED = """
 import sys
 from maskloom.config import FinetuneRecipe, load_recipe
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 recipe, model, train, dev, out = sys.argv[1:]
-finetune(load_recipe(FinetuneRecipe, recipe), model=model, train=train, dev=dev, out=out, resume=True)
+finetune(load_recipe(FinetuneRecipe, recipe), model=model, data=LabelledFiles(train, dev), out=out, resume=True)
 """
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tests.fine_tuning import finetune
 
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
@@ -13,7 +14,6 @@ from maskloom.inference import Predictor
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export, export_lines
-from maskloom.runs.finetune import finetune
 from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
 from maskloom.runs.rerun import rerun

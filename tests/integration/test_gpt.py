@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.fine_tuning import finetune
 from transformers import AutoTokenizer, OpenAIGPTLMHeadModel
 from typer.testing import CliRunner
 
@@ -18,7 +19,6 @@ from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
-from maskloom.runs.finetune import finetune
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary

@@ -14,7 +14,7 @@ from maskloom.inference import Predictor
 from maskloom.runs import predict as predict_run
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.predict import embed, predict
+from maskloom.runs.predict import VectorForm, embed, predict
 from maskloom.tasks.tables import ReadingOptions
 
 
@@ -270,11 +270,11 @@ def test_a_model_without_classifier_says_so(tmp_path):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_of_a_file(classifier, texts, tmp_path, pooling):
-    result = embed(classifier, tmp_path / "in.jsonl", tmp_path / "out.npy", pooling=pooling, normalize=True)
+    result = embed(classifier, tmp_path / "in.jsonl", tmp_path / "out.npy", form=VectorForm(pooling, normalize=True))
     vectors = np.load(tmp_path / "out.npy")
     assert vectors.shape == (23, 24) == (result["num_vectors"], result["hidden_size"])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
-    embed(classifier, tmp_path / "in.jsonl", tmp_path / "out.jsonl", pooling=pooling, normalize=True)
+    embed(classifier, tmp_path / "in.jsonl", tmp_path / "out.jsonl", form=VectorForm(pooling, normalize=True))
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     np.testing.assert_allclose([row["vector"] for row in rows], vectors, atol=1e-7)
     expected = Predictor.load(classifier).encode(texts, pooling=pooling, normalize=True)

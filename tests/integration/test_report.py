@@ -6,16 +6,17 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles
 from maskloom.runs.info import describe_folder
 from maskloom.runs.report.page import report
-from maskloom.runs.search import search
+from maskloom.runs.search import Trials, search
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -117,7 +118,7 @@ def test_a_link_to_a_page_stays(setting, tmp_path):
 def test_a_search_shows_its_trials_and_its_best_model(setting, tmp_path):
     files = {name: setting / f"{name}.jsonl" for name in ("train", "dev")}
     space = {"training.learning_rate": (1e-4, 1e-3)}
-    search(recipe(), model=setting / "bert", out=tmp_path / "search", space=space, **files)
+    search(recipe(), model=setting / "bert", data=LabelledFiles(**files), out=tmp_path / "search", trials=Trials(space))
     assert describe_folder(tmp_path / "search")["finished"]
     report([tmp_path / "search", setting / "run"], tmp_path / "page.html")
     page = page_of(tmp_path / "page.html")

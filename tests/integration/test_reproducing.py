@@ -12,6 +12,7 @@ from maskloom import fault_points
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.folder_lock import folder_lock
 from maskloom.runs.pretrain import pretrain
+from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.checkpoints import Snapshot, write_checkpoint
 
 SETTINGS = [
@@ -33,7 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = folder / "topics.txt"
     chosen = [" ".join(topic.split())[:3000] for _, topic in sorted(topics.items())[:30]]
     text.write_text("\n\n".join(chosen), encoding="utf-8")
-    train_vocabulary_from_files([text], size=300, out=folder / "vocab")
+    train_vocabulary_from_files([text], VocabularySettings(300), out=folder / "vocab")
     build_corpus_from_files(text, vocab=folder / "vocab", out=folder / "corpus")
     return folder / "corpus"
 

@@ -18,6 +18,7 @@ from maskloom.runs.export import export
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.recipes import with_epochs
 from maskloom.runs.rerun import rerun
+from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.events import read_events
 
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
@@ -48,7 +49,7 @@ def corpus(tmp_path_factory):
     folder, draw = tmp_path_factory.mktemp("corpus"), random.Random(0)
     documents = [" ".join(" ".join(draw.choices(WORDS, k=9)) + "." for _ in range(6)) for _ in range(30)]
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    train_vocabulary_from_files([folder / "text.txt"], size=60, out=folder / "v")
+    train_vocabulary_from_files([folder / "text.txt"], VocabularySettings(60), out=folder / "v")
     build_corpus_from_files([folder / "text.txt"], vocab=folder / "v", out=folder / "c")
     return folder / "c"
 

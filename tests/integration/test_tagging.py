@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from tests.entity_scores import entity_scores
+from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.cli import main
@@ -16,7 +17,6 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs import evaluate as evaluate_run
 from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate, tune
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.schemes import convert_tags

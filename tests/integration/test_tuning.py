@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
+from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, load_recipe, validate_recipe
@@ -17,7 +18,6 @@ from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate, tune
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import finetuning_lines, tuning_lines
 from maskloom.tasks.catalog import catalog_row

@@ -16,10 +16,11 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs.vocabulary_extension import REPORT, extend_vocabulary
+from maskloom.runs.vocabulary_extension import REPORT, NewPieces, extend_vocabulary
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.worker_processes import Work
 
 TEXT = "the cardiomyopathy of the heart, a cardiomyopathy; myopathy and neuropathy and cardiology.\n" * 6
 OLD_TEXTS = ["the heart and a hat", "hot; hearts of the art."]
@@ -134,32 +135,32 @@ def test_what_belongs_to_the_model_goes_along_and_a_second_run_replaces_the_firs
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "grown"
-    extend_vocabulary([text], model=model, num_pieces=1, out=out)
+    extend_vocabulary([text], NewPieces(1), model=model, out=out)
     # one piece fits into the rows that the model has
     assert load_model(out)[0].config.vocab_size == load_model(model)[0].config.vocab_size
     assert json.loads((out / "maskloom.json").read_text()) == {"max_length": 48}
-    report = extend_vocabulary([text], model=model, num_pieces=500, out=out, num_workers=2)
+    report = extend_vocabulary([text], NewPieces(500), model=model, out=out, work=Work(2))
     assert 1 < report["num_new_pieces"] < 500
     assert "occurs 5 times or more" in report["why_fewer"]
-    again = extend_vocabulary([text], model=model, num_pieces=500, out=tmp_path / "again")
+    again = extend_vocabulary([text], NewPieces(500), model=model, out=tmp_path / "again")
     assert again["pieces"] == report["pieces"]
 
 
 def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is the model that is extended"):
-        extend_vocabulary([text], model=model, num_pieces=1, out=model)
+        extend_vocabulary([text], NewPieces(1), model=model, out=model)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="holds files that no extension wrote"):
-        extend_vocabulary([text], model=model, num_pieces=1, out=tmp_path / "other")
+        extend_vocabulary([text], NewPieces(1), model=model, out=tmp_path / "other")
     (tmp_path / "texts").mkdir()
     shutil.copy(text, tmp_path / "texts")
     with pytest.raises(ConfigError, match=r"lies inside .*texts, which is read as text"):
-        extend_vocabulary([tmp_path / "texts"], model=model, num_pieces=1, out=tmp_path / "texts" / "out")
+        extend_vocabulary([tmp_path / "texts"], NewPieces(1), model=model, out=tmp_path / "texts" / "out")
     text.write_text("the heart and the heart")
     with pytest.raises(DataError, match="no piece to add: no run of pieces within a word occurs 5 times"):
-        extend_vocabulary([text], model=model, num_pieces=1, out=tmp_path / "out")
+        extend_vocabulary([text], NewPieces(1), model=model, out=tmp_path / "out")
     text.write_text(" \n")
     with pytest.raises(DataError, match="hold no words"):
-        extend_vocabulary([text], model=model, num_pieces=1, out=tmp_path / "out")
+        extend_vocabulary([text], NewPieces(1), model=model, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -15,6 +15,8 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.runs.corpus import REPORT, inspect_vocabulary, train_vocabulary_from_files
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.worker_processes import Work
 
 PARTS = {
     "a.txt": "The quick brown fox jumps over the lazy dog.\n\nThe dog sleeps; the fox runs quickly.\n" * 3,
@@ -33,7 +35,10 @@ def texts(tmp_path: Path) -> Path:
 
 
 def train(paths: Any, out: Path, **options: Any) -> dict[str, Any]:
-    return train_vocabulary_from_files(paths, **{"out": out, "size": 130, **options})
+    settings = {"size": 130, **options}
+    given = {name: settings.pop(name) for name in ("max_length", "on_bad_text") if name in settings}
+    work = Work(settings.pop("num_workers", 1))
+    return train_vocabulary_from_files(paths, VocabularySettings(**settings), out=out, work=work, **given)
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
@@ -79,7 +84,7 @@ def test_a_cap_above_the_distinct_words_changes_nothing_and_one_below_drops_the_
 
 def test_the_folder_is_a_tokenizer_of_the_case_asked_for(texts: Path, tmp_path: Path) -> None:
     train([texts], tmp_path / "uncased", max_length=64)
-    train([texts], tmp_path / "cased", cased=True, size=170)
+    train([texts], tmp_path / "cased", lowercase=False, size=170)
     uncased, cased = Tokenizer.load(tmp_path / "uncased"), Tokenizer.load(tmp_path / "cased")
     assert (uncased.lowercase, cased.lowercase) == (True, False)
     assert (uncased.max_length, cased.max_length) == (64, 512)
@@ -245,7 +250,7 @@ def test_an_earlier_vocabulary_and_anything_else_is_left_alone(texts: Path, tmp_
     with pytest.raises(ConfigError):
         train([texts], out, size=20)
     assert fingerprints(out) == first
-    for other, named in (({"size": 120}, "size"), ({"cased": True, "max_length": 64}, "lowercase, max_length")):
+    for other, named in (({"size": 120}, "size"), ({"lowercase": False, "max_length": 64}, "lowercase, max_length")):
         with pytest.raises(ConfigError, match=rf"made otherwise \({named} differ\).*choose another --out"):
             train([texts], out, **other)
     with pytest.raises(ConfigError, match=r"\(text differ\)"):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, validate_recipe
@@ -13,7 +14,6 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import finetune as finetune_run
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.finetune import finetune
 from maskloom.runs.predict import embed, predict
 from maskloom.runs.task_summaries import finetuning_lines
 from maskloom.tasks.tables import ReadingOptions

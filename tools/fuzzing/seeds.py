@@ -156,9 +156,9 @@ def write_model(folder: Path, heads: tuple[str, ...] = ("classifier",), num_labe
 
 def write_byte_pairs(folder: Path) -> None:
     """Train a tiny byte-pair vocabulary."""
-    from maskloom.text.vocabulary_training import train_vocabulary
+    from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 
-    train_vocabulary(["the ab the bing"] * 3, size=24, model="bpe").tokenizer.save(folder)
+    train_vocabulary(["the ab the bing"] * 3, VocabularySettings(size=24, model="bpe")).tokenizer.save(folder)
 
 
 def write_corpus(folder: Path) -> None:

@@ -205,7 +205,7 @@ def _named(corpus: Path, files: list[str]) -> str | None:
 
 
 def _build_small(folder: Path, seed: int) -> Path:
-    from maskloom.data.corpus_building import build_corpus
+    from maskloom.data.corpus_building import CorpusSettings, build_corpus
     from maskloom.text.vocabulary import Vocabulary
     from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -214,7 +214,10 @@ def _build_small(folder: Path, seed: int) -> Path:
     words = random.Random(seed).sample(_WORDS, len(_WORDS))
     tokenizer = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]))
     build_corpus(
-        folder / "text.txt", tokenizer=tokenizer, out=folder / "corpus", sentences="lines", shard_tokens=10_000
+        folder / "text.txt",
+        tokenizer=tokenizer,
+        out=folder / "corpus",
+        settings=CorpusSettings(sentences="lines", shard_tokens=10_000),
     )
     return folder / "corpus"
 
@@ -288,12 +291,14 @@ def _cost_of_checking(folder: Path) -> Trial:
 
 
 def _build_of(folder: Path) -> Path:
-    from maskloom.data.corpus_building import build_corpus
+    from maskloom.data.corpus_building import CorpusSettings, build_corpus
     from maskloom.text.vocabulary import Vocabulary
     from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
     tokenizer = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *_WORDS]))
-    build_corpus(folder / "text.txt", tokenizer=tokenizer, out=folder / "corpus", sentences="lines")
+    build_corpus(
+        folder / "text.txt", tokenizer=tokenizer, out=folder / "corpus", settings=CorpusSettings(sentences="lines")
+    )
     return folder / "corpus"
 
 

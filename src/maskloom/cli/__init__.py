@@ -16,6 +16,8 @@ from maskloom.cli import folders, training, use
 from maskloom.cli.options import PointingGroup
 from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
+from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.runs.display import printable
 from maskloom.training.interruption import Interrupted, StopRequests
 
 app = typer.Typer(
@@ -78,8 +80,6 @@ def main() -> None:
     says), 130 the same by SIGINT. Commands of seconds or minutes are ended by SIGTERM itself (143 in a shell), and by
     SIGINT with 130.
     """
-    from maskloom.errors import ConfigError, DataError, UsageError
-
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files
             signal.signal(signal.SIGINT, _interrupt)
@@ -129,7 +129,6 @@ def _end_quietly_when_interrupted() -> None:
 
 def _check_arguments() -> None:
     """Raise DataError for an argument that is not UTF-8: names and texts end up in files that are."""
-    from maskloom.errors import DataError
     from maskloom.foreign_files import is_utf8, shown_name
 
     for argument in sys.argv[1:]:
@@ -138,8 +137,6 @@ def _check_arguments() -> None:
 
 
 def _print_error(error: Exception) -> None:
-    from maskloom.runs.display import printable
-
     typer.echo(f"error: {printable(str(error), keep=chr(10))}", err=True)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, Resume, progress_display, show
+from maskloom.cli.options import AsJson, Device, Out, Resume, show
+from maskloom.runs.display import screen_of, terminal_progress
 
 
 def convert(
@@ -94,7 +95,9 @@ def rerun(
     refuse_if_in_use(out)
     from maskloom.runs.rerun import rerun as repeat
 
-    result = repeat(run, out=out, resume=resume, allow_version_change=allow_version_change, progress=progress_display())
+    result = repeat(
+        run, out=out, resume=resume, allow_version_change=allow_version_change, progress=terminal_progress()
+    )
     show(result, as_json)
     if not result["identical"]:
         raise typer.Exit(1)
@@ -114,7 +117,7 @@ def report(
     """Write an HTML page about one or more runs: curves, scores, differences, data, examples."""
     from maskloom.runs.report.page import report as run
 
-    result = run(runs, out, num_examples=examples, progress=progress_display())
+    result = run(runs, out, num_examples=examples, progress=terminal_progress())
     show(result, as_json, lines=lambda result: [f"written to {result['page']}"])
 
 
@@ -123,7 +126,6 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Show what a folder holds."""
-    from maskloom.runs.display import screen_of
     from maskloom.runs.info import describe_folder
 
     show(describe_folder(folder), as_json, lines=screen_of)
@@ -138,7 +140,7 @@ def doctor(
     from maskloom.runs.doctor import doctor as run
     from maskloom.runs.doctor import doctor_lines
 
-    result = run(seconds=seconds, progress=progress_display())
+    result = run(seconds=seconds, progress=terminal_progress())
     show(result, as_json, lines=doctor_lines)
     if not result["is_sound"]:
         raise typer.Exit(1)

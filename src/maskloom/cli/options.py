@@ -17,7 +17,10 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from maskloom.errors import not_one_of
+from maskloom.errors import ConfigError, UsageError, not_one_of
+from maskloom.files import open_file_number
+from maskloom.launch import is_first_process
+from maskloom.runs.display import lines_of, printable, printable_json
 
 Texts = Annotated[
     list[Path], typer.Argument(help="Text files or folders: .txt, .jsonl with a `text` field, .gz, .zst, .parquet.")
@@ -128,7 +131,6 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
-    from maskloom.errors import UsageError
     from maskloom.foreign_files import check_model_name
 
     chosen = [*(model or [])]
@@ -178,8 +180,6 @@ def continues(out: Path, resume: bool) -> bool:
 @contextmanager
 def verification(verify: bool, resume: bool) -> Iterator[None]:
     """Refuse --verify without --resume, and end with exit code 1 when training again gives other bits."""
-    from maskloom.errors import UsageError
-
     if verify and not resume:
         raise UsageError("--verify trains a stretch of an earlier run again; it goes with --resume")
     from maskloom.runs.resuming import ReplayDiffersError
@@ -191,61 +191,37 @@ def verification(verify: bool, resume: bool) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def progress_display() -> Any:
-    """Return a bar on a terminal, plain lines elsewhere."""
-    from maskloom.runs.display import terminal_progress
-
-    return terminal_progress()
-
-
-def stage_display() -> Any:
-    """Return a callback (stage, done, total) that drives the progress display."""
-    from maskloom.runs.display import stage_callback
-
-    return stage_callback(progress_display())
-
-
 def show(
-    result: dict[str, Any],
+    result: Any,
     as_json: bool,
     out: Path | None = None,
     *,
-    lines: Callable[[dict[str, Any]], list[str]] | None = None,
+    lines: Callable[[Any], list[str]] = lines_of,
     beside: Path | None = None,
 ) -> None:
-    """Print a result as one JSON object or for a person: as `lines` words it, or every key of it.
+    """Print a result as one JSON value or for a person: as `lines` words it, by default every key of it.
 
     Of several processes that train together the first one prints. A result that stands `beside` rows that were written
     to standard output goes to standard error.
     """
-    from maskloom.launch import is_first_process
-
     if not is_first_process():
         return
-    from maskloom.files import open_file_number
-
     to_stderr = beside is not None and open_file_number(beside) == 1
     if as_json:
         print_json(result, err=to_stderr)
         return
-    from maskloom.runs.display import lines_of
-
-    say(*(lines or lines_of)(result), err=to_stderr)
+    say(*lines(result), err=to_stderr)
     if out is not None:
         say(f"written to {out}")
 
 
 def say(*lines: str, err: bool = False) -> None:
     """Print lines for a person, control characters as escapes."""
-    from maskloom.runs.display import printable
-
     typer.echo("\n".join(map(printable, lines)), err=err)
 
 
 def print_json(value: Any, *, err: bool = False) -> None:
     """Print a value as one line of JSON."""
-    from maskloom.runs.display import printable_json
-
     typer.echo(printable_json(json.dumps(value, ensure_ascii=False)), err=err)
 
 
@@ -322,7 +298,6 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
     """Return the space of a grid, None for none given; raises ConfigError for a flag whose key it goes through."""
     if grid is None:
         return None
-    from maskloom.errors import ConfigError
     from maskloom.runs.recipes import FLAG_KEYS
     from maskloom.runs.search_space import parse_space
 

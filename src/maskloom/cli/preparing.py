@@ -14,13 +14,10 @@ from maskloom.cli.options import (
     Out,
     Texts,
     Workers,
-    print_json,
-    progress_display,
-    say,
     show,
-    stage_display,
     with_options,
 )
+from maskloom.runs.display import stage_callback, terminal_progress
 
 Engine = Annotated[
     Literal["local", "ray"], typer.Option("--engine", help="Where the work runs: local processes, or a Ray cluster.")
@@ -28,13 +25,17 @@ Engine = Annotated[
 RayAddress = Annotated[
     str | None, typer.Option("--ray-address", help="A running Ray cluster; by default a local one is started.")
 ]
-_works = with_options(
-    "work",
-    {"num_workers": Workers, "on_bad_text": BadText, "engine": Engine, "ray_address": RayAddress},
-    num_workers=1,
-    on_bad_text="error",
-    engine="local",
-)
+
+
+def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None) -> Any:
+    from maskloom.runs.ray_tasks import chosen_engine
+    from maskloom.worker_processes import Work
+
+    return Work(workers, chosen_engine(engine, ray_address))
+
+
+_ENGINES = {"workers": Workers, "engine": Engine, "ray_address": RayAddress}
+_works = with_options("work", _ENGINES, _work, workers=1, engine="local")
 
 vocab_app = typer.Typer(help="Train, extend and inspect vocabularies.", no_args_is_help=True)
 corpus_app = typer.Typer(help="Build and check corpora, and show their statistics.", no_args_is_help=True)
@@ -69,24 +70,23 @@ def vocab_train(
         ),
     ] = 2_000_000,
     work: Any,
+    on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
     """Train a vocabulary: the same text gives the same file, byte for byte."""
     from maskloom.runs.corpus import train_vocabulary_from_files
+    from maskloom.text.vocabulary_training import VocabularySettings
 
-    report = train_vocabulary_from_files(
-        texts,
+    settings = VocabularySettings(
         size=size,
-        out=out,
-        model=model,
-        cased=cased,
+        lowercase=not cased,
         score=score,
         min_frequency=min_frequency,
         max_distinct_words=max_distinct_words,
-        progress=stage_display(),
-        **work,
+        model=model,
     )
-    show(report, as_json)
+    how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
+    show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json)
 
 
 @vocab_app.command("extend")
@@ -109,19 +109,11 @@ def vocab_extend(
 
     check_model_name(model)
     source_files(texts)
-    from maskloom.runs.vocabulary_extension import extend_vocabulary  # heavy: wrong paths are refused before it
+    from maskloom.runs.vocabulary_extension import NewPieces, extend_vocabulary  # heavy: wrong paths are refused first
+    from maskloom.worker_processes import Work
 
-    report = extend_vocabulary(
-        texts,
-        model=model,
-        num_pieces=add,
-        out=out,
-        min_frequency=min_frequency,
-        use_unused=use_unused,
-        num_workers=workers,
-        on_bad_text=on_bad_text,
-        progress=stage_display(),
-    )
+    wanted, work, watch = NewPieces(add, min_frequency, use_unused), Work(workers), stage_callback(terminal_progress())
+    report = extend_vocabulary(texts, wanted, model=model, out=out, work=work, on_bad_text=on_bad_text, progress=watch)
     if use_unused and not report["num_in_unused_places"]:
         report["why_none_in_unused_places"] = "the vocabulary has no [unused] pieces"
     if not as_json:
@@ -159,25 +151,17 @@ def corpus_build(
         str | None,
         typer.Option("--language", help="Language whose rules find sentences: en (default), de, fr … (ISO 639)."),
     ] = None,
+    on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
+    from maskloom.data.corpus_building import CorpusSettings
     from maskloom.runs.corpus import build_corpus_from_files
-    from maskloom.runs.display import stage_callback
 
-    display = progress_display()
-    manifest = build_corpus_from_files(
-        texts,
-        vocab=vocab,
-        out=out,
-        sentences=sentences,
-        documents=documents,
-        language=language,
-        progress=stage_callback(display),
-        say=display.say,
-        **work,
-    )
-    show(manifest, as_json)
+    settings = CorpusSettings(sentences, language, on_bad_text, documents=documents)
+    display = terminal_progress()
+    how = {"work": work, "progress": stage_callback(display), "say": display.say}
+    show(build_corpus_from_files(texts, vocab=vocab, out=out, settings=settings, **how), as_json)
 
 
 @corpus_app.command("stats")
@@ -194,11 +178,8 @@ def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")]
     from maskloom.runs.corpus import lint
 
     findings = lint(folder)
-    if as_json:
-        print_json(findings)
-    else:
-        lines = [f"{finding['level']}: {finding['code']}: {finding['message']}" for finding in findings]
-        say(*(lines or ["nothing found"]))
+    lines = [f"{finding['level']}: {finding['code']}: {finding['message']}" for finding in findings]
+    show(findings, as_json, lines=lambda _: lines or ["nothing found"])
     if any(finding["level"] == "error" for finding in findings):
         raise typer.Exit(1)
 
@@ -220,13 +201,10 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
     from maskloom.runs.recipes import listed_recipes
 
     recipes = listed_recipes()
-    if as_json:
-        print_json(recipes)
-        return
     width = max(map(len, recipes))
-    for name, about in recipes.items():
-        say(f"{name:<{width}}  {about}")
-    typer.echo("\nuse one with --recipe NAME; maskloom recipes show NAME explains it, key by key")
+    lines = [f"{name:<{width}}  {about}" for name, about in recipes.items()]
+    lines += ["", "use one with --recipe NAME; maskloom recipes show NAME explains it, key by key"]
+    show(recipes, as_json, lines=lambda _: lines)
 
 
 @recipes_app.command("show")
@@ -243,8 +221,4 @@ def show_recipe(
     """Explain a recipe: every key with its value, its default and what it means."""
     from maskloom.runs.recipes import explained, explained_lines
 
-    content = explained(name)
-    if as_json:
-        print_json(content)
-    else:
-        say(*"\n".join(explained_lines(content)).split("\n"))
+    show(explained(name), as_json, lines=explained_lines)

@@ -22,7 +22,6 @@ from maskloom.cli.options import (
     chosen_recipe,
     continues,
     print_json,
-    progress_display,
     reads,
     say,
     show,
@@ -30,6 +29,7 @@ from maskloom.cli.options import (
     trains,
     verification,
 )
+from maskloom.runs.display import terminal_progress
 
 
 @trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
@@ -64,7 +64,7 @@ def pretrain(
 
     with verification(verify, resume):
         result = run(
-            chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=progress_display()
+            chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=terminal_progress()
         )
     show(result, as_json, out, lines=pretraining_lines)
 
@@ -100,13 +100,13 @@ def finetune(
     flags |= {"task": task, "restarts": restarts, "keep_restarts": keep_restarts or None}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
-    from maskloom.runs.finetune import finetune as run  # heavy: a wrong recipe or file is refused before it
+    from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
+    from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
 
     with verification(verify, resume):
-        files = {"model": model, "train": train, "dev": dev, "out": out}
-        how = {"resume": resume, "reading": reading, "metric": metric, "verify": verify}
-        result = run(chosen, **files, **how, progress=progress_display())
+        data, shown = LabelledFiles(train, dev, reading, metric), terminal_progress()
+        result = run(chosen, model=model, data=data, out=out, resume=resume, verify=verify, progress=shown)
     show(result, as_json, lines=finetuning_lines)
 
 
@@ -143,24 +143,14 @@ def search(
     flags |= {"task": task}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
-    from maskloom.runs.search import search as run  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.search import Trials
+    from maskloom.runs.search import search as run
     from maskloom.runs.search_table import print_table, search_rows
 
-    result = run(
-        chosen,
-        model=model,
-        train=train,
-        dev=dev,
-        out=out,
-        space=space_beside(grid, flags),
-        method=method,
-        num_trials=trials,
-        reading=reading,
-        metric=metric,
-        keep_models=keep_models,
-        resume=resume,
-        progress=progress_display(),
-    )
+    data = LabelledFiles(train, dev, reading, metric)
+    tried = Trials(space_beside(grid, flags), method, trials, keep_models)
+    result = run(chosen, model=model, data=data, out=out, trials=tried, resume=resume, progress=terminal_progress())
     if as_json:
         print_json(result)
         return
@@ -180,11 +170,7 @@ def quickstart(
     from maskloom.runs.quickstart.journey import quickstart as run
     from maskloom.runs.quickstart.journey import summary_lines
 
-    result = run(out=out, seed=seed, progress=progress_display())
-    if as_json:
-        show(result, True)
-    else:
-        say(*summary_lines(result))
+    show(run(out=out, seed=seed, progress=terminal_progress()), as_json, lines=summary_lines)
 
 
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
@@ -225,16 +211,8 @@ def run_glue(
     from maskloom.runs.glue.run import glue_run  # heavy: a wrong recipe, model or folder is refused before it
     from maskloom.runs.search_table import glue_rows, notes_of, print_table
 
-    result = glue_run(
-        chosen,
-        data=data,
-        model=model,
-        out=out,
-        tasks=names,
-        space=space_beside(grid, flags),
-        resume=resume,
-        progress=progress_display(),
-    )
+    how = {"tasks": names, "space": space_beside(grid, flags), "resume": resume, "progress": terminal_progress()}
+    result = glue_run(chosen, data=data, model=model, out=out, **how)
     if as_json:
         print_json(result)
     else:
@@ -256,7 +234,7 @@ def submit_to_glue(
     """Predict the test files and write a checked zip for the leaderboard."""
     from maskloom.runs.glue.run import submission_lines, submit_glue
 
-    result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=progress_display())
+    result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=terminal_progress())
     show(result, as_json, lines=submission_lines, beside=out)
 
 

@@ -14,13 +14,11 @@ from maskloom.cli.options import (
     MaxLength,
     Model,
     Out,
-    print_json,
-    progress_display,
     reads,
-    say,
     show,
     takes_models,
 )
+from maskloom.runs.display import terminal_progress
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
 
@@ -45,7 +43,7 @@ def evaluate(
     from maskloom.runs.evaluate import evaluate as run  # heavy: wrong data is refused before it
     from maskloom.runs.task_summaries import evaluation_lines
 
-    result = run(models, data, reading=reading, max_length=max_length, average=average, progress=progress_display())
+    result = run(models, data, reading=reading, max_length=max_length, average=average, progress=terminal_progress())
     show(result, as_json, lines=evaluation_lines)
 
 
@@ -72,16 +70,8 @@ def predict(
     from maskloom.runs.predict import predict as run  # heavy: wrong data is refused before it
     from maskloom.runs.task_summaries import written_lines
 
-    result = run(
-        models,
-        input_file,
-        output,
-        reading=reading,
-        max_length=max_length,
-        average=average,
-        csv_safe=csv_safe,
-        progress=progress_display(),
-    )
+    how = {"reading": reading, "max_length": max_length, "average": average, "csv_safe": csv_safe}
+    result = run(models, input_file, output, **how, progress=terminal_progress())
     show(result, as_json, lines=written_lines, beside=output)
 
 
@@ -99,12 +89,8 @@ def fill_mask(
     from maskloom.inference import Predictor  # heavy: an absent model is refused before it
 
     masks = Predictor.load(model).fill_mask(text, top_k=top_k)
-    if as_json:
-        print_json({"text": text, "masks": masks})
-        return
-    for mask in masks:
-        shown = "  ".join(f"{candidate['token']} {candidate['probability']:.3f}" for candidate in mask)
-        say(shown)
+    lines = ["  ".join(f"{found['token']} {found['probability']:.3f}" for found in mask) for mask in masks]
+    show({"text": text, "masks": masks}, as_json, lines=lambda _: lines)
 
 
 @reads("text_column", "pair_column", "on_bad_rows")
@@ -140,20 +126,12 @@ def embed(
 
     check_place(input_file, output)
     look_at_texts(model, input_file, reading)
-    from maskloom.runs.predict import embed as run  # heavy: wrong data is refused before it
+    from maskloom.runs.predict import VectorForm  # heavy: wrong data is refused before it
+    from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
 
-    result = run(
-        model,
-        input_file,
-        output,
-        pooling=pooling,
-        normalize=normalize,
-        reading=reading,
-        max_length=max_length,
-        int8=int8,
-        progress=progress_display(),
-    )
+    how = {"reading": reading, "max_length": max_length, "int8": int8, "progress": terminal_progress()}
+    result = run(model, input_file, output, form=VectorForm(pooling, normalize), **how)
     show(result, as_json, lines=written_lines, beside=output)
 
 
@@ -179,16 +157,8 @@ def answer(
     from maskloom.runs.predict import answer as run  # heavy: a wrong text is refused before it
     from maskloom.runs.predict import answer_lines
 
-    result = run(
-        models,
-        context,
-        question,
-        top_k=top_k,
-        max_length=max_length,
-        null_threshold=null_threshold,
-        average=average,
-        progress=progress_display(),
-    )
+    how = {"top_k": top_k, "max_length": max_length, "null_threshold": null_threshold, "average": average}
+    result = run(models, context, question, **how, progress=terminal_progress())
     show(result, as_json, lines=answer_lines)
 
 
@@ -247,20 +217,11 @@ def features(
 
     check_model_name(model)
     check_regular(input_file)
-    from maskloom.runs.features import features as run  # heavy: wrong paths are refused before it
+    from maskloom.runs.features import Activations  # heavy: wrong paths are refused before it
+    from maskloom.runs.features import features as run
 
-    result = run(
-        model,
-        input_file,
-        out,
-        layers=layers,
-        units=units,
-        reading=reading,
-        max_length=max_length,
-        precision=precision,
-        jsonl=jsonl,
-        progress=progress_display(),
-    )
+    wanted, shown = Activations(layers, units, precision, jsonl), terminal_progress()
+    result = run(model, input_file, out, wanted=wanted, reading=reading, max_length=max_length, progress=shown)
     names = [f"layer {name}" if name.isdecimal() else name.replace("_", " ") for name in result["vectors"]]
     vectors = {} if as_json else {"vectors": f"{len(names)} per row: {', '.join(names)}"}
     show({**result, **vectors}, as_json)
@@ -286,15 +247,8 @@ def tune(
     from maskloom.runs.evaluate import tune as run  # heavy: wrong data is refused before it
     from maskloom.runs.task_summaries import tuning_lines
 
-    result = run(
-        model,
-        dev,
-        fits_temperature=not no_temperature,
-        fits_thresholds=not no_thresholds,
-        reading=reading,
-        max_length=max_length,
-        progress=progress_display(),
-    )
+    fits = {"fits_temperature": not no_temperature, "fits_thresholds": not no_thresholds}
+    result = run(model, dev, **fits, reading=reading, max_length=max_length, progress=terminal_progress())
     show(result, as_json, lines=tuning_lines)
 
 
@@ -344,9 +298,9 @@ def generate(
 
     how = Generation(max_tokens, temperature, top_k, top_p, beam, seed)
     if input_file is not None and output is not None:
-        shown = progress_display()
+        shown = terminal_progress()
         result = run(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)
         show(result, as_json, beside=output)
         return
     (found,) = Predictor.load(model, batch_size=batch_size).generate([prompt or ""], how)
-    print_json({"prompt": prompt, **found}) if as_json else say(found["text"])
+    show({"prompt": prompt, **found}, as_json, lines=lambda result: [result["text"]])

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,11 +40,11 @@ from maskloom.data.sentence_encoding import SentenceEncoder, SentenceRule, token
 from maskloom.data.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
-from maskloom.files import sync, write_json
+from maskloom.files import naming_disk, sync, write_json
 from maskloom.folder_lock import folder_lock
 from maskloom.text.sentences import check_language
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.worker_processes import Engine, results
+from maskloom.worker_processes import ONE_PROCESS, Work, results
 
 SHARD_TOKENS = 1 << 22
 MAX_SHARD_BYTES = 1 << 26
@@ -59,6 +59,32 @@ _LAYOUT = b"lengths 2"
 _LENGTHS_AT_ONCE = 1 << 20
 
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """What beside text and tokenizer decides the bytes of a corpus.
+
+    `sentences` are found by the rules of `language` (None takes those of English), or are the lines; `documents` says
+    what ends a document of a .txt file. A shard has about `shard_tokens` tokens.
+    """
+
+    sentences: SentenceRule = "split"
+    language: str | None = None
+    on_bad_text: Literal["error", "skip"] = "error"
+    shard_tokens: int = SHARD_TOKENS
+    documents: DocumentRule = "blank-line"
+
+    def encoder(self, tokenizer: Tokenizer) -> SentenceEncoder:
+        """Return what finds and encodes the sentences."""
+        return SentenceEncoder(tokenizer, sentences=self.sentences, language=self.language or "en")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as the manifest has them: no key for the rule of documents of old."""
+        values = {**asdict(self), "language": self.language or "en"}
+        if self.documents == "blank-line":
+            del values["documents"]
+        return values
 
 
 @dataclass
@@ -93,6 +119,9 @@ class _ShardTask:
         return f"shard {self.number} (documents from {self.first} to {self.last})"
 
 
+_DEFAULTS = CorpusSettings()
+
+
 @dataclass
 class _Counts:
     reading: ReadingReport = field(default_factory=ReadingReport)
@@ -104,27 +133,21 @@ def build_corpus(
     *,
     tokenizer: Tokenizer,
     out: str | Path,
-    num_workers: int = 1,
-    sentences: SentenceRule = "split",
-    on_bad_text: Literal["error", "skip"] = "error",
-    documents: DocumentRule = "blank-line",
-    shard_tokens: int = SHARD_TOKENS,
-    language: str = "en",
-    engine: Engine | None = None,
+    settings: CorpusSettings = _DEFAULTS,
+    work: Work = ONE_PROCESS,
     origin: dict[str, Any] | None = None,
     before_reading: Callable[[list[SourceFile]], None] = lambda files: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Build a corpus folder from text files and return its manifest (BERT paper 3.3.2: document-level text).
 
-    `documents` and `language` say where documents of .txt files and sentences end. With one worker everything happens
-    in this process; with more, this process reads and `num_workers` others encode; an `engine` has its own workers,
-    which must see `out` under the same absolute path. The bytes are the same for any engine and number of workers and
-    after any interruption: run again, it keeps the `num_kept_shards` that are finished, and leaves a finished corpus as
-    it is (`already_built`). Exact duplicates of documents are dropped, at 27 to 53 bytes of memory for each document;
-    other memory is bounded by the shards in work (about `shard_tokens` tokens and at most `MAX_SHARD_BYTES` of text
-    each; two for each worker and two more) and by the cache of words. `before_reading` is given the files, `progress`
-    ("reading and encoding", bytes done, all bytes), and `build.json` takes `origin`.
+    This process reads, the workers of `work` encode; those of an engine must see `out` under the same absolute path.
+    The bytes are the same for any engine and number of workers and after any interruption: run again, it keeps the
+    `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicates of
+    documents are dropped, at 27 to 53 bytes of memory for each document; other memory is bounded by the shards in work
+    (at most `MAX_SHARD_BYTES` of text each; two for each worker and two more) and by the cache of words.
+    `before_reading` is given the files, `progress` ("reading and encoding", bytes done, all bytes), and `build.json`
+    takes `origin`.
 
     Raises ConfigError for a wrong setting, and when the folder holds a corpus made otherwise or anything else, or lies
     in a folder of the text; FolderInUseError when another process builds in it; DataError when the text holds no
@@ -132,23 +155,23 @@ def build_corpus(
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
-    _check_settings(tokenizer, out, num_workers, sentences, shard_tokens, language)
+    _check_settings(tokenizer, out, settings)
     refuse_output_inside(paths, out)
     counts = _Counts()
     files = source_files(paths, counts.reading)
-    settings = _settings(tokenizer, sentences, on_bad_text, shard_tokens, language, documents)
+    made_with = {**tokenizer.identity(), "max_length": tokenizer.max_length, **settings.as_dict()}
     if (out / MANIFEST).exists():
-        return _finished_corpus(out, {"settings": settings, "sources": list(map(describe_source, files))})
+        return _finished_corpus(out, {"settings": made_with, "sources": list(map(describe_source, files))})
     before_reading(files)
     with _building(out):
         tokenizer.save(out)
         paths, report = [source.path for source in files], counts.reading
-        found = read_documents(paths, on_bad_text=on_bad_text, documents=documents, report=report)
-        tasks = _shard_tasks(_unique_documents(found, counts), settings)
+        found = read_documents(paths, on_bad_text=settings.on_bad_text, documents=settings.documents, report=report)
+        tasks = _shard_tasks(_unique_documents(found, counts), made_with)
         total = sum(source.path.stat().st_size for source in files)
         kept, made = list[ShardRecord](), list[ShardRecord]()
-        encoder = (str(out), tokenizer, sentences, language)
-        with closing(results(_start_encoding, encoder, _unfinished(out, tasks, kept), num_workers, engine)) as records:
+        unfinished = _unfinished(out, tasks, kept)
+        with closing(results(_start_encoding, (str(out), tokenizer, settings), unfinished, work)) as records:
             for record in records:
                 made.append(record)
                 if progress:
@@ -156,43 +179,24 @@ def build_corpus(
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
-        recipe = {"settings": settings, "sources": [_source_as_read(source, counts.reading) for source in files]}
+        recipe = {"settings": made_with, "sources": [_source_as_read(source, counts.reading) for source in files]}
         manifest = _finish(out, records, recipe, counts, tokenizer, origin)
         return {**manifest, "num_kept_shards": len(kept)}
 
 
-def _check_settings(
-    tokenizer: Tokenizer, out: Path, num_workers: int, sentences: str, shard_tokens: int, language: str
-) -> None:
+def _check_settings(tokenizer: Tokenizer, out: Path, settings: CorpusSettings) -> None:
     if not tokenizer.cuts_at_white_space:
         raise ConfigError(
             "a corpus keeps sentences apart and encodes word by word, but this byte-level vocabulary (GPT-2) holds the "
             "white space between words; build the corpus with a vocabulary of words"
         )
-    check_language(language)
-    if num_workers < 1:
-        raise ConfigError(f"num_workers is {num_workers}; at least 1 process must work")
-    if sentences not in ("split", "lines"):
-        raise ConfigError(f"sentences is {sentences!r}; it must be 'split' or 'lines'")
-    if shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be positive")
+    check_language(settings.language or "en")
+    if settings.sentences not in ("split", "lines"):
+        raise ConfigError(f"sentences is {settings.sentences!r}; it must be 'split' or 'lines'")
+    if settings.shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {settings.shard_tokens}; it must be positive")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: the corpus needs a folder, and this is a file")
-
-
-def _settings(
-    tokenizer: Tokenizer, sentences: str, on_bad_text: str, shard_tokens: int, language: str, documents: str
-) -> dict[str, Any]:
-    """Return everything beside the text that decides what is written; no key for the rule of documents of old."""
-    return {
-        **tokenizer.identity(),
-        "max_length": tokenizer.max_length,
-        "sentences": sentences,
-        "language": language,
-        "on_bad_text": on_bad_text,
-        "shard_tokens": shard_tokens,
-        **({} if documents == "blank-line" else {"documents": documents}),
-    }
 
 
 def describe_source(source: SourceFile) -> dict[str, Any]:
@@ -234,13 +238,8 @@ def _building(out: Path) -> Iterator[None]:
         # a build that was killed may have left large files under temporary names
         for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
             _remove_temporaries(folder)
-        try:
+        with naming_disk(out):
             yield
-        except OSError as error:
-            if error.errno is not None and error.filename is None:
-                # a full disk does not say which one it is
-                error.filename = str(out)
-            raise
 
 
 def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, Document]]:
@@ -292,11 +291,9 @@ def _unfinished(out: Path, tasks: Iterator[_ShardTask], kept: list[ShardRecord])
         del task
 
 
-def _start_encoding(
-    out: str, tokenizer: Tokenizer, sentences: SentenceRule, language: str
-) -> Callable[[_ShardTask], ShardRecord]:
+def _start_encoding(out: str, tokenizer: Tokenizer, settings: CorpusSettings) -> Callable[[_ShardTask], ShardRecord]:
     """Return the function that encodes a task and writes its shard; runs in the worker process."""
-    encoder = SentenceEncoder(tokenizer, sentences=sentences, language=language)
+    encoder = settings.encoder(tokenizer)
 
     def encode(task: _ShardTask) -> ShardRecord:
         return write_shard(Path(out), task.number, task.input_digest, encoder.parts(task.documents))

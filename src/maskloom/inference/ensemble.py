@@ -123,9 +123,10 @@ class Ensemble(TaskModel):
 
 
 def open_models(
-    folders: Sequence[str | Path], *, average: Average = "probabilities", max_length: int | None = None
+    folders: str | Path | Sequence[str | Path], *, average: Average = "probabilities", max_length: int | None = None
 ) -> Predictor | Ensemble:
     """Open one model, or several as an ensemble."""
+    folders = [folders] if isinstance(folders, str | Path) else folders
     if len(folders) == 1:
         return Predictor.load(folders[0], max_length=max_length)
     return Ensemble.load(folders, average=average, max_length=max_length)

@@ -72,9 +72,7 @@ def line_chart(
     right = _WIDTH - _RIGHT
     parts = []
     for tick in y_ticks:
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y_place(tick):.1f}" y2="{y_place(tick):.1f}"/>'
-        )
+        parts.append(_stroke("grid", (_LEFT, y_place(tick)), (right, y_place(tick))))
         parts.append(_text(_LEFT - 8, y_place(tick) + 4, _figure(tick, as_percent), "end"))
     for tick in (tick for tick in x_ticks if tick <= x_top * 1.0001):
         parts.append(_text(x_place(tick), _HEIGHT - _BOTTOM + 18, _figure(tick, False), "middle"))

@@ -8,13 +8,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import CorpusSettings, build_corpus
 from maskloom.data.corpus_estimate import estimated_corpus
 from maskloom.data.corpus_lint import lint_corpus
 from maskloom.data.corpus_manifest import describe_file
@@ -28,23 +28,28 @@ from maskloom.data.documents import (
     refuse_output_inside,
     source_files,
 )
-from maskloom.data.sentence_encoding import SentenceEncoder
 from maskloom.errors import ConfigError, DataError
 from maskloom.fault_points import fault_point
-from maskloom.files import sync, write_json
+from maskloom.files import naming_disk, sync, write_json
 from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import check_name, read_json_object
-from maskloom.runs.ray_tasks import chosen_engine
 from maskloom.runs.run_folder import environment
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
-from maskloom.text.pair_merging import Score
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 from maskloom.text.vocabulary import Vocabulary
-from maskloom.text.vocabulary_training import Model, longest_token, measure_coverage, num_forms, train_vocabulary
+from maskloom.text.vocabulary_training import (
+    VocabularySettings,
+    longest_token,
+    measure_coverage,
+    num_forms,
+    train_vocabulary,
+)
 from maskloom.text.word_counting import count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.worker_processes import ONE_PROCESS, Work
 
+_DEFAULTS = CorpusSettings()
 _SHOWN = (
     "num_documents",
     "num_sentences",
@@ -65,44 +70,36 @@ def build_corpus_from_files(
     *,
     vocab: str | Path,
     out: str | Path,
-    num_workers: int = 1,
-    sentences: Literal["split", "lines"] = "split",
-    documents: Literal["blank-line", "file"] = "blank-line",
-    language: str | None = None,
-    on_bad_text: Literal["error", "skip"] = "error",
-    engine: Literal["local", "ray"] = "local",
-    ray_address: str | None = None,
+    settings: CorpusSettings = _DEFAULTS,
+    work: Work = ONE_PROCESS,
     progress: Callable[[str, int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Build a corpus folder with the tokenizer of folder `vocab`; return its folder, counts and what was left out.
 
-    `vocab` is a tokenizer's folder, or that of a model, a corpus or a run. The rules of `language` find sentences; None
-    takes those of English. `say` receives, before anything is written, what the corpus will take, from samples of the
-    text. `already_built` says that the finished corpus was there, `num_kept_shards` how many shards an earlier build
-    that was interrupted had finished. `build.json` in the folder tells command, versions, hardware and where the texts
-    lie, for `rerun`. Raises ConfigError for a language or a rule of documents that would change nothing, and as
-    `build_corpus`, `Tokenizer.load` and `chosen_engine` do.
+    `vocab` is a tokenizer's folder, or that of a model, a corpus or a run. `say` receives, before anything is written,
+    what the corpus will take, from samples of the text. `already_built` says that the finished corpus was there,
+    `num_kept_shards` how many shards an earlier build that was interrupted had finished. `build.json` in the folder
+    tells command, versions, hardware and where the texts lie, for `rerun`. Raises ConfigError for a language or a rule
+    of documents that would change nothing, and as `build_corpus` and `Tokenizer.load` do.
     """
     texts = [texts] if isinstance(texts, str | Path) else list(texts)
     for path in (vocab, out):
         check_name(Path(path))
     paths = {"texts": [os.path.abspath(path) for path in texts], "vocab": os.path.abspath(vocab)}
     tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)))
-    if sentences == "lines" and language is not None:
-        raise ConfigError(f"--language {language}: with --sentences lines no sentences are looked for; leave it out")
-    rules: Any = {"sentences": sentences, "language": "en" if language is None else language}
+    if settings.sentences == "lines" and settings.language is not None:
+        raise ConfigError(
+            f"--language {settings.language}: with --sentences lines no sentences are looked for; leave it out"
+        )
     manifest = build_corpus(
         texts,
         tokenizer=tokenizer,
         out=out,
-        **rules,
-        num_workers=num_workers,
-        documents=documents,
-        on_bad_text=on_bad_text,
-        engine=chosen_engine(engine, ray_address),
+        settings=settings,
+        work=work,
         origin={"paths": paths, **environment(trains=False)},
-        before_reading=lambda files: _look_at(files, documents, Path(out), SentenceEncoder(tokenizer, **rules), say),
+        before_reading=lambda files: _look_at(files, Path(out), settings, tokenizer, say),
         progress=progress,
     )
     return {
@@ -133,14 +130,18 @@ def tokenizer_folder(folder: Path) -> Path:
 
 
 def _look_at(
-    files: list[SourceFile], documents: Any, out: Path, encoder: SentenceEncoder, say: Callable[[str], None] | None
+    files: list[SourceFile],
+    out: Path,
+    settings: CorpusSettings,
+    tokenizer: Tokenizer,
+    say: Callable[[str], None] | None,
 ) -> None:
     """Refuse a rule of documents that would change nothing; say what the files hold and what the corpus will take.
 
     It warns when the disk has less room.
     """
-    check_rule(files, documents)
-    found = None if say is None else estimated_corpus(files, encoder)
+    check_rule(files, settings.documents)
+    found = None if say is None else estimated_corpus(files, settings.encoder(tokenizer))
     if found is None or say is None:
         return
     others = " (.parquet not counted)" if found.num_files < len(files) else ""
@@ -174,59 +175,41 @@ def lint(folder: str | Path) -> list[dict[str, str]]:
 REPORT = "vocabulary_report.json"
 _TOKENIZER_FILES = frozenset({*WordPieceTokenizer.files, *BytePairTokenizer.files})
 _FILES_OF_TOKENS = ("vocab.txt", "vocab.json", "merges.txt")
-_MAX_DISTINCT_WORDS = 2_000_000
 
 
 @alone_in_folder(beside=True)
 def train_vocabulary_from_files(
     paths: Iterable[str | Path],
+    settings: VocabularySettings,
     *,
-    size: int,
     out: str | Path,
-    model: Model = "wordpiece",
-    cased: bool = False,
-    score: Score = "frequency",
-    min_frequency: int = 2,
-    alphabet_limit: int = 1000,
-    max_distinct_words: int = _MAX_DISTINCT_WORDS,
-    num_workers: int = 1,
     max_length: int = 512,
     on_bad_text: Literal["error", "skip"] = "error",
-    engine: Literal["local", "ray"] = "local",
-    ray_address: str | None = None,
+    work: Work = ONE_PROCESS,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train a vocabulary on text files and write its tokenizer folder; return the report.
 
     The folder holds the tokenizer in Hugging Face layout and `vocabulary_report.json`, and appears whole or not at all.
     A vocabulary at `out` of the same text and settings is left as it is, and `already_trained` says so. A training that
-    was killed starts anew when it is run again, and what it left behind is removed. Settings: see `train_vocabulary`
-    and `chosen_engine`.
+    was killed starts anew when it is run again, and what it left behind is removed.
     Raises ConfigError for impossible settings, an `out` that holds something else, or a vocabulary of other text or
     settings; FolderInUseError for one that another process trains; DataError for bad text.
     """
-    paths = [paths] if isinstance(paths, str | Path) else list(paths)
-    out, does = Path(out), chosen_engine(engine, ray_address)
+    paths, out = [paths] if isinstance(paths, str | Path) else list(paths), Path(out)
     _check_is_free(out)
     refuse_output_inside(paths, out)
     files = source_files(paths)
-    settings: dict[str, Any] = {
-        "size": size,
-        "lowercase": not cased,
-        "score": score,
-        "min_frequency": min_frequency,
-        "alphabet_limit": alphabet_limit,
-        "max_distinct_words": max_distinct_words,
-        **({} if model == "wordpiece" else {"model": model}),
-    }
-    made_from = {**settings, "max_length": max_length, "on_bad_text": on_bad_text}
+    made_from = {**asdict(settings), "max_length": max_length, "on_bad_text": on_bad_text}
+    if settings.model == "wordpiece":
+        del made_from["model"]  # reports of old have no such key
     if (out / REPORT).exists():
         return _finished(out, {**made_from, "text": _digest(describe_file(file.path)["sha256"] for file in files)})
     reading, place = ReadingReport(), ["the start"]
     texts = _texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading, place)
     with _staging(out) as staging:
-        count = partial(count_words, engine=does, scratch=staging, place=lambda: place[0])
-        trained = train_vocabulary(texts, **settings, num_workers=num_workers, progress=progress, count=count)
+        count = partial(count_words, scratch=staging, place=lambda: place[0])
+        trained = train_vocabulary(texts, settings, work=work, progress=progress, count=count)
         tokenizer = replace(trained.tokenizer, max_length=max_length)
         made_from["text"] = _digest(reading.sums[file.path] for file in files)
         report = {**trained.report.as_dict(), "reading": reading.as_dict(), "made_from": made_from}
@@ -287,13 +270,9 @@ def _staging(out: Path) -> Iterator[Path]:
     staging = out.parent / f".{out.name}.building"
     try:
         shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        yield staging
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            # a full disk does not say which one it is
-            error.filename = str(out)
-        raise
+        with naming_disk(out):
+            staging.mkdir(parents=True)
+            yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -334,7 +313,9 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
 
 def _coverage_of_files(paths: Iterable[str | Path], tokenizer: Tokenizer) -> dict[str, Any]:
     texts = (document.text for document in read_documents(paths))
-    counted = count_words(texts, lowercase=tokenizer.lowercase, max_distinct_words=_MAX_DISTINCT_WORDS)
+    counted = count_words(
+        texts, lowercase=tokenizer.lowercase, max_distinct_words=VocabularySettings.max_distinct_words
+    )
     return {
         "num_documents": counted.num_texts,
         "num_words": counted.num_words,

@@ -41,16 +41,20 @@ def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = Fal
     return lines
 
 
+def aligned(rows: list[tuple[str, str]]) -> list[str]:
+    """Return one line for each name and text, the texts beneath each other."""
+    width = max(len(name) for name, _ in rows)
+    return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in rows]
+
+
 def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:
     """Return a result on one screen: a line for each key, nested ones beside each other; what is cut is in the JSON."""
     names = {key: _in_words(key, result) for key, value in result.items() if not _is_none(value)}
     width_of_names = max(map(len, names.values()), default=0)
-    whole = [f"{name:<{width_of_names}}  {_in_line(result[key], key)}" for key, name in names.items()]
-    ends = (None if line.startswith("command ") or len(line) <= width else width - 4 for line in map(printable, whole))
-    lines = [line[:end] + (" ..." if end else "") for line, end in zip(map(printable, whole), ends, strict=True)]
-    if len(lines) > height or lines != list(map(printable, whole)):
-        lines = [*lines[:height], "(--json shows all of it)"]
-    return lines
+    whole = [printable(f"{name:<{width_of_names}}  {_in_line(result[key], key)}") for key, name in names.items()]
+    is_long = [len(line) > width and not line.startswith("command ") for line in whole]
+    lines = [f"{line[: width - 4]} ..." if cut else line for line, cut in zip(whole, is_long, strict=True)]
+    return [*lines[:height], "(--json shows all of it)"] if len(lines) > height or any(is_long) else lines
 
 
 def _is_none(value: Any) -> bool:

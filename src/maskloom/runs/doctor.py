@@ -22,7 +22,7 @@ from maskloom.machine_memory import available_memory
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.runs.display import Progress
+from maskloom.runs.display import Progress, aligned
 from maskloom.runs.run_folder import environment
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
@@ -83,8 +83,7 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
         rows.append((f"{check['device']} {check['precision']}", f"{speed}{verdict}"))
     why = "MASKLOOM_DEVICE says so" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
     rows.append(("would use", f"{result['device']} in {result['precision']} ({why}; --device chooses another)"))
-    width = max(len(name) for name, _ in rows)
-    return [f"{name:<{width}}  {text}" for name, text in rows]
+    return aligned(rows)
 
 
 def _checked(device: torch.device, precision: str, expected: list[float], seconds: float) -> dict[str, Any]:

@@ -44,8 +44,7 @@ def evaluate(
     when the model has no head of a task or models do not go together, DataError for a wrong file.
     """
     progress, path = progress or Progress(), Path(data)
-    models = [model] if isinstance(model, str | Path) else model
-    predictor = open_models(models, average=average, max_length=max_length)
+    predictor = open_models(model, average=average, max_length=max_length)
     task = predictor.required_task()
     source = reading_for(predictor, path, reading, needs_label=True)
     account: dict[str, Any] = {}

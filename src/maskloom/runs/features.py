@@ -128,41 +128,54 @@ class _Source:
     num_truncated: int
 
 
+@dataclass(frozen=True)
+class Activations:
+    """Which activations are written: of which layers, for which units, in which numbers, and whether as JSONL too.
+
+    `layers` are a name of `LayerCombination` or numbers, by default the last four, or all of fewer. Units "words" gives
+    one row for every word of sentences in columns or JSONL, that of its first piece; sentences that are too long are
+    read in overlapping windows, so that no word is left out. "tokens" gives every token of each line of a text, special
+    tokens included; a line may be a pair with ` ||| ` between, and what does not fit is cut and counted. By default
+    .txt files without columns give tokens, others words. `jsonl` adds `features.jsonl`, in the form of the published
+    extract_features program, with numbers rounded to six decimals.
+    """
+
+    layers: str | None = None
+    units: Units | None = None
+    precision: Precision = "float32"
+    jsonl: bool = False
+
+
+_DEFAULTS = Activations()
+
+
 @alone_in_folder(beside=True)
 def features(
     model: str | Path,
     input: str | Path,
     out: str | Path,
     *,
-    layers: str | None = None,
-    units: Units | None = None,
+    wanted: Activations = _DEFAULTS,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
-    precision: Precision = "float32",
-    jsonl: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write activations, by default of the last four layers, for the text of a file; return what was written.
+    """Write activations for the text of a file; return what was written.
 
-    Units "words" gives one row for every word of sentences in columns or JSONL, that of its first piece; sentences that
-    are too long are read in overlapping windows, so that no word is left out. "tokens" gives every token of each line
-    of a text, special tokens included; a line may be a pair with ` ||| ` between, and what does not fit is cut and
-    counted. By default .txt files without columns give tokens, others words. `tokens.jsonl` says for each unit what its
-    rows stand for; `jsonl` adds `features.jsonl`, in the form of the published extract_features program, with numbers
-    rounded to six decimals. A call that was stopped goes on where it was; of a link at `out` the
-    folder is written that it leads to. Raises ConfigError for layers that there are not and for an `out` that holds
-    anything else, DataError for a wrong file or folder.
+    `tokens.jsonl` says for each unit what its rows stand for. A call that was stopped goes on where it was; of a link
+    at `out` the folder is written that it leads to. Raises ConfigError for layers that there are not and for an `out`
+    that holds anything else, DataError for a wrong file or folder.
     """
     progress, path = progress or Progress(), Path(input)
-    folder = _folder_to_write(Path(out), path, (TOKENS, PUBLISHED) if jsonl else (TOKENS,))
+    folder = _folder_to_write(Path(out), path, (TOKENS, PUBLISHED) if wanted.jsonl else (TOKENS,))
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)
     encoder = load_model(source_folder, heads=())[0].to(chosen_device())
     limit = min(encoder.config.max_position_embeddings, tokenizer.max_length)
     if max_length is not None and not 3 <= max_length <= limit:
         raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")
-    combination = _combination(layers, encoder.config.num_hidden_layers)
-    source = _encode(path, tokenizer, units, reading or ReadingOptions(), max_length or limit)
+    combination = _combination(wanted.layers, encoder.config.num_hidden_layers)
+    source = _encode(path, tokenizer, wanted.units, reading or ReadingOptions(), max_length or limit)
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = write_features(
         folder,
@@ -170,12 +183,12 @@ def features(
         combination,
         source.units,
         model_sum=fingerprint(*model_files(source_folder)),
-        precision=precision,
+        precision=wanted.precision,
         progress=progress,
     )
     with output_file(folder / TOKENS, "w") as names:
         names.writelines(json.dumps(name, ensure_ascii=False) + "\n" for name in source.names)
-    if jsonl:
+    if wanted.jsonl:
         indices = _published_indices(combination, encoder.config.num_hidden_layers)
         with output_file(folder / PUBLISHED, "w") as published:
             published.writelines(_published_lines(file, source.names, indices))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,61 +72,77 @@ class _Prepared:
     account: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class LabelledFiles:
+    """The files to learn from and to choose by, how both are read, and the score on `dev` that decides.
+
+    By default that is the catalog's or the kind's.
+    """
+
+    train: str | Path
+    dev: str | Path
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
+    metric: str | None = None
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The two files by name."""
+        return {"train": Path(self.train), "dev": Path(self.dev)}
+
+    def as_told(self, told: Mapping[str, Any]) -> LabelledFiles:
+        """Return the files as a run reads and scores them that was told so at first, where this says nothing else."""
+        reading = ReadingOptions(**told["reading"]) if self.reading == ReadingOptions() else self.reading
+        return replace(self, reading=reading, metric=self.metric or told["metric"])
+
+
 @alone_in_folder(ranks_share=True)
 def finetune(
     recipe: FinetuneRecipe,
     *,
     model: str | Path,
-    train: str | Path,
-    dev: str | Path,
+    data: LabelledFiles,
     out: str | Path,
     resume: bool = False,
-    reading: ReadingOptions | None = None,
-    metric: str | None = None,
     verify: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Fine-tune a model on `train`, keep the weights that score best on `dev`, and return the scores.
+    """Fine-tune a model, keep the weights that score best on `data.dev`, and return the scores.
 
     The model lies in `out/model` in Hugging Face layout. `recipe.restarts` runs from the seeds `seed`, `seed` + 1 ...
     differ in the new classifier, the order of the data and dropout; mean, spread and degenerate runs are returned and
     the best run's model is kept, with `recipe.keep_restarts` also the others, in `out/restarts/seed-K/model`.
-    `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then tells the scores. `metric` names the
-    deciding score; by default the catalog's or the kind's. With `resume` an interrupted run goes on and ends as if it
-    had not been; `verify` first shows that it does, as `verify_resuming` tells. Where torchrun starts several processes
-    they train together, and the first one writes and returns the scores. Raises ConfigError or DataError for wrong
-    input before any training, NumericalError when no seed ends in finite numbers, Interrupted after a save when a
-    signal asks to stop.
+    `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then tells the scores. With `resume` an
+    interrupted run goes on and ends as if it had not been; `verify` first shows that it does, as `verify_resuming`
+    tells. Where torchrun starts several processes they train together, and the first one writes and returns the scores.
+    Raises ConfigError or DataError for wrong input before any training, NumericalError when no seed ends in finite
+    numbers, Interrupted after a save when a signal asks to stop.
     """
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
         heard = progress if progress is not None and ranks.is_first else Progress()
-        folder, reading = Path(out), reading or ReadingOptions()
-        return _finetune(recipe, model, Path(train), Path(dev), folder, resume, reading, metric, verify, heard, ranks)
+        return _finetune(recipe, model, data, Path(out), resume, verify, heard, ranks)
 
 
 def _finetune(
     recipe: FinetuneRecipe,
     model: str | Path,
-    train: Path,
-    dev: Path,
+    data: LabelledFiles,
     out: Path,
     resume: bool,
-    reading: ReadingOptions,
-    metric: str | None,
     verify: bool,
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
     resume = resume or is_restarted(out)
-    reading, metric = _reading_of_run(out, reading, metric, resume=resume)
-    source = resolve_model_folder(model)
+    if resume and (out / "run.json").exists():
+        data = data.as_told(described(out)["inputs"])
+    source, reading = resolve_model_folder(model), data.reading
     recipe = with_task(recipe, reading)
     tokenizer = task_tokenizer(source)
     _check_model(recipe, source, tokenizer)
-    prepared = _prepare(recipe, tokenizer, train, dev, reading, metric)
-    paths = {"model": source, "train": train, "dev": dev}
+    prepared = _prepare(recipe, tokenizer, data)
+    paths = {"model": source, **data.paths}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
     sums = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
     inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
@@ -160,7 +177,7 @@ def _finetune(
     with ranks.at("save"):
         _write_models(plan, prepared, results, result, tokenizer)
     if recipe.tune_on_dev:
-        result["tuned"] = {"fitted_on": str(dev), **tune_folder(out / "model", prepared.dev)}
+        result["tuned"] = {"fitted_on": str(data.dev), **tune_folder(out / "model", prepared.dev)}
     write_json(out / METRICS, result)
     _remove_best_weights(out)
     return result
@@ -241,17 +258,6 @@ def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe
     return recipe.model_copy(update={"task": row.kind})
 
 
-def _reading_of_run(
-    out: Path, reading: ReadingOptions, metric: str | None, *, resume: bool
-) -> tuple[ReadingOptions, str | None]:
-    """Return how to read and what to compare by; a resumed run that is told nothing does as it was told at first."""
-    if not resume or not (out / "run.json").exists():
-        return reading, metric
-    inputs = described(out)["inputs"]
-    stored = ReadingOptions(**inputs["reading"]) if reading == ReadingOptions() else reading
-    return stored, metric or inputs["metric"]
-
-
 def _check_model(recipe: FinetuneRecipe, source: Path, tokenizer: Tokenizer) -> None:
     """Raise ConfigError for a task, a loss or a length that a model is not for."""
     config = published_config(read_config(source), str(source))
@@ -270,18 +276,16 @@ def _check_model(recipe: FinetuneRecipe, source: Path, tokenizer: Tokenizer) -> 
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
 
 
-def _prepare(
-    recipe: FinetuneRecipe, tokenizer: Tokenizer, train: Path, dev: Path, reading: ReadingOptions, metric: str | None
-) -> _Prepared:
+def _prepare(recipe: FinetuneRecipe, tokenizer: Tokenizer, data: LabelledFiles) -> _Prepared:
     """Read, check and encode both files; nothing is written before this has passed."""
-    kind, settings = task_kind(recipe.task), recipe.task_settings()
-    train_data = kind.read(train, reading, settings)
+    kind, settings, reading, paths = task_kind(recipe.task), recipe.task_settings(), data.reading, data.paths
+    train_data = kind.read(paths["train"], reading, settings)
     settings |= kind.data_settings(train_data)
-    dev_data = kind.read(dev, reading, settings)
+    dev_data = kind.read(paths["dev"], reading, settings)
     kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)
     _check_class_list(reading, recipe.task, names)
-    primary = metric or (None if reading.format is None else catalog_row(reading.format).primary)
+    primary = data.metric or (None if reading.format is None else catalog_row(reading.format).primary)
     try:
         task = kind.make(names, primary, settings)
     except UsageError:

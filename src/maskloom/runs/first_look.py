@@ -42,7 +42,7 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
             iterate = partial(_iterate, kind)
-            whole[path] = _read_first(iterate, path, reading, needs_label=True, until=until, kept=[])
+            whole[path] = _read_first(iterate, path, reading, needs_label=True, until=until)
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.exists():
@@ -195,25 +195,15 @@ def _read_first(
     *,
     needs_label: bool,
     until: float | None = None,
-    kept: list[Any] | None = None,
 ) -> ReadExamples | None:
-    """Read as much as time permits; return `kept` filled with the examples, where they are all of the file."""
+    """Read as much as time permits; return the examples where they are all of the file, and any."""
     until = time.monotonic() + _SECONDS if until is None else until
-    report = ReadingReport(path)
-    examples = iterate(path, options, needs_label=needs_label, report=report)
-    if kept is not None:
-        examples = _noted(examples, kept)
-    next(pieces_of(examples, _ROWS), None)
-    for _ in examples:
-        if time.monotonic() > until:
+    report, examples = ReadingReport(path), list[Any]()
+    for piece in pieces_of(iterate(path, options, needs_label=needs_label, report=report), _ROWS):
+        if examples and time.monotonic() > until:
             return None
-    return ReadExamples(kept, report) if kept else None
-
-
-def _noted(examples: Iterator[Any], kept: list[Any]) -> Iterator[Any]:
-    for example in examples:
-        kept.append(example)
-        yield example
+        examples += piece
+    return ReadExamples(examples, report) if examples else None
 
 
 def _settings(model: Path) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_place, check_questions, read_context
-from maskloom.runs.reading_defaults import FileReading, reading_for
+from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_texts
 from maskloom.tasks.examples import ReadExamples, ReadingReport
-from maskloom.tasks.kinds import KINDS, make_task
+from maskloom.tasks.kinds import make_task
 from maskloom.tasks.span.encoding import EncodedQuestions
 from maskloom.tasks.span.reading import Question
 from maskloom.tasks.tables import ReadingOptions
@@ -59,8 +59,7 @@ def predict(
     """
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
-    models = [model] if isinstance(model, str | Path) else model
-    predictor = open_models(models, average=average, max_length=max_length)
+    predictor = open_models(model, average=average, max_length=max_length)
     task = predictor.required_task()
     forms = task.forms
     suffix = output_suffix(target, tuple({".jsonl": 0, ".csv": 0, **forms}))
@@ -183,13 +182,23 @@ def _record(values: Iterable[Any]) -> str:
     return record.getvalue().removesuffix("\r\n")
 
 
+@dataclass(frozen=True)
+class VectorForm:
+    """How the vectors of tokens become one, as in `Predictor.encode`: None is as the model's folder says."""
+
+    pooling: PoolingMode | None = None
+    normalize: bool | None = None
+
+
+_AS_THE_FOLDER_SAYS = VectorForm()
+
+
 def embed(
     model: str | Path,
     input: str | Path,
     output: str | Path,
     *,
-    pooling: PoolingMode | None = None,
-    normalize: bool | None = None,
+    form: VectorForm = _AS_THE_FOLDER_SAYS,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     int8: bool = False,
@@ -197,25 +206,22 @@ def embed(
 ) -> dict[str, Any]:
     """Write one vector a row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` a row.
 
-    Texts are read as single ones unless a pair column is named. `pooling` and `normalize` are those of
-    `Predictor.encode`. `int8` computes in eight-bit integers. Memory is bounded, and the output takes its name when it
-    is complete. Raises ConfigError or DataError for a wrong option, model or file, or for `int8` on a processor that
-    lacks it.
+    Texts are read as single ones unless a pair column is named. `int8` computes in eight-bit integers. Memory is
+    bounded, and the output takes its name when it is complete. Raises ConfigError or DataError for a wrong option,
+    model or file, or for `int8` on a processor that lacks it.
     """
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
     suffix = output_suffix(target, (".npy", ".jsonl"))
     predictor = Predictor.load(model, max_length=max_length, int8=int8)
-    modules = predictor.modules.changed(pooling, normalize)
-    report = ReadingReport(source)
-    kind = "pair" if reading is not None and reading.pair_column else "single"
-    texts = FileReading(source, KINDS[kind], reading or ReadingOptions(), {}, report, needs_label=False)
+    modules = predictor.modules.changed(form.pooling, form.normalize)
+    texts = reading_of_texts(source, reading)
     progress.begin("embedding", texts.count())
     with output_file(target) as file:
         if suffix == ".npy":
             _write_header(file, 0, predictor.hidden_size)
         index = 0
-        for vectors in _vectors(predictor, texts, pooling, normalize):
+        for vectors in _vectors(predictor, texts, form):
             if suffix == ".npy":
                 file.write(vectors.astype("<f4", copy=False).tobytes())
             else:
@@ -230,23 +236,21 @@ def embed(
     progress.end()
     return {
         "output": str(target),
-        "num_vectors": report.num_kept,
+        "num_vectors": texts.report.num_kept,
         "hidden_size": predictor.hidden_size,
         "pooling": modules.pooling,
         "normalized": modules.normalizes,
         "int8": int8,
         "num_truncated_examples": predictor.num_truncated,
         "max_length": predictor.max_length,
-        "data": report.as_dict(),
+        "data": texts.report.as_dict(),
     }
 
 
-def _vectors(
-    predictor: Predictor, reading: FileReading, pooling: PoolingMode | None, normalize: bool | None
-) -> Iterator[np.ndarray]:
+def _vectors(predictor: Predictor, reading: FileReading, form: VectorForm) -> Iterator[np.ndarray]:
     for window in reading.pieces(_WINDOW):
         texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]
-        yield predictor.encode(texts, pooling=pooling, normalize=normalize)
+        yield predictor.encode(texts, pooling=form.pooling, normalize=form.normalize)
 
 
 def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:
@@ -277,8 +281,7 @@ def generate(
     check_place(source, target)
     output_suffix(target, (".jsonl",))
     predictor = Predictor.load(model, batch_size=batch_size)
-    report = ReadingReport(source)
-    rows = FileReading(source, KINDS["single"], reading or ReadingOptions(), {}, report, needs_label=False)
+    rows = reading_of_texts(source, reading)
     progress.begin("generating", rows.count())
     index = num_tokens = 0
     with output_file(target, "w") as file:
@@ -292,7 +295,7 @@ def generate(
             progress.advance(index)
             release_free_memory()
     progress.end()
-    return {"output": str(target), "num_texts": index, "num_tokens": num_tokens, "data": report.as_dict()}
+    return {"output": str(target), "num_texts": index, "num_tokens": num_tokens, "data": rows.report.as_dict()}
 
 
 # Logits of a window of 384 tokens take 3 KB.
@@ -323,11 +326,10 @@ def answer(
         raise ConfigError(f"top_k {top_k}: at least 1 is expected")
     check_questions(questions)
     text = read_context(context)
-    predictor = open_models([model] if isinstance(model, str | Path) else model, average=average, max_length=max_length)
+    predictor = open_models(model, average=average, max_length=max_length)
     task = _task(predictor, null_threshold)
     encoded = task.encode(_examples(text, questions, Path(context)), predictor.tokenizer, predictor.max_length)
-    if not isinstance(encoded, EncodedQuestions):
-        raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
+    assert isinstance(encoded, EncodedQuestions)
     progress.begin("answering", len(questions))
     rows: list[dict[str, Any]] = []
     for part in encoded.parts(_WINDOWS_AT_ONCE):

@@ -56,6 +56,13 @@ class FileReading:
         return pieces_of(self.examples(), size, keeps_documents=self.settings.get("context") == "document")
 
 
+def reading_of_texts(path: Path, given: ReadingOptions | None) -> FileReading:
+    """Return how a file of texts is read: as single ones, or as pairs where a pair column is named."""
+    options = given or ReadingOptions()
+    kind = KINDS["pair" if options.pair_column else "single"]
+    return FileReading(path, kind, options, {}, ReadingReport(path), needs_label=False)
+
+
 def reading_for(
     predictor: Predictor | Ensemble, path: Path, given: ReadingOptions | None, *, needs_label: bool
 ) -> FileReading:

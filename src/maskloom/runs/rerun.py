@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus, describe_source
+from maskloom.data.corpus_building import CorpusSettings, build_corpus, describe_source
 from maskloom.data.corpus_manifest import BUILD, MANIFEST, check_files, file_sum, read_manifest
 from maskloom.data.documents import source_files
 from maskloom.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.launch import num_processes
 from maskloom.runs.corpus import REPORT
 from maskloom.runs.display import Progress, stage_callback
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
 from maskloom.runs.run_folder import (
@@ -40,14 +40,7 @@ from maskloom.runs.search import PLAN
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
-_SUMS: dict[str, Callable[[Path], str]] = {
-    "corpus": lambda path: Corpus.open(path).fingerprint,
-    "init": lambda path: fingerprint(*model_files(path)),
-    "model": lambda path: fingerprint(*model_files(path)),
-    "train": fingerprint,
-    "dev": fingerprint,
-    "labels": fingerprint,
-}
+_CORPUS_SETTINGS = {field.name for field in fields(CorpusSettings)}
 # Where `inputs` has another name for what a path leads to.
 _INPUT_NAMES = {"init": "init_model"}
 
@@ -98,17 +91,9 @@ def rerun(
     else:
         inputs = content["inputs"]
         reading = ReadingOptions(**inputs["reading"])
-        finetune(
-            recipe,
-            model=paths["model"],
-            train=paths["train"],
-            dev=paths["dev"],
-            out=out,
-            resume=resume,
-            reading=replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading,
-            metric=inputs["metric"],
-            progress=progress,
-        )
+        reading = replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading
+        data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"])
+        finetune(recipe, model=paths["model"], data=data, out=out, resume=resume, progress=progress)
     return _compared(model, out)
 
 
@@ -165,7 +150,9 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     for name, path in paths.items():
         if not path.exists():
             raise DataError(f"{path}: the {name} of {run} no longer exists")
-        expected, found = content["inputs"].get(_INPUT_NAMES.get(name, name)), _SUMS[name](path)
+        expected, is_model = content["inputs"].get(_INPUT_NAMES.get(name, name)), name in ("init", "model")
+        read = model_files(path) if is_model else [path]
+        found = Corpus.open(path).fingerprint if name == "corpus" else fingerprint(*read)
         if found != expected:
             raise DataError(f"{path}: the {name} of {run} has changed: its checksum was {expected}, is {found}")
     return paths
@@ -237,11 +224,7 @@ def _rerun_corpus(run: Path, *, out: Path, allow_version_change: bool, progress:
         texts,
         tokenizer=Tokenizer.load(run),
         out=out,
-        sentences=settings["sentences"],
-        on_bad_text=settings["on_bad_text"],
-        documents=settings.get("documents", "blank-line"),
-        shard_tokens=settings["shard_tokens"],
-        language=settings["language"],
+        settings=CorpusSettings(**{name: value for name, value in settings.items() if name in _CORPUS_SETTINGS}),
         origin={"paths": content["paths"], **environment(trains=False)},
         progress=stage_callback(progress),
     )

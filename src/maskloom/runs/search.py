@@ -20,7 +20,7 @@ from maskloom.folder_lock import alone_in_folder
 from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.display import Progress
-from maskloom.runs.finetune import finetune, with_task
+from maskloom.runs.finetune import LabelledFiles, finetune, with_task
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, fingerprint, model_files, prepare_run_folder
 from maskloom.runs.search_space import (
     Space,
@@ -33,7 +33,6 @@ from maskloom.runs.search_space import (
     space_of_data,
 )
 from maskloom.runs.search_table import markdown_of, ranked, search_rows
-from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.events import check_log_targets
 from maskloom.training.interruption import Interrupted
 
@@ -51,13 +50,26 @@ class _Search:
 
     recipe: FinetuneRecipe
     model: Path
-    train: Path
-    dev: Path
+    data: LabelledFiles
     out: Path
-    reading: ReadingOptions
-    metric: str | None
     keep_models: Literal["best", "all"]
     progress: Progress
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Which settings a search tries, how many of optuna's, and whose models stay; None is as it was told at first.
+
+    A new search without a `space` tries the recipe alone, one without a `method` every combination.
+    """
+
+    space: Space | None = None
+    method: Method | None = None
+    number: int | None = None
+    keep_models: Literal["best", "all"] = "best"
+
+
+_DEFAULTS = Trials()
 
 
 @alone_in_folder()
@@ -65,50 +77,44 @@ def search(
     recipe: FinetuneRecipe,
     *,
     model: str | Path,
-    train: str | Path,
-    dev: str | Path,
+    data: LabelledFiles,
     out: str | Path,
-    space: Space | None = None,
-    method: Method | None = None,
-    num_trials: int | None = None,
-    reading: ReadingOptions | None = None,
-    metric: str | None = None,
-    keep_models: Literal["best", "all"] = "best",
+    trials: Trials = _DEFAULTS,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
 
     `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` how they
-    went, `out/model` is the best trial's model; other models are deleted unless `keep_models` is "all". A trial that
-    fails is named and leaves the others alone. With `resume` a search goes on in the middle of a trial. Raises
-    ConfigError for wrong settings and for another search in the folder, AllTrialsFailedError when no trial is left,
-    DataError for wrong data, before or at the first trial.
+    went, `out/model` is the best trial's model; other models are deleted unless all are kept. A trial that fails is
+    named and leaves the others alone. With `resume` a search goes on in the middle of a trial. Raises ConfigError for
+    wrong settings and for another search in the folder, AllTrialsFailedError when no trial is left, DataError for wrong
+    data, before or at the first trial.
     """
     check_log_targets(recipe.training.log_to)
-    out, reading, progress = Path(out), reading or ReadingOptions(), progress or Progress()
+    out, progress = Path(out), progress or Progress()
+    space, method, num_trials = trials.space, trials.method, trials.number
     stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:
         space = space_of_data(stored["space"]) if space is None else space
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
-        reading = ReadingOptions(**stored["reading"]) if reading == ReadingOptions() else reading
-        metric = metric or stored["metric"]
+        data = data.as_told(stored)
     if space is None and method in (None, "grid"):
         progress.say("no --grid: one trial, as the recipe says; --grid training.learning_rate=2e-5,5e-5 tries several")
     space, method = {} if space is None else space, method or "grid"
-    recipe = with_task(recipe, reading)
+    recipe = with_task(recipe, data.reading)
     listed = _listed_settings(recipe, space, method, num_trials)
-    setup = _Search(recipe, Path(model), Path(train), Path(dev), out, reading, metric, keep_models, progress)
+    setup = _Search(recipe, Path(model), data, out, trials.keep_models, progress)
     described = {
         "method": method,
         "num_trials": num_trials,
         "space": space_as_data(space),
-        "reading": reading.as_dict(),
-        "metric": metric,
+        "reading": data.reading.as_dict(),
+        "metric": data.metric,
     }
-    paths = {"model": setup.model, "train": setup.train, "dev": setup.dev}
+    paths = {"model": setup.model, **data.paths}
     model_sum = fingerprint(*model_files(resolve_model_folder(setup.model)))
-    inputs = {"model": model_sum, "train": fingerprint(setup.train), "dev": fingerprint(setup.dev), **described}
+    inputs = {"model": model_sum, **{name: fingerprint(path) for name, path in data.paths.items()}, **described}
     continues = prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     plan = stored or {"format_version": 1, **described, "trials": []}
     if not plan["trials"]:
@@ -187,11 +193,12 @@ def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
     """Return the command, quoted for a shell, that fine-tunes as the trial did, in a folder of its own."""
     out = setup.out.resolve()
     words = ["maskloom", "finetune", "--recipe", out / RECIPE]
-    words += ["--model", setup.model.resolve(), "--train", setup.train.resolve(), "--dev", setup.dev.resolve()]
+    for name, path in {"model": setup.model, **setup.data.paths}.items():
+        words += [f"--{name}", path.resolve()]
     words += ["--out", out / "reruns" / name]
-    for key, value in setup.reading.as_dict().items():
+    for key, value in setup.data.reading.as_dict().items():
         words += [f"--{key.replace('_', '-')}", Path(value).resolve() if key == "labels" else value]
-    words += ["--metric", setup.metric] if setup.metric else []
+    words += ["--metric", setup.data.metric] if setup.data.metric else []
     for override in overrides_of(settings):
         words += ["--set", override]
     return shlex.join(map(str, words))
@@ -220,12 +227,9 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
         result = finetune(
             recipe_with(setup.recipe, trial["settings"], source=f"trial {trial['number']}"),
             model=setup.model,
-            train=setup.train,
-            dev=setup.dev,
+            data=setup.data,
             out=folder,
             resume=was_begun,
-            reading=setup.reading,
-            metric=setup.metric,
             progress=setup.progress,
         )
         for checkpoints in folder.glob("restarts/*/checkpoints"):  # trials are not extended

@@ -89,18 +89,6 @@ def print_table(headers: list[str], rows: list[list[str]], title: str) -> None:
     Console().print(table)
 
 
-HEADERS = [
-    "task",
-    "metric",
-    "best on dev",
-    "mean ± sd, median of its settings",
-    "settings",
-    "trials",
-    "degenerate",
-    "minutes",
-]
-
-
 def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return headers and rows, one a column of GLUE, scores times 100; then the two averages."""
     rows = []
@@ -117,7 +105,8 @@ def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         ["average of the paper", "9 columns", _average(result["paper_average"]), "", "", "", "", ""],
         ["leaderboard score", "9 tasks", _average(result["leaderboard_score"]), "", "", "", "", ""],
     ]
-    return HEADERS, rows
+    about = ["mean ± sd, median of its settings", "settings", "trials", "degenerate", "minutes"]
+    return ["task", "metric", "best on dev", *about], rows
 
 
 def notes_of(result: dict[str, Any]) -> list[str]:

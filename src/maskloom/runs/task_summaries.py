@@ -8,7 +8,7 @@ from typing import Any
 
 from maskloom.metrics.answers import is_percent
 from maskloom.metrics.language_model import PAIR_TASKS, PARTS
-from maskloom.runs.display import lines_of
+from maskloom.runs.display import aligned, lines_of
 from maskloom.tasks.kinds import KINDS
 
 _HELD_OUT = (("loss", "{} loss, nats", "{:.3f}"), ("accuracy", "{} accuracy", "{:.1%}"))
@@ -54,7 +54,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
         ("model", result["model"]),
         ("try", f"maskloom predict --model {model} --input FILE --output predictions.jsonl ({takes})"),
     ]
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def evaluation_lines(result: dict[str, Any]) -> list[str]:
@@ -64,12 +64,12 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
     rows = _score_rows(result["metric"], scores, result["reference"])
     if result["degenerate"]:
         rows.append(("degenerate", result["degenerate"]))
-    return _aligned([*rows, ("examples", examples_text(result["data"]))])
+    return aligned([*rows, ("examples", examples_text(result["data"]))])
 
 
 def tuning_lines(result: dict[str, Any]) -> list[str]:
     """Return the fitted settings, the scores before and after, and the warning that they are of the fitted file."""
-    return _aligned([*_tuned_rows(result), ("examples", examples_text(result["data"])), ("model", result["model"])])
+    return aligned([*_tuned_rows(result), ("examples", examples_text(result["data"])), ("model", result["model"])])
 
 
 def written_lines(result: dict[str, Any]) -> list[str]:
@@ -80,9 +80,7 @@ def written_lines(result: dict[str, Any]) -> list[str]:
     else:
         what = f"{result['num_predictions']:,} predictions, in the order of the input"
     account = {key: result[key] for key in ("num_truncated_examples", "max_length")}
-    return _aligned(
-        [("written", f"{result['output']}: {what}"), ("read", examples_text({**result["data"], **account}))]
-    )
+    return aligned([("written", f"{result['output']}: {what}"), ("read", examples_text({**result["data"], **account}))])
 
 
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
@@ -137,8 +135,3 @@ def examples_text(account: dict[str, Any]) -> str:
     if account.get("num_also_in_train"):
         text += f"; {account['num_also_in_train']:,} also in train"
     return "; ".join([text, *account.get("notes", ())])
-
-
-def _aligned(rows: list[tuple[str, str]]) -> list[str]:
-    width = max(len(name) for name, _ in rows)
-    return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in rows]

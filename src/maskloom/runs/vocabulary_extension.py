@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,32 +21,42 @@ from maskloom.models.heads import MaskedLMHead
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.vocabulary_extension import NewPiece, choose_pieces
-from maskloom.text.vocabulary_training import measure_coverage
+from maskloom.text.vocabulary_training import VocabularySettings, measure_coverage
 from maskloom.text.word_counting import count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.worker_processes import ONE_PROCESS, Work
 
 REPORT = "vocabulary_extension.json"
 _UNUSED = "[unused"
-_MAX_DISTINCT_WORDS = 2_000_000
+
+
+@dataclass(frozen=True)
+class NewPieces:
+    """How many pieces a vocabulary gets at most, each of which occurs `min_frequency` times.
+
+    With `use_unused` they first take the ids of `[unused...]`, before the vocabulary grows.
+    """
+
+    number: int
+    min_frequency: int = 5
+    use_unused: bool = False
 
 
 def extend_vocabulary(
     paths: Iterable[str | Path],
+    wanted: NewPieces,
     *,
     model: str | Path,
-    num_pieces: int,
     out: str | Path,
-    min_frequency: int = 5,
-    use_unused: bool = False,
-    num_workers: int = 1,
+    work: Work = ONE_PROCESS,
     on_bad_text: Literal["error", "skip"] = "error",
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write a model folder whose vocabulary has up to `num_pieces` more, the best for the text; return the report.
+    """Write a model folder whose vocabulary has new pieces, the best for the text; return the report.
 
-    Pieces are chosen by `choose_pieces`. Old pieces keep their ids; new ones come behind them, or with
-    `use_unused` first take the ids of `[unused...]`. The embedding and the masked-LM bias of a new piece start
-    as the means of those of the old pieces that it was cut into, so that text without new pieces gives what it gave.
+    Pieces are chosen by `choose_pieces`. Old pieces keep their ids. The embedding and the masked-LM bias of a new piece
+    start as the means of those of the old pieces that it was cut into, so that text without new pieces gives what it
+    gave.
     `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible settings
     and an `out` that holds something else, DataError for a damaged model or bad text.
     """
@@ -58,17 +68,17 @@ def extend_vocabulary(
     counted = count_words(
         texts,
         lowercase=tokenizer.lowercase,
-        max_distinct_words=_MAX_DISTINCT_WORDS,
-        num_workers=num_workers,
+        max_distinct_words=VocabularySettings.max_distinct_words,
+        work=work,
         progress=progress,
     )
     if not counted.counts:
         raise DataError(f"{counted.num_texts} texts hold no words; new pieces are chosen from words")
     old = tokenizer.vocabulary
-    pieces = choose_pieces(counted.counts, old, num_pieces=num_pieces, min_frequency=min_frequency)
+    pieces = choose_pieces(counted.counts, old, num_pieces=wanted.number, min_frequency=wanted.min_frequency)
     if not pieces:
-        raise DataError(f"no piece to add: no run of pieces within a word occurs {min_frequency} times or more")
-    vocabulary, places = _extended(old, pieces, use_unused=use_unused)
+        raise DataError(f"no piece to add: no run of pieces within a word occurs {wanted.min_frequency} times or more")
+    vocabulary, places = _extended(old, pieces, use_unused=wanted.use_unused)
     (loaded, _), extended = load_model(folder), replace(tokenizer, vocabulary=vocabulary)
     _give_rows(loaded, old, pieces, places, len(vocabulary))
     report = {
@@ -82,8 +92,8 @@ def extend_vocabulary(
         "after": measure_coverage(extended, counted.counts),
         "reading": reading.as_dict(),
     }
-    if len(pieces) < num_pieces:
-        report["why_fewer"] = f"no other run of pieces within a word occurs {min_frequency} times or more"
+    if len(pieces) < wanted.number:
+        report["why_fewer"] = f"no other run of pieces within a word occurs {wanted.min_frequency} times or more"
     with replacing_folder(out) as staging:
         rows = [{"id": place, **asdict(piece)} for place, piece in zip(places, pieces, strict=True)]
         write_json(staging / REPORT, {**report, "pieces": rows})

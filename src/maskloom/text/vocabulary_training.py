@@ -26,9 +26,47 @@ from maskloom.text.vocabulary import (
 )
 from maskloom.text.word_counting import WordCounts, count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.worker_processes import ONE_PROCESS, Work
 
 Progress = Callable[[str, int, int], None]
 Model = Literal["wordpiece", "bpe"]
+
+
+@dataclass(frozen=True)
+class VocabularySettings:
+    """What a vocabulary of `size` tokens is: WordPiece (BERT), or the byte pairs of GPT.
+
+    A pair is merged where it occurs `min_frequency` times; `score` says which comes next, see `merge_pairs`. The
+    `alphabet_limit` most frequent characters take part. Memory holds about `max_distinct_words` words.
+    """
+
+    size: int
+    lowercase: bool = True
+    score: Score = "frequency"
+    min_frequency: int = 2
+    alphabet_limit: int = 1000
+    max_distinct_words: int = 2_000_000
+    model: Model = "wordpiece"
+
+    @property
+    def specials(self) -> tuple[str, ...]:
+        """The special tokens, which come first."""
+        return GPT_TOKENS.tokens if self.model == "bpe" else SPECIAL_TOKENS
+
+    def check(self) -> None:
+        """Raise ConfigError for values that no vocabulary can have."""
+        if self.model not in get_args(Model):
+            raise ConfigError(f"model = {self.model!r}: it must be one of {', '.join(map(repr, get_args(Model)))}")
+        if self.score not in get_args(Score):
+            raise ConfigError(f"score = {self.score!r}: it must be one of {', '.join(map(repr, get_args(Score)))}")
+        if self.model == "bpe" and self.score != "frequency":
+            raise ConfigError(
+                f"score = {self.score!r}: byte-pair encoding merges the most frequent pair; leave --score out"
+            )
+        lowest = {"size": len(self.specials) + 1, "min_frequency": 1, "alphabet_limit": 1, "max_distinct_words": 1}
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -85,43 +123,41 @@ class TrainedVocabulary:
 
 def train_vocabulary(
     texts: Iterable[str],
+    settings: VocabularySettings,
     *,
-    size: int,
-    model: Model = "wordpiece",
-    lowercase: bool = True,
-    score: Score = "frequency",
-    min_frequency: int = 2,
-    alphabet_limit: int = 1000,
-    max_distinct_words: int = 2_000_000,
-    num_workers: int = 1,
+    work: Work = ONE_PROCESS,
     progress: Progress | None = None,
     count: Callable[..., WordCounts] = count_words,
 ) -> TrainedVocabulary:
-    """Train a vocabulary of `size` tokens: WordPiece (paper 3.2), or GPT's byte pairs (Sennrich et al. 2016).
+    """Train a vocabulary: WordPiece (paper 3.2), or GPT's byte pairs (Sennrich et al. 2016).
 
-    Special tokens come first; then the `alphabet_limit` most frequent characters, for WordPiece bare where one starts a
-    word and with `##` inside, for byte pairs bare inside and with `</w>` where one ends a word; then merges in order.
-    Which pair is merged, and which of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds
-    another character, or over 200 characters, takes no part. Fewer tokens than `size` are returned where no pair is
-    left that occurs `min_frequency` times, and the report says so. "pmi" merges rare pairs first, because their
-    symbols are rare too: raise `min_frequency` until the report's pieces per word are few.
-    At most about `max_distinct_words` words are held in memory; more go to disk while counting, and the rarest over
-    the cap are dropped and reported. `count` is `count_words`, or that with more of its settings.
-    Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and DataError for
-    text without words.
+    Special tokens come first; then the characters, for WordPiece bare where one starts a word and with `##` inside, for
+    byte pairs bare inside and with `</w>` where one ends a word; then merges in order. Which pair is merged, and which
+    of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds another character, or over 200
+    characters, takes no part. Fewer tokens than `settings.size` are returned where no pair is left that is frequent
+    enough, and the report says so. "pmi" merges rare pairs first, because their symbols are rare too: raise
+    `min_frequency` until the report's pieces per word are few.
+    Words over `max_distinct_words` go to disk while counting, and the rarest are dropped and reported. `count` is
+    `count_words`, or that with more of its settings. Raises ConfigError for impossible settings, among them a size that
+    does not hold the alphabet, and DataError for text without words.
     """
-    specials, suffix = (GPT_TOKENS.tokens, END_OF_WORD) if model == "bpe" else (SPECIAL_TOKENS, "")
-    limits = {"max_distinct_words": max_distinct_words, "num_workers": num_workers}
-    counts = {"min_frequency": min_frequency, "alphabet_limit": alphabet_limit, **limits}
-    _check_settings(model, score, size, len(specials), counts)
-    counted = count(texts, lowercase=lowercase, **limits, progress=progress)
+    settings.check()
+    counted = count(
+        texts,
+        lowercase=settings.lowercase,
+        max_distinct_words=settings.max_distinct_words,
+        work=work,
+        progress=progress,
+    )
     if not counted.counts:
         raise DataError(f"{counted.num_texts} texts hold no words; a vocabulary needs some")
-    characters, dropped, alphabet = _choose_alphabet(counted.counts, alphabet_limit, suffix)
-    num_needed = len(specials) + len(alphabet)
+    suffix = END_OF_WORD if settings.model == "bpe" else ""
+    characters, dropped, alphabet = _choose_alphabet(counted.counts, settings.alphabet_limit, suffix)
+    size, num_specials = settings.size, len(settings.specials)
+    num_needed = num_specials + len(alphabet)
     if size < num_needed:
         raise ConfigError(
-            f"size = {size}: {len(specials)} special tokens and {len(alphabet)} symbols for "
+            f"size = {size}: {num_specials} special tokens and {len(alphabet)} symbols for "
             f"{len(characters)} characters need {num_needed}; give --size {num_needed} or more"
         )
     is_known = characters.issuperset
@@ -130,35 +166,18 @@ def train_vocabulary(
         words,
         [counted.counts[word] for word in words],
         alphabet,
-        num_symbols=size - len(specials),
-        score=score,
-        min_frequency=min_frequency,
+        num_symbols=size - num_specials,
+        score=settings.score,
+        min_frequency=settings.min_frequency,
         suffix=suffix,
-        progress=(lambda done: progress("merge pairs", done + len(specials), size)) if progress else None,
+        progress=(lambda done: progress("merge pairs", done + num_specials, size)) if progress else None,
     )
-    tokenizer = _tokenizer(symbols, merges, model, lowercase)
-    settings = {"requested_size": size, "lowercase": lowercase, "score": score, "min_frequency": min_frequency}
+    if settings.model == "bpe":
+        vocabulary = Vocabulary([*settings.specials, *symbols], GPT_TOKENS, prefix="", suffix=suffix)
+        tokenizer = BytePairTokenizer(vocabulary, tuple(merges), lowercase=settings.lowercase)
+    else:
+        tokenizer = WordPieceTokenizer(Vocabulary([*settings.specials, *symbols]), lowercase=settings.lowercase)
     return TrainedVocabulary(tokenizer, _report(tokenizer, counted, len(characters), dropped, settings))
-
-
-def _tokenizer(symbols: list[str], merges: list[tuple[str, str]], model: Model, lowercase: bool) -> Tokenizer:
-    if model == "bpe":
-        vocabulary = Vocabulary([*GPT_TOKENS.tokens, *symbols], GPT_TOKENS, prefix="", suffix=END_OF_WORD)
-        return BytePairTokenizer(vocabulary, tuple(merges), lowercase=lowercase)
-    return WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *symbols]), lowercase=lowercase)
-
-
-def _check_settings(model: str, score: str, size: int, num_specials: int, counts: dict[str, int]) -> None:
-    if model not in get_args(Model):
-        raise ConfigError(f"model = {model!r}: it must be one of {', '.join(map(repr, get_args(Model)))}")
-    if score not in get_args(Score):
-        raise ConfigError(f"score = {score!r}: it must be one of {', '.join(map(repr, get_args(Score)))}")
-    if model == "bpe" and score != "frequency":
-        raise ConfigError(f"score = {score!r}: byte-pair encoding merges the most frequent pair; leave --score out")
-    lowest = {"size": num_specials + 1}
-    for name, value in {"size": size, **counts}.items():
-        if value < lowest.get(name, 1):
-            raise ConfigError(f"{name} = {value}: it must be at least {lowest.get(name, 1)}")
 
 
 def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[frozenset[str], str, list[str]]:
@@ -182,18 +201,21 @@ def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[f
 
 
 def _report(
-    tokenizer: Tokenizer, counted: WordCounts, alphabet_size: int, dropped: str, settings: dict[str, Any]
+    tokenizer: Tokenizer, counted: WordCounts, alphabet_size: int, dropped: str, settings: VocabularySettings
 ) -> VocabularyReport:
-    vocabulary = tokenizer.vocabulary
-    values: dict[str, Any] = {**settings, **measure_coverage(tokenizer, counted.counts)}
-    why_smaller = None
-    if len(vocabulary) < settings["requested_size"]:
-        why_smaller = f"no pair of symbols that occurs {settings['min_frequency']} times or more is left to merge"
-        if settings["score"] == "likelihood":
+    vocabulary, why_smaller = tokenizer.vocabulary, None
+    coverage: dict[str, Any] = measure_coverage(tokenizer, counted.counts)
+    if len(vocabulary) < settings.size:
+        why_smaller = f"no pair of symbols that occurs {settings.min_frequency} times or more is left to merge"
+        if settings.score == "likelihood":
             why_smaller += ", or none whose merge raises the likelihood"
     return VocabularyReport(
+        requested_size=settings.size,
         size=len(vocabulary),
         why_smaller=why_smaller,
+        lowercase=settings.lowercase,
+        score=settings.score,
+        min_frequency=settings.min_frequency,
         num_texts=counted.num_texts,
         num_words=counted.num_words,
         num_distinct_words=counted.num_distinct_words,
@@ -206,7 +228,7 @@ def _report(
         dropped_characters=dropped[:100],
         **num_forms(vocabulary),
         longest_token=longest_token(vocabulary),
-        **values,
+        **coverage,
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from maskloom.fault_points import fault_point
 from maskloom.text.normalization import split_chunks, words
-from maskloom.worker_processes import Engine, results
+from maskloom.worker_processes import ONE_PROCESS, Work, results
 
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
@@ -52,9 +52,8 @@ def count_words(
     *,
     lowercase: bool,
     max_distinct_words: int,
-    num_workers: int = 1,
+    work: Work = ONE_PROCESS,
     progress: Callable[[str, int, int], None] | None = None,
-    engine: Engine | None = None,
     scratch: Path | None = None,
     place: Callable[[], str] | None = None,
 ) -> WordCounts:
@@ -62,8 +61,8 @@ def count_words(
 
     Memory holds about `max_distinct_words` distinct words while counting, twice as many while runs are merged, and the
     words of two batches for each process. Temporary files, in the folder `scratch`, and processes are gone in the end,
-    whatever happens but a kill. `engine` counts in the place of `num_workers` processes; `place` says where the text
-    that was drawn last stands, for messages. Raises ChildProcessError as `results_of_processes` does.
+    whatever happens but a kill. `place` says where the text that was drawn last stands, for messages. Raises
+    ChildProcessError as `results_of_processes` does.
     """
     found = WordCounts()
     batches = _batches(texts, found)
@@ -73,7 +72,7 @@ def count_words(
 
     with tempfile.TemporaryDirectory(prefix="maskloom-words-", dir=scratch) as folder:
         totals = _SpillingTotals(Path(folder), max_distinct_words)
-        with closing(results(_batch_counter, (lowercase,), batches, num_workers, engine, name=name)) as counted:
+        with closing(results(_batch_counter, (lowercase,), batches, work, name=name)) as counted:
             for counts in counted:
                 totals.add(counts)
                 if progress:

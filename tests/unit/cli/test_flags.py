@@ -10,10 +10,13 @@ from typer.testing import CliRunner
 from maskloom.cli import app
 from maskloom.cli.options import Size, complete_key, space_beside, verification
 from maskloom.config import FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
+from maskloom.data.corpus_building import CorpusSettings
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import recipe_keys
+from maskloom.runs.predict import VectorForm
 from maskloom.runs.recipes import FLAG_KEYS, check_flags, flag_changes, run_to_resume
 from maskloom.runs.search_table import notes_of
+from maskloom.text.vocabulary_training import VocabularySettings
 
 
 @pytest.mark.parametrize(
@@ -173,24 +176,25 @@ def test_control_characters_in_findings_and_notes_are_shown_and_not_sent(monkeyp
 
 
 BUILD = ["corpus", "build", "t", "--vocab", "v", "--out", "o"]
+BUILDING = "corpus.build_corpus_from_files"
 READ = ["--model", "m", "--input", "t.jsonl", "--output"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "function", "expected"),
     [
-        (BUILD, "corpus.build_corpus_from_files", {"documents": "blank-line", "language": None, "sentences": "split"}),
-        ([*BUILD, "--documents", "file"], "corpus.build_corpus_from_files", {"documents": "file"}),
-        ([*BUILD, "--language", "de"], "corpus.build_corpus_from_files", {"language": "de"}),
+        (BUILD, BUILDING, {"settings": CorpusSettings()}),
+        ([*BUILD, "--documents", "file"], BUILDING, {"settings": CorpusSettings(documents="file")}),
+        ([*BUILD, "--language", "de"], BUILDING, {"settings": CorpusSettings(language="de")}),
         (
             ["vocab", "train", "t", "--size", "9", "--out", "o"],
             "corpus.train_vocabulary_from_files",
-            {"score": "frequency"},
+            {"settings": VocabularySettings(9)},
         ),
         (["predict", *READ, "o.csv"], "predict.predict", {"csv_safe": False}),
         (["predict", *READ, "o.csv", "--csv-safe"], "predict.predict", {"csv_safe": True}),
-        (["embed", *READ, "o.npy"], "predict.embed", {"normalize": None}),
-        (["embed", *READ, "o.npy", "--normalize"], "predict.embed", {"normalize": True}),
+        (["embed", *READ, "o.npy"], "predict.embed", {"form": VectorForm()}),
+        (["embed", *READ, "o.npy", "--normalize"], "predict.embed", {"form": VectorForm(normalize=True)}),
         (["export", "r", "--out", "o", "--for-vectors", "cls"], "export.describe_vectors", {"normalize": False}),
         (
             ["export", "r", "--out", "o", "--for-vectors", "cls", "--normalize"],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import CorpusSettings, build_corpus
 from maskloom.data.corpus_manifest import write_manifest
 from maskloom.errors import DataError
 from maskloom.text.tokenizer import Tokenizer
@@ -39,7 +39,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpora")
     letters = "\n\n".join("\n".join(" ".join("abcdefg"[i - 5] for i in s) for s in document) for document in DOCUMENTS)
     (folder / "a.txt").write_text(letters)
-    build_corpus(folder / "a.txt", tokenizer=TOKENIZER, out=folder / "whole", sentences="lines", shard_tokens=1)
+    build_corpus(
+        folder / "a.txt",
+        tokenizer=TOKENIZER,
+        out=folder / "whole",
+        settings=CorpusSettings(sentences="lines", shard_tokens=1),
+    )
     return folder / "whole"
 
 
@@ -96,7 +101,12 @@ def test_other_processes_open_the_files_themselves(whole: Path) -> None:
 def test_equal_corpora_share_a_fingerprint_wherever_they_lie(whole: Path, copied: Path, tmp_path: Path) -> None:
     assert Corpus.open(whole).fingerprint == Corpus.open(copied).fingerprint
     (tmp_path / "a.txt").write_text("a b\nc\n\nd d d\n\ne f g\na\nb d")
-    build_corpus(tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "other", sentences="lines", shard_tokens=1)
+    build_corpus(
+        tmp_path / "a.txt",
+        tokenizer=TOKENIZER,
+        out=tmp_path / "other",
+        settings=CorpusSettings(sentences="lines", shard_tokens=1),
+    )
     assert Corpus.open(tmp_path / "other").fingerprint != Corpus.open(whole).fingerprint
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import zstandard
 
 from maskloom.data import corpus_building
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import _Counts, build_corpus
+from maskloom.data.corpus_building import CorpusSettings, _Counts, build_corpus
 from maskloom.data.documents import source_files
 from maskloom.data.sentence_encoding import SentenceEncoder
 from maskloom.data.shards import ShardRecord
@@ -25,11 +26,11 @@ from maskloom.folder_lock import FolderInUseError, folder_lock
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.worker_processes import results_of_processes
+from maskloom.worker_processes import Work, results_of_processes
 
 WORDS = ["the", "river", "ran", "under", "stone", "bridges", "while", "people", "slept", "."]
 TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcde", "##s"]))
-SMALL = {"sentences": "lines", "shard_tokens": 100}
+SMALL = {"settings": CorpusSettings(sentences="lines", shard_tokens=100)}
 
 
 def random_documents(num_documents: int, seed: int = 0) -> list[str]:
@@ -114,18 +115,18 @@ def test_sentences_are_found_when_asked_for(tmp_path: Path) -> None:
 def test_a_paragraph_separated_book_can_be_one_document(tmp_path: Path) -> None:
     book = write_text(tmp_path / "a.txt", ["The river ran\nunder stone bridges.", "People slept. The river ran."])
     options = {"tokenizer": TOKENIZER, "out": tmp_path / "out"}
-    manifest = build_corpus(book, documents="file", **options)
+    manifest = build_corpus(book, settings=CorpusSettings(documents="file"), **options)
     sentences = ["The river ran under stone bridges.", "People slept.", "The river ran."]
     assert ids_of(tmp_path / "out") == [[TOKENIZER.token_ids(sentence) for sentence in sentences]]
     assert manifest["settings"]["documents"] == "file"
-    assert build_corpus(book, documents="file", **options)["already_built"]
+    assert build_corpus(book, settings=CorpusSettings(documents="file"), **options)["already_built"]
     with pytest.raises(ConfigError, match=r"made otherwise \(documents differ\)"):
         build_corpus(book, **options)
     paragraphs = build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs")
     # what corpora said before there was a choice, they go on to say
     assert "documents" not in paragraphs["settings"]
     with pytest.raises(ConfigError, match=r"made otherwise \(documents differ\)"):
-        build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs", documents="file")
+        build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs", settings=CorpusSettings(documents="file"))
 
 
 def test_the_manifest_tells_the_sums_of_the_text(text: Path, tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_shard_is_made_of_a_bounded_number_of_bytes(tmp_path: Path, monkeypatc
 
 def test_any_number_of_workers_gives_the_same_bytes(text: Path, tmp_path: Path) -> None:
     for num_workers in (1, 2):
-        build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / str(num_workers), num_workers=num_workers, **SMALL)
+        build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / str(num_workers), work=Work(num_workers), **SMALL)
     assert folder_bytes(tmp_path / "1") == folder_bytes(tmp_path / "2")
 
 
@@ -213,7 +214,9 @@ def test_bad_text_is_an_error_with_its_place_or_is_counted_and_reported(tmp_path
     options = {"vocab": tmp_path / "vocab", "out": tmp_path / "out"}
     with pytest.raises(DataError, match=r"a\.txt, document at line 3: byte 15 \(0xff\) is not UTF-8"):
         build_corpus_from_files([path], **options)
-    shown = build_corpus_from_files([path, tmp_path / "empty.txt"], on_bad_text="skip", **options)
+    shown = build_corpus_from_files(
+        [path, tmp_path / "empty.txt"], settings=CorpusSettings(on_bad_text="skip"), **options
+    )
     assert shown["num_skipped_documents"] == 1
     assert "a.txt, document at line 3: byte 15" in shown["skipped_documents"][0]
     assert (shown["num_documents"], shown["num_empty_documents"]) == (2, 1)
@@ -223,7 +226,9 @@ def test_bad_text_is_an_error_with_its_place_or_is_counted_and_reported(tmp_path
 def test_shards_without_a_token_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_building, "_SMALLEST_SHARD", 0)
     path = write_text(tmp_path / "a.txt", ["the river", "\u200b" * 40, "ran ."])
-    manifest = build_corpus(path, tokenizer=TOKENIZER, out=tmp_path / "out", sentences="lines", shard_tokens=1)
+    manifest = build_corpus(
+        path, tokenizer=TOKENIZER, out=tmp_path / "out", settings=CorpusSettings(sentences="lines", shard_tokens=1)
+    )
     assert [shard["file"] for shard in manifest["shards"]] == ["shards/00000.tokens", "shards/00002.tokens"]
     assert ids_of(tmp_path / "out") == [[[5, 6]], [[7, 14]]]
 
@@ -267,7 +272,7 @@ def test_an_interrupted_build_continues_to_the_same_bytes(
     with pytest.raises(DataError, match="was not finished; run the same build again"):
         Corpus.open(out)
     encoded_shards.clear()
-    assert build_corpus(text, out=out, num_workers=num_workers, **options)["num_kept_shards"] == 4
+    assert build_corpus(text, out=out, work=Work(num_workers), **options)["num_kept_shards"] == 4
     assert folder_bytes(out) == folder_bytes(tmp_path / "whole")
     if num_workers == 1:
         assert len(encoded_shards) == len(whole["shards"]) - 4
@@ -317,7 +322,7 @@ def test_a_finished_corpus_is_checked_and_left_alone(text: Path, tmp_path: Path,
     manifest = build_corpus(text, tokenizer=TOKENIZER, out=out, **SMALL)
     before = folder_bytes(out)
     encoded_shards.clear()
-    again = build_corpus(text, tokenizer=TOKENIZER, out=out, num_workers=2, **SMALL)
+    again = build_corpus(text, tokenizer=TOKENIZER, out=out, work=Work(2), **SMALL)
     assert again == {"already_built": True, **manifest, "num_kept_shards": len(manifest["shards"])}
     assert encoded_shards == []
     assert folder_bytes(out) == before
@@ -331,11 +336,11 @@ def test_a_finished_corpus_is_checked_and_left_alone(text: Path, tmp_path: Path,
     [
         ({"tokenizer": WordPieceTokenizer(TOKENIZER.vocabulary, lowercase=False)}, "lowercase"),
         ({"tokenizer": WordPieceTokenizer(Vocabulary([*TOKENIZER.vocabulary.tokens, "x"]))}, "vocabulary_sha256"),
-        ({"sentences": "split"}, "sentences"),
-        ({"shard_tokens": 101}, "shard_tokens"),
-        ({"on_bad_text": "skip"}, "on_bad_text"),
-        ({"language": "de"}, "language"),
-        ({"documents": "file"}, "documents"),
+        ({"settings": replace(SMALL["settings"], sentences="split")}, "sentences"),
+        ({"settings": replace(SMALL["settings"], shard_tokens=101)}, "shard_tokens"),
+        ({"settings": replace(SMALL["settings"], on_bad_text="skip")}, "on_bad_text"),
+        ({"settings": replace(SMALL["settings"], language="de")}, "language"),
+        ({"settings": replace(SMALL["settings"], documents="file")}, "documents"),
     ],
 )
 def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, tmp_path: Path, changes, named: str) -> None:
@@ -390,7 +395,6 @@ def test_text_without_a_word_is_an_error(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_workers": 0}, "num_workers is 0"),
         ({"sentences": "words"}, "sentences is 'words'"),
         ({"shard_tokens": 0}, "shard_tokens is 0"),
         ({"on_bad_text": "ignore"}, "on_bad_text is 'ignore'"),
@@ -400,7 +404,7 @@ def test_text_without_a_word_is_an_error(tmp_path: Path, content: str) -> None:
 )
 def test_wrong_settings_are_named(text: Path, tmp_path: Path, options, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", **options)
+        build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", settings=CorpusSettings(**options))
 
 
 def test_what_a_worker_raises_is_raised_here() -> None:
@@ -464,7 +468,9 @@ def test_the_language_decides_where_sentences_end(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", ["The river ran bzw. Stone slept. People ran."])
     lengths = {}
     for language in ("en", "de"):
-        manifest = build_corpus(path, tokenizer=TOKENIZER, out=tmp_path / language, language=language)
+        manifest = build_corpus(
+            path, tokenizer=TOKENIZER, out=tmp_path / language, settings=CorpusSettings(language=language)
+        )
         assert manifest["settings"]["language"] == language
         lengths[language] = [len(sentence) for sentence in ids_of(tmp_path / language)[0]]
     assert lengths["de"] != lengths["en"]
@@ -484,8 +490,8 @@ def test_options_that_would_change_nothing_are_refused(text: Path, tmp_path: Pat
     rows.write_bytes(gzip.compress(b'{"text": "the river ran ."}\n'))
     build = functools.partial(build_corpus_from_files, vocab=tmp_path / "vocab", out=tmp_path / "out")
     with pytest.raises(ConfigError, match=r"--documents file: there is no \.txt file in the text, .*leave it out"):
-        build(rows, documents="file")
+        build(rows, settings=CorpusSettings(documents="file"))
     with pytest.raises(ConfigError, match="--language de: with --sentences lines no sentences are looked for"):
-        build(rows, sentences="lines", language="de")
+        build(rows, settings=CorpusSettings(sentences="lines", language="de"))
     assert not (tmp_path / "out").exists()
-    assert build([rows, text], documents="file")["num_documents"] == 2
+    assert build([rows, text], settings=CorpusSettings(documents="file"))["num_documents"] == 2

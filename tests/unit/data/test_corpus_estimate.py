@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import CorpusSettings, build_corpus
 from maskloom.data.corpus_estimate import estimated_corpus
 from maskloom.data.documents import source_files
 from maskloom.data.sentence_encoding import SentenceEncoder
@@ -38,7 +38,9 @@ def test_sizes_are_foreseen(tmp_path: Path, kind: str) -> None:
     files = source_files(tmp_path / "texts")
     found = estimated_corpus(files, SentenceEncoder(TOKENIZER, sentences="lines"))
     assert found is not None
-    manifest = build_corpus(tmp_path / "texts", tokenizer=TOKENIZER, out=tmp_path / "out", sentences="lines")
+    manifest = build_corpus(
+        tmp_path / "texts", tokenizer=TOKENIZER, out=tmp_path / "out", settings=CorpusSettings(sentences="lines")
+    )
     assert (found.num_files, found.num_file_bytes) == (12, sum(source.path.stat().st_size for source in files))
     assert found.num_tokens == pytest.approx(manifest["num_tokens"], rel=0.1)
     assert found.num_sentences == pytest.approx(manifest["num_sentences"], rel=0.1)

@@ -8,7 +8,7 @@ import pytest
 
 from maskloom.data import corpus_lint, corpus_statistics
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import CorpusSettings, build_corpus
 from maskloom.data.corpus_lint import Finding, lint_corpus
 from maskloom.runs.corpus import lint
 from maskloom.text.vocabulary import Vocabulary
@@ -47,8 +47,9 @@ def linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
             (tmp_path / "texts" / f"{number}.txt").write_bytes(content)
         if "ignored" in options:
             (tmp_path / "texts" / options.pop("ignored")).write_text("x")
-        settings = {"tokenizer": WordPieceTokenizer(VOCABULARY), "sentences": "lines", **options}
-        build_corpus(tmp_path / "texts", out=tmp_path / "out", **settings)
+        tokenizer = options.pop("tokenizer", WordPieceTokenizer(VOCABULARY))
+        settings = CorpusSettings(**{"sentences": "lines", **options})
+        build_corpus(tmp_path / "texts", tokenizer=tokenizer, out=tmp_path / "out", settings=settings)
         found = lint_corpus(Corpus.open(tmp_path / "out"))
         assert [finding.as_dict() for finding in found] == lint(tmp_path / "out")
         levels = [("error", "warning", "info").index(finding.level) for finding in found]

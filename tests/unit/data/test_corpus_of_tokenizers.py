@@ -11,13 +11,13 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import CorpusSettings, build_corpus
 from maskloom.data.corpus_lint import lint_corpus
 from maskloom.data.corpus_statistics import corpus_statistics
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.vocabulary import SpecialTokens, Vocabulary
-from maskloom.text.vocabulary_training import train_vocabulary
+from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["the", "river", "ran", "under", "stone", "bridges", "while", "people", "slept", "."]
@@ -41,11 +41,13 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def byte_pairs() -> BytePairTokenizer:
-    return train_vocabulary(documents(60), size=60, model="bpe").tokenizer
+    return train_vocabulary(documents(60), VocabularySettings(size=60, model="bpe")).tokenizer
 
 
 def build(text: Path, tokenizer: Any, out: Path) -> dict[str, Any]:
-    return build_corpus(text, tokenizer=tokenizer, out=out, sentences="lines", shard_tokens=100)
+    return build_corpus(
+        text, tokenizer=tokenizer, out=out, settings=CorpusSettings(sentences="lines", shard_tokens=100)
+    )
 
 
 def test_the_manifest_of_a_wordpiece_corpus_is_what_it_always_was(text: Path, tmp_path: Path) -> None:

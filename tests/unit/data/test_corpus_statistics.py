@@ -9,7 +9,7 @@ import pytest
 from maskloom.config import PretrainingData
 from maskloom.data import corpus_statistics as statistics
 from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus_building import CorpusSettings, build_corpus
 from maskloom.data.corpus_statistics import corpus_statistics, estimated_instances, unigram_entropy
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -22,7 +22,12 @@ TEXT = "a a b\nb\n\na ?\n\na ! b a\n\na ?\n"
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
     (tmp_path / "a.txt").write_text(TEXT)
-    build_corpus(tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "out", sentences="lines", shard_tokens=1)
+    build_corpus(
+        tmp_path / "a.txt",
+        tokenizer=TOKENIZER,
+        out=tmp_path / "out",
+        settings=CorpusSettings(sentences="lines", shard_tokens=1),
+    )
     return Corpus.open(tmp_path / "out")
 
 
@@ -71,7 +76,9 @@ def test_instances_are_estimated_near_what_is_drawn(tmp_path: Path) -> None:
 
     documents = ["\n".join(sentence() for _ in range(rng.integers(5, 60))) for _ in range(60)]
     (tmp_path / "a.txt").write_text("\n\n".join(documents))
-    build_corpus(tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "out", sentences="lines")
+    build_corpus(
+        tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "out", settings=CorpusSettings(sentences="lines")
+    )
     corpus = Corpus.open(tmp_path / "out")
     loader = PretrainingLoader(corpus, None, PretrainingData(), batch_size=32, seed=0)
     drawn = sum(batch.num_sequences for batch in loader.epoch_batches(0))

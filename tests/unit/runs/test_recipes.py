@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from maskloom.cli import app
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import SHIPPED, shipped_recipes
-from maskloom.runs.recipes import explained, explained_lines, listed_recipes, reference
+from maskloom.runs.recipes import explained, explained_lines, listed_recipes
+from tools.recipe_reference import reference
 
 
 def test_the_page_is_what_the_program_says():

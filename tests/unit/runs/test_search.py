@@ -10,7 +10,8 @@ from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.files import write_json, write_text
 from maskloom.runs import search as search_run
 from maskloom.runs.display import Progress
-from maskloom.runs.search import search
+from maskloom.runs.finetune import LabelledFiles
+from maskloom.runs.search import Trials, search
 from maskloom.runs.search_space import (
     GRIDS,
     ValueRange,
@@ -80,7 +81,17 @@ def run(inputs, monkeypatch):
     def start(finetuning, **options):
         monkeypatch.setattr(search_run, "finetune", finetuning)
         recipe = options.pop("recipe", FinetuneRecipe())
-        return search(recipe, **{**inputs, "space": RATES, **options})
+        given = {**inputs, "space": RATES, **options}
+        reading, metric = given.pop("reading", ReadingOptions()), given.pop("metric", None)
+        data = LabelledFiles(given.pop("train"), given.pop("dev"), reading, metric)
+        trials = Trials(
+            **{
+                {"num_trials": "number"}.get(name, name): given.pop(name)
+                for name in ("space", "method", "num_trials", "keep_models")
+                if name in given
+            }
+        )
+        return search(recipe, data=data, trials=trials, **given)
 
     return start
 

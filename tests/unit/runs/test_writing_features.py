@@ -13,7 +13,7 @@ from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import features as module
-from maskloom.runs.features import features, write_features
+from maskloom.runs.features import Activations, features, write_features
 from maskloom.runs.info import describe_folder
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
@@ -95,7 +95,7 @@ def test_broken_weights_are_named(units, tmp_path):
 def test_texts_by_token_or_word(model_folder, tmp_path, units, num_rows):
     path = tmp_path / "texts.txt"
     path.write_text("The cat sat\na mat\n")
-    result = features(model_folder, path, tmp_path / "out", units=units, layers="sum_last_four")
+    result = features(model_folder, path, tmp_path / "out", wanted=Activations(units=units, layers="sum_last_four"))
     assert (result["num_units"], result["num_rows"], result["vectors"]) == (2, num_rows, ["sum_last_four"])
     names = [json.loads(line) for line in (tmp_path / "out" / "tokens.jsonl").read_text().splitlines()]
     assert [name["line"] for name in names] == [1, 2]
@@ -105,7 +105,7 @@ def test_texts_by_token_or_word(model_folder, tmp_path, units, num_rows):
 
 def test_a_folder_of_features_is_described(model_folder, tmp_path):
     (tmp_path / "texts.txt").write_text("the cat sat\n")
-    features(model_folder, tmp_path / "texts.txt", tmp_path / "out", layers="last")
+    features(model_folder, tmp_path / "texts.txt", tmp_path / "out", wanted=Activations("last"))
     found = describe_folder(tmp_path / "out")
     assert (found["kind"], found["vectors"], found["num_rows"]) == ("features", ["4"], 5)
 
@@ -120,7 +120,7 @@ def test_long_texts_are_cut_and_counted(model_folder, tmp_path):
 def test_the_command_writes_the_same(model_folder, tmp_path, monkeypatch, capsys):
     path = tmp_path / "words.conll"
     path.write_text("the O\ncat O\n\nmat O\n")
-    features(model_folder, path, tmp_path / "direct", layers="-1,0")
+    features(model_folder, path, tmp_path / "direct", wanted=Activations(layers="-1,0"))
     arguments = ["--model", str(model_folder), "--input", str(path), "--out", str(tmp_path / "out"), "--layers", "-1,0"]
     monkeypatch.setattr(sys, "argv", ["maskloom", "features", *arguments, "--jsonl", "--json"])
     with pytest.raises(SystemExit) as stop:
@@ -137,7 +137,7 @@ def test_a_file_in_half_precision_is_half_as_large(model_folder, tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("the cat sat\n")
     sizes = [
-        features(model_folder, path, tmp_path / precision, precision=precision)["num_bytes"]
+        features(model_folder, path, tmp_path / precision, wanted=Activations(precision=precision))["num_bytes"]
         for precision in ("float32", "float16")
     ]
     assert sizes == [5 * 4 * 8 * 4, 5 * 4 * 8 * 2]

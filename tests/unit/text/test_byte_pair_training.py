@@ -13,7 +13,8 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.vocabulary import GPT_TOKENS
-from maskloom.text.vocabulary_training import train_vocabulary
+from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
+from maskloom.worker_processes import ONE_PROCESS, Work
 
 TEXTS = [
     "The lowest of the low rivers was lower than the newest and widest one. Low, lower, lowest!",
@@ -22,8 +23,8 @@ TEXTS = [
 ] * 3
 
 
-def train(texts: list[str] = TEXTS, *, size: int = 120, **options: Any) -> BytePairTokenizer:
-    return train_vocabulary(texts, size=size, model="bpe", **options).tokenizer
+def train(texts: list[str] = TEXTS, *, size: int = 120, work: Work = ONE_PROCESS, **options: Any) -> BytePairTokenizer:
+    return train_vocabulary(texts, VocabularySettings(size=size, model="bpe", **options), work=work).tokenizer
 
 
 def naive_merges(words: dict[str, int], *, num_symbols: int, min_frequency: int) -> list[tuple[str, str]]:
@@ -100,7 +101,7 @@ def test_a_vocabulary_has_special_tokens_then_characters_then_merges() -> None:
 def test_the_same_text_gives_the_same_bytes_in_any_order_and_number_of_processes(tmp_path) -> None:
     train().save(tmp_path / "first")
     train(TEXTS[::-1]).save(tmp_path / "second")
-    train(num_workers=3).save(tmp_path / "third")
+    train(work=Work(3)).save(tmp_path / "third")
     first = {path.name: path.read_bytes() for path in (tmp_path / "first").iterdir()}
     for name in ("second", "third"):
         assert {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} == first
@@ -112,7 +113,7 @@ def test_case_is_kept_where_it_is_asked_for() -> None:
 
 
 def test_the_report_says_what_byte_pairs_have() -> None:
-    report = train_vocabulary(TEXTS, size=10_000, model="bpe").report.as_dict()
+    report = train_vocabulary(TEXTS, VocabularySettings(size=10_000, model="bpe")).report.as_dict()
     assert report["num_word_ends"] > 20
     assert "num_continuations" not in report
     assert report["unknown_rate"] == 0
@@ -131,4 +132,4 @@ def test_what_cannot_be_trained_is_refused(texts, options, error, message) -> No
     with pytest.raises(error, match=message):
         train(texts, **options)
     with pytest.raises(ConfigError, match="model = 'unigram': it must be one of 'wordpiece', 'bpe'"):
-        train_vocabulary(TEXTS, size=100, model="unigram")  # type: ignore[arg-type]
+        train_vocabulary(TEXTS, VocabularySettings(size=100, model="unigram"))  # type: ignore[arg-type]

@@ -9,8 +9,15 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
-from maskloom.text.vocabulary_training import TrainedVocabulary, longest_token, measure_coverage, train_vocabulary
+from maskloom.text.vocabulary_training import (
+    TrainedVocabulary,
+    VocabularySettings,
+    longest_token,
+    measure_coverage,
+    train_vocabulary,
+)
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.worker_processes import Work
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog; the dog sleeps, the fox runs quickly.",
@@ -21,7 +28,8 @@ TEXTS = [
 
 
 def train(texts: list[str] = TEXTS, **options: Any) -> TrainedVocabulary:
-    return train_vocabulary(texts, **{"size": 160, **options})
+    work = Work(options.pop("num_workers", 1))
+    return train_vocabulary(texts, VocabularySettings(**{"size": 160, **options}), work=work)
 
 
 def test_layout_of_the_vocabulary() -> None:
@@ -66,9 +74,9 @@ def test_the_same_text_gives_the_same_vocabulary(score: Any) -> None:
 
 def test_the_seed_of_hashes_does_not_matter() -> None:
     program = (
-        "from maskloom.text.vocabulary_training import train_vocabulary as t\n"
+        "from maskloom.text.vocabulary_training import VocabularySettings as V, train_vocabulary as t\n"
         "texts = ['the cat sat on the mat', 'a dog and the cats', 'mats and dogs sat'] * 2\n"
-        "print([t(texts, size=60, score=s).vocabulary.tokens for s in ('frequency', 'likelihood', 'pmi')])"
+        "print([t(texts, V(60, score=s)).vocabulary.tokens for s in ('frequency', 'likelihood', 'pmi')])"
     )
     outputs = {
         subprocess.run(
@@ -96,8 +104,8 @@ def test_sizes_are_exact_or_explained() -> None:
 
 def test_a_size_below_the_alphabet_is_an_error_with_figures() -> None:
     with pytest.raises(ConfigError, match=r"4 symbols for 3 characters need 9; give --size 9 or more$"):
-        train_vocabulary(["ab ca"], size=8)
-    assert len(train_vocabulary(["ab ca"], size=9).vocabulary) == 9
+        train_vocabulary(["ab ca"], VocabularySettings(size=8))
+    assert len(train_vocabulary(["ab ca"], VocabularySettings(size=9)).vocabulary) == 9
 
 
 @pytest.mark.parametrize(
@@ -123,7 +131,7 @@ def test_text_without_words_is_an_error() -> None:
 
 
 def test_rare_characters_over_the_limit_make_their_words_unknown() -> None:
-    trained = train_vocabulary(["aaa aab bba abz zz"] * 2, size=20, alphabet_limit=2)
+    trained = train_vocabulary(["aaa aab bba abz zz"] * 2, VocabularySettings(size=20, alphabet_limit=2))
     assert trained.report.alphabet_size == 2
     assert trained.report.dropped_characters == "z"
     assert not any("z" in token for token in trained.vocabulary.tokens)
@@ -132,7 +140,7 @@ def test_rare_characters_over_the_limit_make_their_words_unknown() -> None:
 
 
 def test_too_long_words_and_lone_surrogates_take_no_part() -> None:
-    trained = train_vocabulary(["ab" * 101 + " ab ab \ud800b"], size=40)
+    trained = train_vocabulary(["ab" * 101 + " ab ab \ud800b"], VocabularySettings(size=40))
     assert longest_token(trained.vocabulary) == "ab"
     assert trained.report.num_too_long_words == 1
     assert trained.report.unknown_rate == pytest.approx(0.5)
@@ -166,5 +174,5 @@ def test_coverage_weighs_words_by_their_counts() -> None:
 
 def test_progress_is_told_in_stages() -> None:
     seen: list[tuple[str, int, int]] = []
-    train(size=160, progress=lambda *stage: seen.append(stage))
+    train_vocabulary(TEXTS, VocabularySettings(160), progress=lambda *stage: seen.append(stage))
     assert seen[-1] == ("merge pairs", 160, 160)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from maskloom.text import word_counting
 from maskloom.text.normalization import words
 from maskloom.text.word_counting import count_words
+from maskloom.worker_processes import Work
 
 TEXTS = ["The cat, the Dog\x00 THE", "a b a\tb", "", "Ünï \ud800x 中文 ΟΔΟΣ.", "the cat " * 50]
 
@@ -140,7 +141,7 @@ def test_several_processes_count_the_same() -> None:
     alone = count_words(texts, lowercase=True, max_distinct_words=1000)
     seen: list[tuple[str, int, int]] = []
     together = count_words(
-        texts, lowercase=True, max_distinct_words=1000, num_workers=2, progress=lambda *stage: seen.append(stage)
+        texts, lowercase=True, max_distinct_words=1000, work=Work(2), progress=lambda *stage: seen.append(stage)
     )
     assert together.counts == alone.counts
     assert together.num_words == alone.num_words
@@ -155,7 +156,7 @@ def test_an_error_of_the_reader_leaves_no_process() -> None:
 
     for num_workers in (1, 2):
         with pytest.raises(OSError, match="the disk is gone"):
-            count_words(broken(), lowercase=True, max_distinct_words=10, num_workers=num_workers)
+            count_words(broken(), lowercase=True, max_distinct_words=10, work=Work(num_workers))
 
 
 def test_a_killed_worker_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +167,7 @@ def test_a_killed_worker_changes_nothing(caplog: pytest.LogCaptureFixture) -> No
         for _ in range(10):
             yield "b " * 600_000
 
-    found = count_words(texts(), lowercase=True, max_distinct_words=10, num_workers=2, place=lambda: "a.txt, line 7")
+    found = count_words(texts(), lowercase=True, max_distinct_words=10, work=Work(2), place=lambda: "a.txt, line 7")
     assert found.counts == {"a": 1, "b": 6_000_000}
     assert "which was at the words up to a.txt, line 7, died with exit code -9" in caplog.messages[0]
 

@@ -112,13 +112,13 @@ def test_an_absent_package_is_named_with_its_extra(monkeypatch):
 
 
 def test_nothing_is_read_or_written_before_an_absent_package_is_named(tmp_path, monkeypatch):
-    from maskloom.runs.finetune import finetune
+    from maskloom.runs.finetune import LabelledFiles, finetune
     from maskloom.runs.pretrain import pretrain
     from maskloom.runs.search import search
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     out, nowhere = tmp_path / "run", tmp_path / "absent"
-    labelled = {"model": nowhere, "train": nowhere, "dev": nowhere, "out": out}
+    labelled = {"model": nowhere, "data": LabelledFiles(nowhere, nowhere), "out": out}
     calls = [
         lambda: pretrain(load_recipe(PretrainRecipe, None, SETTING), corpus=nowhere, out=out),
         lambda: finetune(load_recipe(FinetuneRecipe, None, SETTING), **labelled),

@@ -20,6 +20,7 @@ from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.glue_score import OFFICIAL_METRICS, GlueScore, leaderboard_score, paper_average
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
+from maskloom.runs.finetune import LabelledFiles
 from maskloom.runs.first_look import check_place
 from maskloom.runs.glue.files import (
     HEADER,
@@ -34,7 +35,7 @@ from maskloom.runs.glue.files import (
     problems_of,
 )
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
-from maskloom.runs.search import AllTrialsFailedError, search
+from maskloom.runs.search import AllTrialsFailedError, Trials, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.runs.search_table import glue_report
 from maskloom.tasks.catalog import catalog_row
@@ -108,11 +109,9 @@ def _outcome(
         found = search(
             recipe.model_copy(update={"task": row.kind}),
             model=model,
-            train=train,
-            dev=dev,
+            data=LabelledFiles(train, dev, ReadingOptions(format=task.name)),
             out=out,
-            space=space,
-            reading=ReadingOptions(format=task.name),
+            trials=Trials(space),
             resume=(out / RECIPE).exists(),
             progress=progress,
         )

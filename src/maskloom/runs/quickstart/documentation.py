@@ -15,7 +15,7 @@ from pathlib import Path
 
 from maskloom.files import write_text
 from maskloom.text.sentences import split_sentences
-from maskloom.worker_processes import results_of_processes
+from maskloom.worker_processes import Work, results
 
 MIN_SENTENCES = 4
 STANDARD_LIBRARY = "python"
@@ -153,11 +153,8 @@ def write_documents(documents: Iterable[GatheredDocument], path: Path) -> int:
 
 def _harvest_chunks(chunks: dict[int, list[Source]], num_workers: int) -> Iterable[tuple[int, list[GatheredDocument]]]:
     """Return the documents of every chunk by its number, in the order in which they are done."""
-    tasks = iter(chunks.items())
-    if num_workers <= 1:
-        return map(_harvest_all, tasks)
     name: Callable[[tuple[int, list[Source]]], str] = lambda chunk: f"the files from {chunk[1][0].path} on"  # noqa: E731
-    return results_of_processes(partial, (_harvest_all,), tasks, num_workers, name=name)
+    return results(partial, (_harvest_all,), iter(chunks.items()), Work(num_workers), name=name)
 
 
 def _harvest_all(chunk: tuple[int, list[Source]]) -> tuple[int, list[GatheredDocument]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, Section, load_recipe, recipe_toml
+from maskloom.data.corpus_building import CorpusSettings
 from maskloom.data.counter_random import Permutation
 from maskloom.errors import ConfigError
 from maskloom.files import write_json, write_text
@@ -25,13 +26,15 @@ from maskloom.inference import Predictor
 from maskloom.runs.charts import DotRow, dot_chart, page_template
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress, stage_callback
-from maskloom.runs.finetune import finetune
+from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.quickstart.documentation import gather_documents, write_documents
 from maskloom.runs.quickstart.tasks import build_tasks
 from maskloom.runs.report.page import charts_of
 from maskloom.runs.report.record import read_run
 from maskloom.runs.run_folder import RECIPE
+from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.worker_processes import Work
 
 VOCABULARY_SIZE = 8000
 TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pair"}
@@ -192,7 +195,7 @@ def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[s
     vocabulary = stages.run(
         "vocabulary",
         lambda: train_vocabulary_from_files(
-            [text_file], size=VOCABULARY_SIZE, out=out / "vocabulary", num_workers=1, progress=watch
+            [text_file], VocabularySettings(VOCABULARY_SIZE), out=out / "vocabulary", progress=watch
         ),
     )
     corpus = stages.run(
@@ -201,8 +204,8 @@ def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[s
             text_file,
             vocab=out / "vocabulary",
             out=out / "corpus",
-            sentences="lines",
-            num_workers=num_workers,
+            settings=CorpusSettings(sentences="lines"),
+            work=Work(num_workers),
             progress=watch,
         ),
     )
@@ -229,16 +232,9 @@ def _finetune(recipe: FinetuneRecipe, out: Path, task: str, start: str, progress
     folder = out / "finetuned" / f"{task}-{start}"
     recipe = recipe.model_copy(update={"task": TASKS[task], "from_scratch": start == "random"})
     progress.say(f"     the {task} task from {'the pre-trained' if start == 'pretrained' else 'random'} weights")
-    return finetune(
-        recipe,
-        model=out / "pretrained",
-        train=out / "tasks" / f"{task}-train.jsonl",
-        dev=out / "tasks" / f"{task}-dev.jsonl",
-        out=folder,
-        resume=(folder / RECIPE).exists(),
-        metric="accuracy",
-        progress=progress,
-    )
+    train, dev = (out / "tasks" / f"{task}-{part}.jsonl" for part in ("train", "dev"))
+    data, resume = LabelledFiles(train, dev, metric="accuracy"), (folder / RECIPE).exists()
+    return finetune(recipe, model=out / "pretrained", data=data, out=folder, resume=resume, progress=progress)
 
 
 def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any]:

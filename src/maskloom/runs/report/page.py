@@ -28,7 +28,7 @@ from maskloom.runs.report.record import (
     trouble_table,
     with_unit,
 )
-from maskloom.runs.search_table import restarts_text, search_rows
+from maskloom.runs.search_table import glue_rows, notes_of, restarts_text, search_rows
 
 _MAX_RUNS = 12
 
@@ -137,8 +137,6 @@ def _search(run: RunRecord) -> dict[str, Any]:
 
 
 def _glue(run: RunRecord) -> dict[str, Any]:
-    from maskloom.runs.search_table import glue_rows, notes_of
-
     assert run.result is not None
     headers, rows = glue_rows(run.result)
     return {"name": run.name, "headers": headers, "rows": rows, "notes": notes_of(run.result)}
@@ -195,25 +193,12 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         note="Thin: training; with dots: held out. Below the dashed line the model uses context.",
     )
     majority = metrics.get(f"{pair}_majority_fraction")
-    sentence = _chart(
-        f"{_capital(PAIR_TASKS[pair])} accuracy, held out",
-        runs,
-        colours,
-        None,
-        f"{pair}_accuracy",
-        levels=[("majority", majority)] if majority else [],
-        marks=marks,
-        as_percent=True,
-    )
-    accuracy = _chart(
-        f"{PARTS[part].targets} guessed right, held out",
-        runs,
-        colours,
-        None,
-        f"{part}_accuracy",
-        marks=marks,
-        as_percent=True,
-    )
+    how = {"marks": marks, "as_percent": True}
+    levels = [("majority", majority)] if majority else []
+    title = f"{_capital(PAIR_TASKS[pair])} accuracy, held out"
+    sentence = _chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how)
+    title = f"{PARTS[part].targets} guessed right, held out"
+    accuracy = _chart(title, runs, colours, None, f"{part}_accuracy", **how)
     return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs, colours)) if chart is not None]
 
 
