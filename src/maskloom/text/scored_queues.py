@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from maskloom.text.segmented_words import SymbolTable
+from maskloom.text.segmented_words import PAIR_SHIFT, SECOND, SegmentedWords, SymbolTable
 
 _BLOCK = 128
 _NO_KEY = np.iinfo(np.int64).max
@@ -52,7 +52,7 @@ class PmiQueue:
 
     def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
         """Apply changes of counts after a merge."""
-        first, second, new = merged >> 32, merged & 0xFFFFFFFF, symbol
+        first, second, new = merged >> PAIR_SHIFT, merged & SECOND, symbol
         self._recount(first, second, new, num_merged)
         slot = self._slots.pop(merged)
         self._counts[slot] = 0
@@ -94,7 +94,7 @@ class PmiQueue:
         slot = self._num_slots
         if slot == len(self._counts):
             self._add_blocks(len(self._block_keys))
-        first, second = pair >> 32, pair & 0xFFFFFFFF
+        first, second = pair >> PAIR_SHIFT, pair & SECOND
         self._num_slots += 1
         self._slots[pair] = slot
         self._counts[slot] = count
@@ -125,7 +125,7 @@ class PmiQueue:
         """Return the scores of slots."""
         counts, keys = self._counts[slots], self._keys[slots]
         # float64 products and quotients of the same integers are the same on every machine
-        products = self._symbol_counts[keys >> 32].astype(np.float64) * self._symbol_counts[keys & 0xFFFFFFFF]
+        products = self._symbol_counts[keys >> PAIR_SHIFT].astype(np.float64) * self._symbol_counts[keys & SECOND]
         return counts / np.maximum(products, 1.0)
 
 
@@ -144,17 +144,16 @@ class LikelihoodQueue(PmiQueue):
     """
 
     def __init__(
-        self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int, pairs: SymbolTable
+        self, words: SegmentedWords, symbol_counts: Sequence[int], min_frequency: int, pairs: SymbolTable
     ) -> None:
-        """Start from the counts of all pairs and, by id, of all symbols."""
-        self._pairs = pairs
+        self._words, self._pairs = words, pairs
         self._num_symbols = len(symbol_counts)
         self._total = int(sum(symbol_counts))
         # x log x of the count of each symbol, and of their sum, which scores of many pairs have in common
         self._times_logs = _times_log(np.array([*symbol_counts, 0]))
         self._times_log_of_total = _times_log(np.array([self._total]))[0]
         self._targets, self._overlaps, self._block_totals = (np.zeros(0, np.int64) for _ in range(3))
-        super().__init__(pair_counts, symbol_counts, min_frequency)
+        super().__init__(words.pair_counts, symbol_counts, min_frequency)
 
     def best(self) -> int | None:
         """Return the pair with the highest gain, or None when none occurs `min_frequency` times and gains anything."""
@@ -196,8 +195,8 @@ class LikelihoodQueue(PmiQueue):
         super()._change(changes)
         for pair in changes:
             slot = self._slots.get(pair)
-            if slot is not None and pair >> 32 == pair & 0xFFFFFFFF:
-                self._overlaps[slot] = self._counts[slot] - self._pairs.num_replacements(pair)
+            if slot is not None and pair >> PAIR_SHIFT == pair & SECOND:
+                self._overlaps[slot] = self._counts[slot] - self._words.num_replacements(pair)
 
     def _add(self, pair: int, count: int) -> None:
         super()._add(pair, count)
@@ -211,7 +210,7 @@ class LikelihoodQueue(PmiQueue):
 
     def _values(self, slots: np.ndarray) -> np.ndarray:
         keys, targets = self._keys[slots], self._targets[slots]
-        first, second = keys >> 32, keys & 0xFFFFFFFF
+        first, second = keys >> PAIR_SHIFT, keys & SECOND
         counts, is_double, is_there = self._counts[slots] - self._overlaps[slots], first == second, targets >= 0
         first_new = self._symbol_counts[first] - counts * (1 + is_double)
         there_new = self._symbol_counts[targets] * is_there + counts

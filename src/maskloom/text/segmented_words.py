@@ -164,13 +164,11 @@ class SegmentedWords:
 
 
 class SymbolTable:
-    """The strings of symbols by id, and the other way round."""
+    """The strings of symbols by id, at first those of single characters, and the other way round."""
 
-    def __init__(self, symbols: Sequence[str], segmented: SegmentedWords) -> None:
-        """Start from the symbols of single characters, of which the words are made."""
+    def __init__(self, symbols: Sequence[str]) -> None:
         self.strings = list(symbols)
         self._ids = {symbol: index for index, symbol in enumerate(self.strings)}
-        self._segmented = segmented
 
     def add(self, pair: int) -> int:
         """Add the string of a pair and return its symbol."""
@@ -191,10 +189,6 @@ class SymbolTable:
             second = self._ids.get(CONTINUATION_PREFIX + string[cut:])
             if first is not None and second is not None:
                 yield first << PAIR_SHIFT | second
-
-    def num_replacements(self, pair: int) -> int:
-        """Return how many places would change if a pair of equal symbols were merged: of three in a row, one."""
-        return self._segmented.num_replacements(pair)
 
     def _joined(self, pair: int) -> str:
         return self.strings[pair >> PAIR_SHIFT] + self.strings[pair & SECOND].removeprefix(CONTINUATION_PREFIX)
