@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, checked_primary, f1, gathered
+from maskloom.metrics.metric import checked_pair, checked_primary, gathered
 
 
 class SingleLabelMetric:
@@ -32,18 +32,20 @@ class SingleLabelMetric:
 
     def compute(self) -> dict[str, float]:
         """Return fractions in 0..1, and the Matthews correlation in -1..1."""
-        from sklearn.metrics import accuracy_score, matthews_corrcoef
+        from sklearn.metrics import matthews_corrcoef
 
-        # Every score is a function of how often each class was taken for each; one weighted row a cell is enough.
-        targets, predictions = np.nonzero(self._gathered())
-        weights = self._counts[targets, predictions]
-        scores = {"accuracy": float(accuracy_score(targets, predictions, sample_weight=weights))}
+        counts, right = self._gathered(), self._counts.diagonal()
+        sizes = counts.sum(axis=0) + counts.sum(axis=1)
+        by_label = _f1(right, sizes)
+        scores = {"accuracy": float(right.sum() / counts.sum())}
         if self.num_labels == 2:
-            scores["f1"] = f1(targets, predictions, labels=[0, 1], sample_weight=weights)
+            scores["f1"] = float(by_label[1])
         # Classes that occur nowhere are left out of the mean: a class that dev happens to lack is not a failure.
-        present = np.union1d(targets, predictions)
-        scores["f1_macro"] = f1(targets, predictions, labels=present, average="macro", sample_weight=weights)
+        scores["f1_macro"] = float(by_label[sizes > 0].mean())
+        # one weighted row for each cell is enough
+        targets, predictions = np.nonzero(counts)
         is_constant = len(np.unique(predictions)) == 1 or len(np.unique(targets)) == 1
+        weights = counts[targets, predictions]
         scores["matthews"] = (
             0.0 if is_constant else float(matthews_corrcoef(targets, predictions, sample_weight=weights))
         )
@@ -104,7 +106,6 @@ class MultiLabelMetric:
         """Return fractions in 0..1."""
         if not self._num_examples:
             raise ValueError("multi-label F1: no examples were given; a score of nothing is not defined")
-        # F1 = 2 TP / (predicted + actual), for each label and for all of them together
         by_label = _f1(self._true_positives, self._predicted + self._actual)
         micro = _f1(self._true_positives.sum(), self._predicted.sum() + self._actual.sum())
         exact = self._num_exact / self._num_examples
@@ -119,6 +120,7 @@ class MultiLabelMetric:
 
 
 def _f1(true_positives: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return F1 = 2 TP / (predicted + actual), 0 where the divisor is."""
     return 2.0 * true_positives / np.maximum(sizes, 1)
 
 

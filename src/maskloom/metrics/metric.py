@@ -57,13 +57,6 @@ def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> 
     return predictions, targets
 
 
-def f1(targets: np.ndarray, predictions: np.ndarray, **options: Any) -> float:
-    """Return scikit-learn's F1, with 0 where precision or recall divides by zero."""
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(targets, predictions, zero_division=0, **options))  # pyright: ignore[reportArgumentType]
-
-
 def gathered(parts: list[np.ndarray], *, name: str) -> np.ndarray:
     """Join the batches of one side; raises ValueError when there are no examples."""
     joined = np.concatenate(parts) if parts else np.empty(0)

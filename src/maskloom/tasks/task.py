@@ -16,7 +16,7 @@ import torch
 
 from maskloom.config import Section
 from maskloom.fault_points import fault_point
-from maskloom.metrics import Metric
+from maskloom.metrics.metric import Metric
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import TaskObjective, model_device
 from maskloom.tasks.catalog import Kind
