@@ -195,7 +195,6 @@ class FeatureFile:
         return self.manifest["width"]
 
     def __len__(self) -> int:
-        """Return the number of units."""
         return len(self.offsets) - 1
 
     def rows(self, units: Sequence[int] | np.ndarray) -> np.ndarray:

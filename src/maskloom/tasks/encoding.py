@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -40,9 +39,7 @@ class EncodedData(Protocol):
         """Number of examples, each of one unit or of several; an epoch is a pass over all units."""
         ...
 
-    def __len__(self) -> int:
-        """Return the number of units."""
-        ...
+    def __len__(self) -> int: ...
 
     def batch(self, indices: np.ndarray) -> Any:
         """Return the units of those indices, packed in that order; labels are None where the data has none."""
@@ -81,10 +78,6 @@ class EncodedExamples:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each example, special tokens included."""
-        return self._lengths
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
         return np.diff(self.offsets[self.first])
 
     def __len__(self) -> int:

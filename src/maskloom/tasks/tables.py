@@ -159,7 +159,7 @@ def _text_lines(path: Path, other_ends: tuple[bytes, ...]) -> Iterator[tuple[int
     number = 0
     check_regular(path)
     try:
-        with _open(path) as file:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             for block in _blocks_of_lines(file, other_ends):
                 for line in _lines_of(block, path, number):
                     number += 1
@@ -208,12 +208,6 @@ def _lines_of(block: bytes, path: Path, number: int) -> Iterator[str]:
         if len(raw) > MAX_ROW_BYTES:
             raise DataError(_too_large(path, number))
         yield _decoded(raw.removesuffix(b"\r"), path, number)
-
-
-def _open(path: Path) -> BufferedReader | gzip.GzipFile:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rb")
-    return path.open("rb")
 
 
 def _without_mark(raw: bytes, path: Path) -> bytes:
@@ -329,7 +323,6 @@ class ReadingOptions:
     on_bad_rows: Literal["error", "skip"] = "error"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a value of another type, and for another word about bad rows."""
         for name in ("text_column", "pair_column", "label_column", "format", "labels"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ConfigError(f"{name} = {value!r:.80}: a str or None is expected; this is {type(value).__name__}")

@@ -17,9 +17,9 @@ from maskloom.files import write_json, write_text
 from maskloom.text.byte_pair_files import read_byte_pairs
 from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.templates import GPT_TEXTS, ONE_TEXT, RUNNING_TEXT, SequenceTemplate
-from maskloom.text.tokenizer import SURROGATE, Tokenizer, library_of
+from maskloom.text.tokenizer import Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES
-from maskloom.text.vocabulary import GPT_TOKENS, Vocabulary, vocabulary_sha256
+from maskloom.text.vocabulary import GPT_TOKENS, SURROGATE, Vocabulary, vocabulary_sha256
 
 _VERSION = "#version: 0.2"
 
@@ -43,7 +43,6 @@ class BytePairTokenizer(Tokenizer):
     text_marks: ClassVar[str] = RUNNING_TEXT
 
     def __post_init__(self) -> None:
-        """Check the limit; the library's tokenizer is built at its first use."""
         if self.max_length < 3:
             raise ConfigError(f"max_length = {self.max_length}: start, delimiter and extract token alone need 3 tokens")
 

@@ -28,7 +28,6 @@ class PmiQueue:
     """
 
     def __init__(self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
-        """Start from the counts of all pairs and, by id, of all symbols."""
         self._min_frequency = min_frequency
         self._symbol_counts = np.zeros(max(2 * len(symbol_counts), 64), dtype=np.int64)
         self._symbol_counts[: len(symbol_counts)] = symbol_counts
@@ -122,7 +121,6 @@ class PmiQueue:
         self._block_keys[blocks] = np.where(scores == highest[:, None], block_keys, _NO_KEY).min(axis=1)
 
     def _values(self, slots: np.ndarray) -> np.ndarray:
-        """Return the scores of slots."""
         counts, keys = self._counts[slots], self._keys[slots]
         # float64 products and quotients of the same integers are the same on every machine
         products = self._symbol_counts[keys >> PAIR_SHIFT].astype(np.float64) * self._symbol_counts[keys & SECOND]

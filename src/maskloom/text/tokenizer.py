@@ -24,7 +24,6 @@ from maskloom.text.vocabulary import Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
 """Files of which a folder with a tokenizer has one or more."""
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from maskloom.foreign_files import file_inside, parse_json, read_bytes
 CONTINUATION_PREFIX = "##"
 MAX_WORD_LENGTH = 200
 """Characters of a word by Google's rule; a longer one is unknown."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_VOCABULARY_BYTES = 256 << 20
 """256 MiB: twenty times the largest vocabularies that are published."""
 
@@ -97,8 +97,8 @@ class Vocabulary:
             if token in first_line:
                 raise DataError(f"{source}, line {line}: token {token!r:.80} is already on line {first_line[token]}")
             first_line[token] = line
-        if _SURROGATE.search("".join(self.tokens)):
-            token, line = next(item for item in first_line.items() if _SURROGATE.search(item[0]))
+        if SURROGATE.search("".join(self.tokens)):
+            token, line = next(item for item in first_line.items() if SURROGATE.search(item[0]))
             raise DataError(f"{source}, line {line}: token {token!r:.80} holds half of a surrogate pair")
         missing = [token for token in special.tokens if token not in first_line]
         if missing:
@@ -106,11 +106,9 @@ class Vocabulary:
             raise DataError(f"{source}: {len(self.tokens)} tokens, but not {', '.join(missing)}; {number} are needed")
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.tokens)
 
     def __contains__(self, token: object) -> bool:
-        """Return whether the token is in the vocabulary."""
         return token in self.ids
 
     @cached_property

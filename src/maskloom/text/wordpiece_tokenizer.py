@@ -14,9 +14,9 @@ from maskloom.errors import ConfigError
 from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
-from maskloom.text.tokenizer import SURROGATE, Pieces, Tokenizer, library_of
+from maskloom.text.tokenizer import Pieces, Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_settings
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, Vocabulary, vocabulary_sha256, wordpiece_spans
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, Vocabulary, vocabulary_sha256, wordpiece_spans
 
 Compatibility = Literal["google", "hf"]
 MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
@@ -40,7 +40,6 @@ class WordPieceTokenizer(Tokenizer):
     has_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the settings; the library's tokenizer is built at its first use."""
         if self.compatibility not in MAX_WORD_LENGTHS:
             raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
         if self.max_length < 3:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -324,8 +325,9 @@ def iterate_choices(
         if layout == "text":
             raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
         columns, rows = _find_columns(path, read_rows(path, layout), layout, options, needs_label=needs_label)
-    make = _Parser(columns, needs_label=needs_label).example
-    yield from kept_examples(rows, make, report, skips=options.on_bad_rows == "skip")
+    if not needs_label:
+        columns = replace(columns, label=None)
+    yield from kept_examples(rows, partial(_example, columns, {}), report, skips=options.on_bad_rows == "skip")
 
 
 def _articles(path: Path, options: ReadingOptions) -> list[Path] | None:
@@ -369,52 +371,45 @@ def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) 
     return len(fields[0]) <= 4 and (not fields[0] or fields[0].isalpha())
 
 
-class _Parser:
-    """Rows to examples; remembers the identifiers of all."""
+def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceExample:
+    """Return the example of a row; `lines` are those of the identifiers that came before, and this one."""
+    choices = _texts(columns, row)
+    example = ChoiceExample(
+        context=row_text(row.value(columns.context), "context").strip(),
+        stem="" if columns.stem is None else row_text(row.value(columns.stem), "stem", empty=None).strip(),
+        choices=choices,
+        label=None if columns.label is None else _label(row.value(columns.label), len(choices)),
+        line=row.line,
+        identifier=_identifier(columns, lines, row),
+    )
+    if example.identifier is not None:
+        lines[example.identifier] = row.line
+    return example
 
-    def __init__(self, columns: ChoiceColumns, *, needs_label: bool) -> None:
-        self._columns = columns if needs_label else replace(columns, label=None)
-        self._lines: dict[str, int] = {}
 
-    def example(self, row: Row) -> ChoiceExample:
-        columns = self._columns
-        choices = self._choices(row)
-        stem = "" if columns.stem is None else row_text(row.value(columns.stem), "stem", empty=None).strip()
-        example = ChoiceExample(
-            context=row_text(row.value(columns.context), "context").strip(),
-            stem=stem,
-            choices=choices,
-            label=None if columns.label is None else _label(row.value(columns.label), len(choices)),
-            line=row.line,
-            identifier=self._identifier(row),
-        )
-        if example.identifier is not None:
-            self._lines[example.identifier] = row.line
-        return example
+def _texts(columns: ChoiceColumns, row: Row) -> tuple[str, ...]:
+    values = [row.value(name) for name in columns.choices]
+    if columns.choices_are_list:
+        (values,) = values
+    if not isinstance(values, list):
+        raise BadRowError("choices are not a list", f"{values!r:.60}")
+    if len(values) < 2:
+        raise BadRowError("fewer than two choices", str(len(values)))
+    return tuple(
+        row_text(value, f"choice {number}", empty="empty choice").strip() for number, value in enumerate(values)
+    )
 
-    def _choices(self, row: Row) -> tuple[str, ...]:
-        values = [row.value(name) for name in self._columns.choices]
-        if self._columns.choices_are_list:
-            (values,) = values
-        if not isinstance(values, list):
-            raise BadRowError("choices are not a list", f"{values!r:.60}")
-        if len(values) < 2:
-            raise BadRowError("fewer than two choices", str(len(values)))
-        return tuple(
-            row_text(value, f"choice {number}", empty="empty choice").strip() for number, value in enumerate(values)
-        )
 
-    def _identifier(self, row: Row) -> str | None:
-        key = self._columns.identifier
-        value = row.fields.get(key) if key is not None and isinstance(row.fields, dict) else None
-        name = "" if value is None else str(value).strip()
-        if not name:
-            return None
-        if not is_utf8(name):
-            raise BadRowError("the id holds half of a surrogate pair", f"{name!r:.80} is not valid Unicode")
-        if name in self._lines:
-            raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {self._lines[name]}")
-        return name
+def _identifier(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> str | None:
+    value = None if columns.identifier is None else row.by_name().get(columns.identifier)
+    name = "" if value is None else str(value).strip()
+    if not name:
+        return None
+    if not is_utf8(name):
+        raise BadRowError("the id holds half of a surrogate pair", f"{name!r:.80} is not valid Unicode")
+    if name in lines:
+        raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {lines[name]}")
+    return name
 
 
 def _label(value: Any, num_choices: int) -> int:

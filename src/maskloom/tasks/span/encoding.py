@@ -27,10 +27,6 @@ class ContextWords:
     starts: np.ndarray
     ends: np.ndarray
 
-    def __len__(self) -> int:
-        """Return the number of words."""
-        return len(self.starts)
-
     def word_at(self, place: int) -> int:
         """Return the word that holds the character at a place; for a blank between words, the word before it."""
         return max(int(np.searchsorted(self.starts, place, side="right")) - 1, 0)
@@ -122,10 +118,6 @@ class EncodedQuestions:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each window, special tokens included."""
-        return self._lengths
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
         return self.question_lengths[self.window_question] + self.window_length + _NUM_SPECIALS
 
     @property
@@ -134,7 +126,6 @@ class EncodedQuestions:
         return len(self.questions)
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.window_question)
 
     @cached_property

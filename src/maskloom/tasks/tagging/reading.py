@@ -43,7 +43,6 @@ class TaggedSentence:
     source_spans: tuple[tuple[int, int], ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that everything that belongs to words is there once a word."""
         for name in ("tags", "columns", "source_spans"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.words):
