@@ -47,8 +47,7 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
     """Write a shard's tokens, its lengths, and last the record that makes it count; each appears whole or not at all.
 
     Tokens and lengths go to their files part by part, so that memory holds those of one part, and the sentences of each
-    document. Nothing is forced to disk here: what a loss of power takes is found by its sum, and the shard is made
-    again.
+    document. Nothing is forced to disk here: what a loss of power takes is found by its sum and made again.
     """
     tokens_sum, index_sum = hashlib.sha256(), hashlib.sha256()
     document_lengths: list[bytes] = []

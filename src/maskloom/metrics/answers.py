@@ -289,8 +289,7 @@ def score_answers(
     """Score predictions by id against gold answers by id.
 
     A question without prediction counts as wrong in both versions, as in the script of v1.1; that of v2.0 leaves it out
-    of the mean. `num_unknown` predictions belong to no question. Raises ValueError when `null_odds` lack a prediction
-    or are not finite.
+    of the mean. `num_unknown` predictions belong to no question. Raises ValueError for missing or infinite `null_odds`.
     """
     missing = tuple(name for name in golds if name not in predictions)
     metric = AnswerMetric(has_unanswerable=has_unanswerable, null_threshold=null_threshold)

@@ -25,8 +25,7 @@ _WINDOW_BATCHES = 16
 class EncodedData(Protocol):
     """Examples of one file as token ids, in units: what batches are made of.
 
-    A unit is an example where each makes one sequence or one group of choices; a question's or a sentence's windows
-    are units of their own.
+    A unit is an example where each makes one sequence or one group of choices, or a window of a question or sentence.
     """
 
     @property
@@ -59,8 +58,8 @@ class EncodedExamples:
     """Token ids of all examples end to end: sequence i owns `token_ids[offsets[i]:offsets[i + 1]]`.
 
     Example e owns the sequences `first[e]` to `first[e + 1]`: the only one, or its choices; a unit is an example.
-    `labels` is as `encode_labels` returns it. `num_truncated_tokens` were cut from `num_truncated_examples` because
-    they did not fit `max_length`.
+    `labels` is as `encode_labels` returns it. `num_truncated_tokens` of `num_truncated_examples` did not fit
+    `max_length`.
     """
 
     token_ids: np.ndarray
@@ -188,8 +187,7 @@ class ShuffledBatches:
     The stream is epoch after epoch, each in its own order given by (seed, epoch), and is cut into batches as it comes:
     long and short units lie in one batch, as padding costs nothing here, and batches of like length are less random
     (they cost CoNLL-2003 a point of F1). `group_by_length` makes these: of every 16 batches, sorted and cut again. A
-    position is one number: the batch. Of every batch the units at `rows` are made; together, processes make the batch
-    that one would make.
+    position is one number: the batch. Of every batch the units at `rows` are made, so that processes share it.
     """
 
     data: EncodedData

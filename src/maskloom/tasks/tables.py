@@ -129,18 +129,20 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
     no line ends with LF, lines end with CR, those of `text` also with U+2028 and U+2029. Raises DataError for a file
     that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than `MAX_ROW_BYTES`.
     """
-    lines = _text_lines(path, _OTHER_ENDS if layout == "text" else _OTHER_ENDS[:1])
+    lines = read_lines(path) if layout == "text" else _text_lines(path, _OTHER_ENDS[:1])
     if layout == "csv":
         yield from _csv_rows(path, lines)
-    elif layout == "tsv":
-        for number, line in lines:
+        return
+    for number, line in lines:
+        if layout == "tsv":
             yield Row(line.split("\t"), number, problem=None if line else BLANK)
-    elif layout == "jsonl":
-        for number, line in lines:
-            yield _json_row(line, number)
-    else:
-        for number, line in lines:
-            yield Row([line], number)
+        else:
+            yield _json_row(line, number) if layout == "jsonl" else Row([line], number)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line of a file; see the layout `text` of `read_rows`."""
+    return _text_lines(path, _OTHER_ENDS)
 
 
 def read_json_row(path: Path, number: int) -> Row:

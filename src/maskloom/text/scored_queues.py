@@ -130,12 +130,11 @@ class PmiQueue:
 class LikelihoodQueue(PmiQueue):
     """Pairs by how much merging them adds to the log likelihood of the words under a unigram model of symbols.
 
-    With counts c of N symbols in all, the words as they are cut have the log likelihood sum c log(c / N), which is
-    sum c log c - N log N. A merge in n places takes n off the counts of both symbols and off N, and adds n to the count
-    of the joined symbol, which may be there already; a symbol that is paired with itself loses 2 n. The gain is exact,
+    With counts c of N symbols in all, the words as they are cut have the log likelihood sum c log(c / N), which is sum
+    c log c - N log N. A merge in n places takes n off the counts of both symbols and off N, and adds n to the count of
+    the joined symbol, which may be there already; a symbol that is paired with itself loses 2 n. The gain is exact,
     about n log(n N / (c_first c_second)) where n is small beside them, and given in steps of 1/1024 nat, so that equal
-    gains are equal whatever the rounding; a tie goes to the pair whose symbols are older. A pair that gains nothing is
-    not merged.
+    gains are equal whatever the rounding; a pair that gains nothing is not merged.
 
     N falls with every merge and lowers the gain of every pair. Scores are not all computed again: an old one is a bound
     from above, and only blocks whose bound is the highest are brought up to date.

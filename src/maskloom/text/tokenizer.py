@@ -62,8 +62,7 @@ class Tokenizer(ABC):
     """What every tokenizer does; `load` opens any folder, by its files.
 
     `template` has the marks around texts of a task, `running_text` those of text for language modelling. `lowercase`
-    also strips accents. `max_length` is the model's limit in tokens. Raises ConfigError for a limit that the marks
-    alone exceed.
+    also strips accents. `max_length` is the model's limit in tokens; ConfigError where the marks exceed it.
     """
 
     vocabulary: Vocabulary
@@ -167,8 +166,8 @@ class Tokenizer(ABC):
         """Return the ids of many texts, without special tokens and uncut; faster than one by one.
 
         Where `cuts_at_white_space`, the ids of a text are those of its chunks between white space, as
-        `maskloom.text.normalization.split_chunks` finds them, joined in order, so that a caller can keep the ids of
-        chunks that come again and again.
+        `maskloom.text.normalization.split_chunks` finds them, joined in order: a caller can keep those of chunks that
+        come again.
         """
         if self.reads_special_tokens:
             return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]

@@ -67,8 +67,7 @@ def choose_columns(
     """Find the columns among the names of a header or the keys of an object; `lists` are keys whose values are lists.
 
     `options` may name the context (text column), the stem (pair column) and the label; choices are found by their
-    names: ending0, choice_1, answerA and so on. Raises DataError for what is not there, ConfigError for a column given
-    by number.
+    names: ending0, choice_1, answerA and so on. Raises DataError for what is not there, ConfigError for a number.
     """
     lower = {name.lower(): name for name in reversed(names)}
     given = (options.text_column, options.pair_column, options.label_column)
@@ -179,8 +178,7 @@ def race_files(folder: Path) -> list[Path]:
 def race_rows(folder: Path, files: Sequence[Path], *, needs_label: bool) -> Iterator[Row]:
     """Yield a row for each question of the articles in files; the line of a row is the number of its file, from 1.
 
-    Answers are looked at only where they are needed. Raises DataError that names a file which is too large, or is not
-    UTF-8.
+    Answers are looked at only where they are needed. Raises DataError for a file that is too large or not UTF-8.
     """
     for number, path in enumerate(files, start=1):
         row = read_json_row(path, number)._replace(place=str(path.relative_to(folder)))

@@ -61,7 +61,7 @@ def answer_words(context: str, words: ContextWords, text: str, start: int) -> tu
 def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:
     """Return the first and last piece of an answer: within `first` to `last`, the span whose ids are the answer's.
 
-    `pieces` are the ids of the context. The first such span wins; without one the whole range stands, as for "Japan" in
+    `pieces` are the ids of the context. The first such span wins; without one the range stands, as for "Japan" in
     "Japanese".
     """
     length = len(answer)
@@ -387,8 +387,7 @@ def is_max_context(
 
     `places` are pieces, `windows` the number of the window within its question, `num_windows` how many the question
     has, `num_pieces` how many its context has and `capacity` how many a window holds, all (n,). A piece counts in the
-    window that maximises min(pieces to its left, pieces to its right) + 0.01 times the window's length; of equal ones,
-    in the first.
+    window that maximises min(pieces to its left, pieces to its right) + 0.01 times its length, the first of equal ones.
     """
     found = np.ones(len(places), dtype=bool)
     several = np.flatnonzero(num_windows > 1)

@@ -190,8 +190,7 @@ MAX_JSON_BYTES = 1 << 30
 def squad_rows(path: Path) -> Iterator[Row]:
     """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in its order, with context and title.
 
-    Raises DataError, with file and place, for a file that cannot be read or has not the frame of articles, paragraphs
-    and questions.
+    Raises DataError, with file and place, for a file that cannot be read or lacks the frame of articles and paragraphs.
     """
     document = read_json(path)
     articles = _list_of(document, "data", path, "the file")
