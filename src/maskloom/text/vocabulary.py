@@ -196,19 +196,13 @@ def vocabulary_sha256(vocabulary: Vocabulary, *more: str) -> str:
     return hashlib.sha256("\n".join([*vocabulary.tokens, *more]).encode()).hexdigest()
 
 
-def wordpiece(word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH) -> list[str]:
-    """Cut a word into pieces, greedy longest match first (paper 3.2; Google's rule).
-
-    A word that is longer than `max_word_length` characters, or that cannot be matched to its end, is one [UNK].
-    """
-    pieces = wordpiece_spans(word, vocabulary, max_word_length=max_word_length)
-    return ["[UNK]"] if pieces is None else [vocabulary.tokens[index] for index, _, _ in pieces]
-
-
 def wordpiece_spans(
     word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH
 ) -> list[tuple[int, int, int]] | None:
-    """Cut a word into (token id, first character, end character) triples, or None where the word is unknown."""
+    """Cut a word into (token id, first character, end character) triples, greedy longest match first (paper 3.2).
+
+    None stands for an unknown word: one of more than `max_word_length` characters, or not matched to its end.
+    """
     if len(word) > max_word_length:
         return None
     ids = vocabulary.ids

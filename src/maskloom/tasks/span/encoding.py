@@ -232,8 +232,7 @@ def encode_questions(
     first answer counts, and questions whose answer cannot be aligned are left out and listed. Raises ConfigError where
     a question leaves no room for its context.
     """
-    encoder = _WordEncoder(tokenizer)
-    contexts, context_of = _encode_contexts(questions, encoder)
+    contexts, context_of = _encode_contexts(questions, tokenizer)
     spans = [
         _answer_span(question, contexts[number], tokenizer)
         for question, number in zip(questions, context_of, strict=True)
@@ -270,39 +269,23 @@ def encode_questions(
     )
 
 
-class _WordEncoder:
-    """Ids of words; a word that comes again is not tokenised again, up to a number of words."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[str, np.ndarray] = {}
-
-    def encode(self, words: list[str]) -> list[np.ndarray]:
-        if len(self._known) > _WORDS_AT_ONCE:
-            self._known.clear()
-        new = list(dict.fromkeys(word for word in words if word not in self._known))
-        for word, ids in zip(new, self._tokenizer.token_ids_batch(new), strict=True):
-            self._known[word] = np.asarray(ids, dtype=np.int32)
-        return [self._known[word] for word in words]
-
-
-def _encode_contexts(questions: Sequence[Question], encoder: _WordEncoder) -> tuple[list[EncodedContext], np.ndarray]:
+def _encode_contexts(questions: Sequence[Question], tokenizer: Tokenizer) -> tuple[list[EncodedContext], np.ndarray]:
     """Return the distinct contexts in order, and the number of each question's."""
     numbers: dict[str, int] = {}
-    contexts: list[EncodedContext] = []
-    context_of = np.empty(len(questions), dtype=np.int64)
-    for place, question in enumerate(questions):
-        number = numbers.get(question.context)
-        if number is None:
-            number = numbers[question.context] = len(contexts)
-            contexts.append(_encode_context(question.context, encoder))
-        context_of[place] = number
-    return contexts, context_of
+    context_of = [numbers.setdefault(question.context, len(numbers)) for question in questions]
+    known: dict[str, np.ndarray] = {}
+    return [_encode_context(text, tokenizer, known) for text in numbers], np.array(context_of, dtype=np.int64)
 
 
-def _encode_context(text: str, encoder: _WordEncoder) -> EncodedContext:
+def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray]) -> EncodedContext:
+    """Encode a context word by word; `known` keeps the ids of words that may come again, up to a number of words."""
     words, texts = split_words(text)
-    pieces = encoder.encode(texts)
+    if len(known) > _WORDS_AT_ONCE:
+        known.clear()
+    new = list(dict.fromkeys(word for word in texts if word not in known))
+    for word, ids in zip(new, tokenizer.token_ids_batch(new), strict=True):
+        known[word] = np.asarray(ids, dtype=np.int32)
+    pieces = [known[word] for word in texts]
     counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
     return EncodedContext(
         text=text,
@@ -345,18 +328,13 @@ def _windows(
     question_ids: list[np.ndarray], contexts: list[EncodedContext], context_of: np.ndarray, max_length: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return question, start and length of every window."""
-    starts: list[np.ndarray] = []
-    lengths: list[np.ndarray] = []
-    counts = np.empty(len(question_ids), dtype=np.int64)
+    questions, starts, lengths = ([np.empty(0, np.int64)] for _ in range(3))
     for number, ids in enumerate(question_ids):
         num_pieces, capacity = len(contexts[context_of[number]].pieces), max_length - len(ids) - _NUM_SPECIALS
-        found = window_starts(num_pieces, capacity, stride)
-        starts.append(found)
-        lengths.append(np.minimum(num_pieces - found, capacity))
-        counts[number] = len(found)
-    empty = [np.empty(0, np.int64)]
-    questions = np.repeat(np.arange(len(question_ids)), counts)
-    return questions, np.concatenate(starts or empty), np.concatenate(lengths or empty)
+        starts.append(window_starts(num_pieces, capacity, stride))
+        lengths.append(np.minimum(num_pieces - starts[-1], capacity))
+        questions.append(np.full(len(starts[-1]), number))
+    return np.concatenate(questions), np.concatenate(starts), np.concatenate(lengths)
 
 
 def _labels(
