@@ -12,18 +12,10 @@ from typing import Any, Literal
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
+from maskloom.tasks import tables
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.examples import ReadingReport, kept_examples
-from maskloom.tasks.tables import (
-    BLANK,
-    BadRowError,
-    ReadingOptions,
-    Row,
-    is_column_number,
-    read_lines,
-    read_rows,
-    row_text,
-)
+from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, SchemeFinder, TagForm, breach_of, convert_tags
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans, splitter_of
 
@@ -135,7 +127,7 @@ def _catalog_layout(name: str) -> Layout:
 def _is_in_columns(path: Path) -> bool:
     widths, has_blank = set[int](), False
     ends: list[str] = []
-    for _, line in islice(read_lines(path), SNIFFED_LINES + 1):
+    for _, line in islice(tables.read_lines(path), SNIFFED_LINES + 1):
         fields = SPACES.split(line.strip(" \t"))
         if fields[0] == DOCUMENT_START:
             return True
@@ -224,7 +216,7 @@ def _splitter(
     splitter = learned or UNKNOWN_TRAINING
     if layout_of_sentences(path, options, needs_label=needs_label) != "text":
         return splitter.spans
-    if splitter.are_cut(line for _, line in islice(read_lines(path), SNIFFED_LINES)):
+    if splitter.are_cut(line for _, line in islice(tables.read_lines(path), SNIFFED_LINES)):
         report.notes.append("its lines were cut into words before, and are cut at blanks alone")
         return blank_spans
     if learned is None:
@@ -271,8 +263,8 @@ def _find_sentences(
     if layout == "text" and needs_label:
         raise DataError(f"{path}: raw text has no tags; give columns or JSONL with tokens and tags")
     if layout == "text":
-        return _record_sentences(read_rows(path, "text"), partial(_text_record, splitter))
-    return _record_sentences(read_rows(path, "jsonl"), partial(_json_record, splitter, options, needs_label))
+        return _record_sentences(tables.read_rows(path, "text"), partial(_text_record, splitter))
+    return _record_sentences(tables.read_rows(path, "jsonl"), partial(_json_record, splitter, options, needs_label))
 
 
 def _sound(found: _Found) -> TaggedSentence:
@@ -319,7 +311,7 @@ class _Columns:
         first_line = number = document = 0
         is_document_open = False
         # a blank line closes the last sentence
-        for line, text in chain(read_lines(self._path), [(0, "")]):
+        for line, text in chain(tables.read_lines(self._path), [(0, "")]):
             fields = self._fields(text)
             is_opening = fields[:1] == (DOCUMENT_START,)
             if fields and not is_opening:
@@ -393,7 +385,7 @@ class _Columns:
 def _column_number(column: str | None, what: str) -> int | None:
     if column is None:
         return None
-    if not is_column_number(column) or int(column) < 1:
+    if not tables.is_column_number(column) or int(column) < 1:
         raise ConfigError(f"column {column!r:.80} of the {what}: columns of such a file are given by number, from 1")
     return int(column)
 
