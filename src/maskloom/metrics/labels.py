@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, checked_primary, gathered
+from maskloom.metrics.metric import checked_pair, checked_primary
 
 
 class SingleLabelMetric:
@@ -168,21 +168,18 @@ class RegressionMetric:
 
     def __init__(self, *, primary: str = "pearson") -> None:
         self.primary = checked_primary(primary, ["pearson", "spearman", "correlation"], "a regression task")
-        self._predictions: list[np.ndarray] = []
-        self._targets: list[np.ndarray] = []
+        self._parts: list[np.ndarray] = []
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
         """Take in predicted and true values, both of shape (examples,)."""
         predictions, targets = checked_pair(predictions, targets, name="correlation")
-        self._predictions.append(predictions.astype(np.float64))
-        self._targets.append(targets.astype(np.float64))
+        self._parts.append(np.stack([predictions, targets]).astype(np.float64))
 
     def compute(self) -> dict[str, float]:
         """Return correlations in -1..1 and the error in squared units of the labels."""
         from scipy.stats import pearsonr, spearmanr
 
-        predictions = gathered(self._predictions, name="correlation")
-        targets = gathered(self._targets, name="correlation")
+        predictions, targets = self._sides()
         scores = {"pearson": 0.0, "spearman": 0.0}
         if not (self.is_constant() or _is_nearly_constant(predictions) or _is_nearly_constant(targets)):
             scores["pearson"] = float(np.asarray(pearsonr(predictions, targets)[0]))
@@ -193,8 +190,7 @@ class RegressionMetric:
 
     def is_constant(self) -> bool:
         """Tell whether all predictions, or all targets, are one number: no correlation exists."""
-        sides = (self._predictions, self._targets)
-        return any(len(np.unique(gathered(side, name="correlation"))) == 1 for side in sides)
+        return any(len(np.unique(side)) == 1 for side in self._sides())
 
     def reference(self) -> float:
         """Return the correlation of a constant answer: none."""
@@ -203,6 +199,12 @@ class RegressionMetric:
     def degeneracy(self) -> str | None:
         """Say that every prediction is the same number, where that is so."""
         return "every prediction is the same number" if self.is_constant() else None
+
+    def _sides(self) -> np.ndarray:
+        """Return predictions and targets, (2, examples); raises ValueError when there are no examples."""
+        if not sum(part.shape[1] for part in self._parts):
+            raise ValueError("correlation: no examples were given; a score of nothing is not defined")
+        return np.concatenate(self._parts, axis=1)
 
 
 def _is_nearly_constant(values: np.ndarray) -> bool:

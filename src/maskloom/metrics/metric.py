@@ -55,11 +55,3 @@ def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> 
             first = int(np.argwhere(~finite)[0][0])
             raise ValueError(f"{name}: {what} {first} is {values[first]}; a score needs finite numbers")
     return predictions, targets
-
-
-def gathered(parts: list[np.ndarray], *, name: str) -> np.ndarray:
-    """Join the batches of one side; raises ValueError when there are no examples."""
-    joined = np.concatenate(parts) if parts else np.empty(0)
-    if len(joined) == 0:
-        raise ValueError(f"{name}: no examples were given; a score of nothing is not defined")
-    return joined

@@ -51,7 +51,8 @@ class SegmentedWords:
         self._views = tuple(views)
         self._lengths = [1] * (int(symbols.max(initial=0)) + 1)
         self._places: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
-        self.pair_counts = self._first_pairs()
+        found = np.flatnonzero((symbols[:-1] >= 0) & (symbols[1:] >= 0)).astype(np.int32)
+        self.pair_counts = self._note(_pairs(symbols[found], symbols[found + 1]), found, self._views[2][found])
 
     def symbol_counts(self, num_symbols: int) -> list[int]:
         """Return how often each symbol occurs."""
@@ -89,11 +90,6 @@ class SegmentedWords:
         length = self._lengths[symbol]
         places = np.sort(places[(symbols[places] == symbol) & (symbols[places + length] == symbol)])
         return int(weights[_every_other(places, length)].sum())
-
-    def _first_pairs(self) -> dict[int, int]:
-        symbols, _, weights = self._views
-        found = np.flatnonzero((symbols[:-1] >= 0) & (symbols[1:] >= 0)).astype(np.int32)
-        return self._note(_pairs(symbols[found], symbols[found + 1]), found, weights[found])
 
     def _note(self, pairs: np.ndarray, places: np.ndarray, counts: np.ndarray) -> dict[int, int]:
         """Take note of where pairs begin, and return the sum of the counts of each pair."""

@@ -174,8 +174,11 @@ class Vocabulary:
                 raise DataError(f"{path}: the folder holds neither vocab.txt nor tokenizer.json")
             path = found
         text = read_text(path)
-        tokens = _tokens_of_json(text, path) if path.suffix == ".json" else _tokens_of_lines(text)
-        return cls(tokens, source=str(path))
+        if path.suffix == ".json":
+            return cls(_tokens_of_json(text, path), source=str(path))
+        # only "\n" ends a line: rarer separators such as U+2028 may be part of a token
+        tokens = [line.strip() for line in text.split("\n")]
+        return cls(tokens if tokens[-1] else tokens[:-1], source=str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the tokens to a file, one a line, whole or not at all; a folder gets a vocab.txt.
@@ -227,14 +230,6 @@ def read_text(path: Path) -> str:
         return read_bytes(path, limit=MAX_VOCABULARY_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8; vocabularies are UTF-8 text") from None
-
-
-def _tokens_of_lines(text: str) -> list[str]:
-    # only "\n" ends a line: rarer separators such as U+2028 may be part of a token
-    lines = text.split("\n")
-    if not lines[-1].strip():
-        lines.pop()
-    return [line.strip() for line in lines]
 
 
 def _check_wordpiece(values: Any, path: Path) -> None:

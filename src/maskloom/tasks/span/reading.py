@@ -61,12 +61,6 @@ class Question:
 _SHOWN = 60
 
 
-def is_squad_file(path: Path) -> bool:
-    """Tell by its suffix whether a file holds SQuAD JSON, which may be gzipped."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    return suffixes[-1:] == [".json"] or suffixes[-2:] == [".json", ".gz"]
-
-
 def iterate_questions(
     path: str | Path, options: ReadingOptions, settings: Mapping[str, Any], *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Question]:
@@ -78,11 +72,10 @@ def iterate_questions(
     an id that comes twice, a missing or ill-typed key.
     """
     path = Path(path)
-    rows, form = (
-        (squad_rows(path), Row.by_name)
-        if is_squad_file(path)
-        else question_rows(path, options, needs_label=needs_label)
-    )
+    if path.name.lower().endswith((".json", ".json.gz")):
+        rows, form = squad_rows(path), Row.by_name
+    else:
+        rows, form = question_rows(path, options, needs_label=needs_label)
     seen: dict[str, str] = {}
 
     def question_of(row: Row) -> Question:

@@ -42,7 +42,8 @@ def chain_words(encoded: EncodedSentences) -> FeatureUnits:
         batch = encoded.batch(indices)
         assert batch.chains is not None
         counted = batch.chains >= 0
-        return batch, np.flatnonzero(counted), _count_by_sequence(counted, batch.lengths)
+        before = np.concatenate([[0], np.cumsum(counted)])
+        return batch, np.flatnonzero(counted), np.diff(before[np.concatenate([[0], np.cumsum(batch.lengths)])])
 
     return FeatureUnits(encoded.lengths, places)
 
@@ -121,8 +122,3 @@ def on_features(task: Task, options: Mapping[str, Any]) -> Task:
         published_config={**task.published_config, "maskloom_heads": head_options},
         freezes_encoder=True,
     )
-
-
-def _count_by_sequence(counted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    totals = np.concatenate([[0], np.cumsum(counted)])
-    return np.diff(totals[np.concatenate([[0], np.cumsum(lengths)])])
