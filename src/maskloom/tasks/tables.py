@@ -444,9 +444,5 @@ def listed(names: Sequence[str]) -> str:
     """Return the names of columns as a message shows them."""
     shown = ", ".join(repr(name[:40]) for name in names[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    hint = (
-        " (one column: is the separator a semicolon or a tab?)"
-        if len(names) == 1 and (";" in names[0] or "\t" in names[0])
-        else ""
-    )
-    return shown + more + hint
+    is_uncut = len(names) == 1 and (";" in names[0] or "\t" in names[0])
+    return shown + more + (" (one column: is the separator a semicolon or a tab?)" if is_uncut else "")

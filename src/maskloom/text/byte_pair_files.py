@@ -155,15 +155,15 @@ def _read_rules(
 ) -> dict[str, bool]:
     """Return `lowercase` and `prefix_space`; raises DataError for rules of neither layout."""
     path, words, normalizer = folder / "tokenizer.json", library.get("pre_tokenizer"), library.get("normalizer") or {}
-    expected = {"model.type": "BPE", "pre_tokenizer": "BertPreTokenizer" if suffix else "ByteLevel"}
     named = config.get("tokenizer_class") or "TokenizersBackend"
     if str(named).removesuffix("Fast") not in _CLASSES:
         raise DataError(f"{folder}: tokenizer_class is {named!r:.80}; of byte pairs {', '.join(_CLASSES)} are known")
     if library:
         kind = words.get("type") if isinstance(words, dict) else words
-        for what, value in (("model.type", model.get("type")), ("pre_tokenizer", kind)):
-            if value != expected[what]:
-                raise DataError(f"{path}: {what} is {value!r:.80}; with these tokens only {expected[what]!r} is known")
+        cut = ("pre_tokenizer", kind, "BertPreTokenizer" if suffix else "ByteLevel")
+        for what, value, known in (("model.type", model.get("type"), "BPE"), cut):
+            if value != known:
+                raise DataError(f"{path}: {what} is {value!r:.80}; with these tokens only {known!r} is known")
         for key, plain in _PLAIN.items():
             if model.get(key) not in plain:
                 raise DataError(f"{path}: {key} is {model[key]!r:.80}; neither GPT's nor GPT-2's ids are made so")

@@ -48,16 +48,6 @@ def split_words(context: str) -> tuple[ContextWords, list[str]]:
     return ContextWords(starts, starts + lengths), words
 
 
-def answer_words(context: str, words: ContextWords, text: str, start: int) -> tuple[int, int] | None:
-    """Return the first and last word of an answer, or None where those words do not hold its text.
-
-    That happens where blanks of the answer are no blanks for the splitting of words, a no-break space for one.
-    """
-    first, last = words.word_at(start), words.word_at(start + len(text) - 1)
-    joined = " ".join(context[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
-    return (first, last) if " ".join(text.split()) in joined else None
-
-
 def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:
     """Return the first and last piece of an answer: within `first` to `last`, the span whose ids are the answer's.
 
@@ -304,11 +294,11 @@ def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokeniz
         return None
     if not question.answers:
         return _NO_ANSWER
-    answer = question.answers[0]
-    words = answer_words(context.text, context.words, answer.text, answer.start)
-    if words is None:
-        return _UNALIGNED
-    first, last = words
+    answer, words = question.answers[0], context.words
+    first, last = words.word_at(answer.start), words.word_at(answer.start + len(answer.text) - 1)
+    joined = " ".join(context.text[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
+    if " ".join(answer.text.split()) not in joined:
+        return _UNALIGNED  # blanks of the answer, such as a no-break space, are no blanks for the splitting of words
     bounds = np.searchsorted(context.piece_words, [first, last + 1])
     if bounds[0] == bounds[1]:
         return _UNALIGNED  # words of control characters have no pieces
