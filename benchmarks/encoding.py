@@ -31,7 +31,7 @@ from surroundings import minilm_folder, processor
 
 from maskloom.data.documents import read_documents
 from maskloom.data.sentence_encoding import SentenceEncoder
-from maskloom.text.agreed_characters import is_agreed
+from maskloom.text.normalization import is_agreed
 from maskloom.text.tokenizer import Tokenizer
 
 BATCH = 1000

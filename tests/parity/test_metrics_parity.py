@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
+from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 
 pytestmark = pytest.mark.parity
 

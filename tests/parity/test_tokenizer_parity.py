@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from maskloom.text.agreed_characters import agreed_ranges, is_agreed
-from maskloom.text.normalization import words
+from maskloom.text.normalization import agreed_ranges, is_agreed, words
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from maskloom.metrics import SingleLabelMetric
+from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.background_saves import BackgroundSaves
 from tools.fuzzing.texts import problem_of

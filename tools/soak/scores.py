@@ -72,7 +72,7 @@ def _cut(draw: Any, *arrays: Any) -> list[Any]:
 
 def two_classes(draw: Any, shape: str, num_classes: int = 2) -> Case:
     """Accuracy, F1 of class 1, macro F1, Matthews correlation; scikit-learn."""
-    from maskloom.metrics import SingleLabelMetric
+    from maskloom.metrics.labels import SingleLabelMetric
 
     predictions, targets = sides(draw, shape, num_classes)
 
@@ -99,7 +99,7 @@ def several_labels(draw: Any, shape: str) -> Case:
     """Micro and macro F1 and exact match of label sets; scikit-learn."""
     import numpy as np
 
-    from maskloom.metrics import MultiLabelMetric
+    from maskloom.metrics.labels import MultiLabelMetric
 
     num_labels = int(draw.integers(1, 6))
     predictions, targets = _columns(draw, shape, num_labels)
@@ -119,7 +119,7 @@ def regression(draw: Any, shape: str) -> Case:
     """Pearson's and Spearman's correlation, 0 where there is none, and the mean squared error; scipy, scikit-learn."""
     import numpy as np
 
-    from maskloom.metrics import RegressionMetric
+    from maskloom.metrics.labels import RegressionMetric
 
     levels = draw.normal(size=5) * 10.0 ** draw.integers(-30, 30)
     predictions, targets = (levels[side].astype(np.float32) for side in sides(draw, shape, 5))

@@ -64,7 +64,6 @@ class Corpus:
         return partial(Corpus.open, verify=False), (self.folder,)
 
     def __repr__(self) -> str:
-        """Return the folder and the counts."""
         return (
             f"Corpus({str(self.folder)!r}, {self.num_documents} documents, {self.num_sentences} sentences, "
             f"{self.num_tokens} tokens)"

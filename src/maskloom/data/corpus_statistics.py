@@ -131,7 +131,8 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
     Of more than four million sentences those with some values of the hash stand for all: equal sentences are kept or
     left out together, so the fraction of repetitions is estimated without bias.
     """
-    powers = _powers()
+    # of an odd number modulo 2**64, one for each position; later positions share the last
+    powers = np.multiply.accumulate(np.full(_LAST_POSITION, _MULTIPLIER))
     stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
     hashes, places = [], []
     for block in sentence_blocks(corpus):
@@ -145,12 +146,6 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
     most = int(counts.argmax())
     fraction = 1.0 - len(values) / int(counts.sum())
     return RepeatedSentences(fraction, int(np.concatenate(places)[first[most]]), int(counts[most]))
-
-
-def _powers() -> np.ndarray:
-    """Return powers of an odd number modulo 2**64, one for each position; later positions share the last."""
-    factors = np.full(_LAST_POSITION, _MULTIPLIER, dtype=np.uint64)
-    return np.multiply.accumulate(factors)
 
 
 def _hashes(corpus: Corpus, block: slice, powers: np.ndarray) -> np.ndarray:

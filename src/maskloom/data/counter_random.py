@@ -62,7 +62,6 @@ class Permutation:
     """
 
     def __init__(self, size: int, seed: int, *counters: Counter) -> None:
-        """Key a permutation of range(size) by a seed and scalar counters."""
         if size < 0:
             raise ValueError(f"size is {size}, a permutation needs at least 0 elements")
         self.size = int(size)
@@ -77,7 +76,6 @@ class Permutation:
         self._round_keys = [words(self._key, number).reshape(1) for number in range(_NUM_ROUNDS)]
 
     def __len__(self) -> int:
-        """Return the number of elements."""
         return self.size
 
     @overload

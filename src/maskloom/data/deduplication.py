@@ -21,12 +21,10 @@ class DigestSet:
     """
 
     def __init__(self) -> None:
-        """Make an empty set."""
         self._size = 0
         self._resize(_SMALLEST)
 
     def __len__(self) -> int:
-        """Return the number of different digests."""
         return self._size
 
     def add(self, digest: bytes) -> bool:

@@ -385,10 +385,7 @@ def _text_of_json(line: bytes | str, place: str) -> str:
 
 def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
     """Yield the documents of a .parquet file: the text field of each row; None for one that is empty or rejected."""
-    # pyarrow is an extra, so it is looked for only when there is something to read with it
-    from maskloom.data.documents import parquet_texts
-
-    for row, content in parquet_texts(reader.path, TEXT_FIELD):
+    for row, content in _parquet_texts(reader.path, TEXT_FIELD):
         place = f"row {row}"
         if len(content) > MAX_DOCUMENT_BYTES:
             raise DataError(_too_large(reader.path, place))
@@ -402,13 +399,13 @@ def _too_large(path: Path, place: str) -> str:
 _ROWS_AT_ONCE = 256
 
 
-def parquet_texts(path: Path, column: str) -> Iterator[tuple[int, bytes]]:
+def _parquet_texts(path: Path, column: str) -> Iterator[tuple[int, bytes]]:
     """Yield (row from 1, UTF-8 bytes) of a column of strings, a few hundred rows in memory at a time.
 
     Raises ConfigError when pyarrow is not installed; DataError for a file that is not Parquet, for a missing or
     ill-typed column and for a row without a value.
     """
-    try:
+    try:  # pyarrow is an extra
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:

@@ -97,8 +97,7 @@ class FeatureWriter:
     def write(self, units: np.ndarray, rows: np.ndarray) -> None:
         """Write the rows (rows, vectors, width) of some units, one after the other.
 
-        Raises ValueError when they are not as many as the plan says, or hold numbers that are not finite or that the
-        precision cannot hold.
+        Raises ValueError for other shapes than the plan's, and for numbers that are not finite in its precision.
         """
         expected = (int(self._plan.row_counts[units].sum()), len(self._plan.vectors), self._plan.width)
         if rows.shape != expected:
@@ -195,7 +194,6 @@ class FeatureFile:
         return self.manifest["width"]
 
     def __len__(self) -> int:
-        """Return the number of units."""
         return len(self.offsets) - 1
 
     def rows(self, units: Sequence[int] | np.ndarray) -> np.ndarray:

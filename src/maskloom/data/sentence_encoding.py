@@ -58,7 +58,6 @@ class SentenceEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:
-        """Start without any known word."""
         self._tokenizer = tokenizer
         self.type = token_type(len(tokenizer.vocabulary))
         self._finds_sentences = sentences == "split"

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -47,12 +47,11 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
     """Write a shard's tokens, its lengths, and last the record that makes it count; each appears whole or not at all.
 
     Tokens and lengths go to their files part by part, so that memory holds those of one part, and the sentences of each
-    document. Nothing is forced to disk here: what a loss of power takes is found by its sum, and the shard is made
-    again.
+    document. Nothing is forced to disk here: what a loss of power takes is found by its sum and made again.
     """
     tokens_sum, index_sum = hashlib.sha256(), hashlib.sha256()
     document_lengths: list[bytes] = []
-    num_sentences = num_tokens = num_empty_sentences = num_empty_documents = 0
+    totals: Counter[str] = Counter()
     with _replacing(_index_path(folder, number), "shards.lengths") as index:
         with _replacing(folder / shard_name(number), "shards.tokens") as file:
             for part in parts:
@@ -63,10 +62,12 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
                 index.write(lengths)
                 index_sum.update(lengths)
                 document_lengths.append(part.document_lengths.tobytes())
-                num_sentences += len(part.sentence_lengths)
-                num_tokens += int(part.sentence_lengths.sum(dtype=np.int64))
-                num_empty_sentences += part.num_empty_sentences
-                num_empty_documents += part.num_empty_documents
+                totals.update(
+                    num_sentences=len(part.sentence_lengths),
+                    num_tokens=int(part.sentence_lengths.sum(dtype=np.int64)),
+                    num_empty_sentences=part.num_empty_sentences,
+                    num_empty_documents=part.num_empty_documents,
+                )
             num_bytes = file.tell()
         of_documents = b"".join(document_lengths)
         index.write(of_documents)
@@ -75,10 +76,7 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
         number=number,
         input_digest=input_digest,
         num_documents=len(of_documents) // _LENGTH_TYPE.itemsize,
-        num_sentences=num_sentences,
-        num_tokens=num_tokens,
-        num_empty_sentences=num_empty_sentences,
-        num_empty_documents=num_empty_documents,
+        **totals,
         num_bytes=num_bytes,
         sha256=tokens_sum.hexdigest(),
         index_sha256=index_sum.hexdigest(),
@@ -158,14 +156,12 @@ class TokenShards:
     """The token ids of a corpus as if they were one array, read through memory maps of which a few stay open."""
 
     def __init__(self, paths: list[Path], num_tokens: list[int], dtype: np.dtype) -> None:
-        """Take the file and the number of tokens of each shard, in order."""
         self._paths = paths
         self._dtype = dtype
         self._starts = [0, *accumulate(num_tokens)]
         self._open: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return self._starts[-1]
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 _SMALLEST = 1 << 12
@@ -17,14 +19,12 @@ class WordTable:
     """
 
     def __init__(self, dtype: np.dtype) -> None:
-        """Make an empty table for ids of a type."""
         self._names = np.empty((2, _SMALLEST), dtype=np.uint64)
         self._numbers = np.full(2 * _SMALLEST, -1, dtype=np.int32)
         self._size = 0
         self.ids = RaggedIds(np.empty(0, dtype=dtype), np.zeros(1, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Return the number of words."""
         return self._size
 
     def find(self, names: np.ndarray) -> np.ndarray:
@@ -78,16 +78,14 @@ class WordTable:
         return (mixed >> np.uint64(64 - bits)).astype(np.int64)
 
 
+@dataclass(frozen=True)
 class RaggedIds:
-    """Lists of ids of different lengths, joined: `flat` (ids,) and `edges` (lists + 1,)."""
+    """Lists of ids of different lengths: joined in `flat` (ids,); `edges` (lists + 1,) are where they begin and end."""
 
-    def __init__(self, flat: np.ndarray, edges: np.ndarray) -> None:
-        """Take the joined ids, and where each list starts and the last one ends."""
-        self.flat = flat
-        self.edges = edges
+    flat: np.ndarray
+    edges: np.ndarray
 
     def __len__(self) -> int:
-        """Return the number of lists."""
         return len(self.edges) - 1
 
     @classmethod

@@ -134,8 +134,8 @@ class AnswerMetric:
         self._has_unanswerable = has_unanswerable
         self.primary = primary
         self._parts: list[np.ndarray] = []
-        self._only_text: str | None = None
-        self._varies = False
+        # two of the answers tell that they are not all the same
+        self._texts: set[str] = set()
 
     def update(self, predictions: Sequence[tuple[str, float | None]], targets: Sequence[Sequence[str]]) -> None:
         """Take in (text, null odds or None) and the gold answers of some questions, in one order.
@@ -152,7 +152,9 @@ class AnswerMetric:
             old = answer_scores(text, golds, has_unanswerable=False) if golds else (0.0, 0.0)
             new = answer_scores(text, golds, has_unanswerable=True)
             row[:] = bool(golds), not text, np.nan if odds is None else odds, *old, *new
-            self._note(text, odds)
+            if len(self._texts) < 2:
+                is_null = self.null_threshold is not None and odds is not None and odds > self.null_threshold
+                self._texts.add("" if is_null else text)
         self._parts.append(rows)
 
     def add_missing(self, has_answer: Sequence[bool]) -> None:
@@ -195,11 +197,10 @@ class AnswerMetric:
 
     def degeneracy(self) -> str | None:
         """Say that all answers are one and the same, or return None."""
-        if self._only_text is None or self._varies or sum(map(len, self._parts)) < 2:
+        if len(self._texts) != 1 or sum(map(len, self._parts)) < 2:
             return None
-        if self._only_text:
-            return f"every answer is {self._only_text[:60]!r}"
-        return "every question is called unanswerable"
+        (text,) = self._texts
+        return f"every answer is {text[:60]!r}" if text else "every question is called unanswerable"
 
     def _rows(self) -> _Rows:
         rows = np.concatenate(self._parts) if self._parts else np.empty((0, 7))
@@ -210,13 +211,6 @@ class AnswerMetric:
             has_unanswerable = not has_answer.all()
         exact, f1 = rows[:, 5:7].T if has_unanswerable else rows[:, 3:5].T
         return _Rows(has_unanswerable, has_answer, rows[:, 1] > 0, rows[:, 2], exact, f1)
-
-    def _note(self, text: str, odds: float | None) -> None:
-        if self.null_threshold is not None and odds is not None and odds > self.null_threshold:
-            text = ""
-        if self._only_text is None:
-            self._only_text = text
-        self._varies |= text != self._only_text
 
 
 @dataclass(frozen=True)
@@ -289,8 +283,7 @@ def score_answers(
     """Score predictions by id against gold answers by id.
 
     A question without prediction counts as wrong in both versions, as in the script of v1.1; that of v2.0 leaves it out
-    of the mean. `num_unknown` predictions belong to no question. Raises ValueError when `null_odds` lack a prediction
-    or are not finite.
+    of the mean. `num_unknown` predictions belong to no question. Raises ValueError for missing or infinite `null_odds`.
     """
     missing = tuple(name for name in golds if name not in predictions)
     metric = AnswerMetric(has_unanswerable=has_unanswerable, null_threshold=null_threshold)

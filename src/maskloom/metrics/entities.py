@@ -142,8 +142,7 @@ class EntityMetric:
         self.table = TagTable.of(labels)
         self.scheme: Scheme = scheme or self.table.scheme()
         # Rows: entities in common, predicted, true.
-        self._counts = np.zeros((3, len(self.table.types)), dtype=np.int64)
-        self._strict = np.zeros_like(self._counts)
+        self._counts, self._strict = np.zeros((2, 3, len(self.table.types)), dtype=np.int64)
         self._true_labels = np.zeros(len(labels), dtype=np.int64)
         self._predicted_labels = np.zeros(len(labels), dtype=np.int64)
         self._num_right = 0
@@ -165,11 +164,12 @@ class EntityMetric:
         for what, ids in (("prediction", predicted), ("target", true)):
             if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.table.labels)):
                 raise ValueError(f"entities: a {what} lies outside the labels 0 to {len(self.table.labels) - 1}")
+        predicted, true = predicted.astype(np.int64), true.astype(np.int64)
         self._num_right += int((predicted == true).sum())
-        self._true_labels += np.bincount(true.astype(np.int64), minlength=len(self._true_labels))
-        self._predicted_labels += np.bincount(predicted.astype(np.int64), minlength=len(self._true_labels))
-        self._counts += self._sums(predicted.astype(np.int64), true.astype(np.int64), lengths, None)
-        self._strict += self._sums(predicted.astype(np.int64), true.astype(np.int64), lengths, self.scheme)
+        self._true_labels += np.bincount(true, minlength=len(self._true_labels))
+        self._predicted_labels += np.bincount(predicted, minlength=len(self._true_labels))
+        self._counts += self._sums(predicted, true, lengths, None)
+        self._strict += self._sums(predicted, true, lengths, self.scheme)
 
     def _check_sentences(self, predictions: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> None:
         if len(predictions) != len(targets):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # What the benchmark reports of each column; MNLI's two test sets are two columns.
@@ -21,14 +21,14 @@ OFFICIAL_METRICS: dict[str, tuple[str, ...]] = {
     "AX": ("matthews",),
 }
 # The paper's Table 1 shows one figure a column: F1 of MRPC and QQP, Spearman's correlation of STS-B.
-_PAPER_COLUMNS = {
+_PAPER = {
     "MNLI-m": "accuracy", "MNLI-mm": "accuracy", "QQP": "f1", "QNLI": "accuracy", "SST-2": "accuracy",
     "CoLA": "matthews", "STS-B": "spearman", "MRPC": "f1", "RTE": "accuracy",
 }  # fmt: skip
-_LEADERBOARD_TASKS: dict[str, tuple[str, ...]] = {
-    "CoLA": ("CoLA",), "SST-2": ("SST-2",), "MRPC": ("MRPC",), "STS-B": ("STS-B",), "QQP": ("QQP",),
-    "MNLI": ("MNLI-m", "MNLI-mm"), "QNLI": ("QNLI",), "RTE": ("RTE",), "WNLI": ("WNLI",),
-}  # fmt: skip
+# The columns of each task of the leaderboard.
+_LEADERBOARD = (
+    ("CoLA",), ("SST-2",), ("MRPC",), ("STS-B",), ("QQP",), ("MNLI-m", "MNLI-mm"), ("QNLI",), ("RTE",), ("WNLI",)
+)  # fmt: skip
 
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -48,11 +48,7 @@ def paper_average(scores: Scores) -> GlueScore:
     unit.
     Raises ValueError for a column that GLUE does not have and for a score that is not finite.
     """
-    _check(scores)
-    missing = _missing(scores, {column: (metric,) for column, metric in _PAPER_COLUMNS.items()})
-    if missing:
-        return GlueScore(None, missing)
-    return GlueScore(_mean([scores[column][metric] for column, metric in _PAPER_COLUMNS.items()]))
+    return _average(scores, [{column: (metric,)} for column, metric in _PAPER.items()])
 
 
 def leaderboard_score(scores: Scores) -> GlueScore:
@@ -60,25 +56,25 @@ def leaderboard_score(scores: Scores) -> GlueScore:
 
     Takes and raises what `paper_average` does.
     """
-    _check(scores)
-    wanted = {column: OFFICIAL_METRICS[column] for columns in _LEADERBOARD_TASKS.values() for column in columns}
-    missing = _missing(scores, wanted)
-    if missing:
-        return GlueScore(None, missing)
-    tasks = [
-        _mean([_mean([scores[column][metric] for metric in OFFICIAL_METRICS[column]]) for column in columns])
-        for columns in _LEADERBOARD_TASKS.values()
-    ]
-    return GlueScore(_mean(tasks))
+    return _average(scores, [{column: OFFICIAL_METRICS[column] for column in columns} for columns in _LEADERBOARD])
 
 
-def _check(scores: Scores) -> None:
+def _average(scores: Scores, tasks: Sequence[Mapping[str, tuple[str, ...]]]) -> GlueScore:
+    """Return the mean over tasks of the mean over their columns of the mean over the metrics of each."""
     for column, metrics in scores.items():
         if column not in OFFICIAL_METRICS:
             raise ValueError(f"{column!r} is not a column of GLUE; known: {', '.join(OFFICIAL_METRICS)}")
         for metric, value in metrics.items():
             if not math.isfinite(value):
                 raise ValueError(f"{column}: {metric} is {value}; an average needs finite numbers")
+    missing = _missing(scores, {column: metrics for task in tasks for column, metrics in task.items()})
+    if missing:
+        return GlueScore(None, missing)
+    by_task = (
+        _mean([_mean([scores[column][metric] for metric in metrics]) for column, metrics in task.items()])
+        for task in tasks
+    )
+    return GlueScore(_mean(list(by_task)))
 
 
 def _missing(scores: Scores, wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from maskloom.metrics.metric import checked_pair, checked_primary, f1, gathered
+from maskloom.metrics.metric import checked_pair, checked_primary
 
 
 class SingleLabelMetric:
@@ -32,18 +32,20 @@ class SingleLabelMetric:
 
     def compute(self) -> dict[str, float]:
         """Return fractions in 0..1, and the Matthews correlation in -1..1."""
-        from sklearn.metrics import accuracy_score, matthews_corrcoef
+        from sklearn.metrics import matthews_corrcoef
 
-        # Every score is a function of how often each class was taken for each; one weighted row a cell is enough.
-        targets, predictions = np.nonzero(self._gathered())
-        weights = self._counts[targets, predictions]
-        scores = {"accuracy": float(accuracy_score(targets, predictions, sample_weight=weights))}
+        counts, right = self._gathered(), self._counts.diagonal()
+        sizes = counts.sum(axis=0) + counts.sum(axis=1)
+        by_label = _f1(right, sizes)
+        scores = {"accuracy": float(right.sum() / counts.sum())}
         if self.num_labels == 2:
-            scores["f1"] = f1(targets, predictions, labels=[0, 1], sample_weight=weights)
+            scores["f1"] = float(by_label[1])
         # Classes that occur nowhere are left out of the mean: a class that dev happens to lack is not a failure.
-        present = np.union1d(targets, predictions)
-        scores["f1_macro"] = f1(targets, predictions, labels=present, average="macro", sample_weight=weights)
+        scores["f1_macro"] = float(by_label[sizes > 0].mean())
+        # one weighted row for each cell is enough
+        targets, predictions = np.nonzero(counts)
         is_constant = len(np.unique(predictions)) == 1 or len(np.unique(targets)) == 1
+        weights = counts[targets, predictions]
         scores["matthews"] = (
             0.0 if is_constant else float(matthews_corrcoef(targets, predictions, sample_weight=weights))
         )
@@ -104,7 +106,6 @@ class MultiLabelMetric:
         """Return fractions in 0..1."""
         if not self._num_examples:
             raise ValueError("multi-label F1: no examples were given; a score of nothing is not defined")
-        # F1 = 2 TP / (predicted + actual), for each label and for all of them together
         by_label = _f1(self._true_positives, self._predicted + self._actual)
         micro = _f1(self._true_positives.sum(), self._predicted.sum() + self._actual.sum())
         exact = self._num_exact / self._num_examples
@@ -119,6 +120,7 @@ class MultiLabelMetric:
 
 
 def _f1(true_positives: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return F1 = 2 TP / (predicted + actual), 0 where the divisor is."""
     return 2.0 * true_positives / np.maximum(sizes, 1)
 
 
@@ -166,21 +168,18 @@ class RegressionMetric:
 
     def __init__(self, *, primary: str = "pearson") -> None:
         self.primary = checked_primary(primary, ["pearson", "spearman", "correlation"], "a regression task")
-        self._predictions: list[np.ndarray] = []
-        self._targets: list[np.ndarray] = []
+        self._parts: list[np.ndarray] = []
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
         """Take in predicted and true values, both of shape (examples,)."""
         predictions, targets = checked_pair(predictions, targets, name="correlation")
-        self._predictions.append(predictions.astype(np.float64))
-        self._targets.append(targets.astype(np.float64))
+        self._parts.append(np.stack([predictions, targets]).astype(np.float64))
 
     def compute(self) -> dict[str, float]:
         """Return correlations in -1..1 and the error in squared units of the labels."""
         from scipy.stats import pearsonr, spearmanr
 
-        predictions = gathered(self._predictions, name="correlation")
-        targets = gathered(self._targets, name="correlation")
+        predictions, targets = self._sides()
         scores = {"pearson": 0.0, "spearman": 0.0}
         if not (self.is_constant() or _is_nearly_constant(predictions) or _is_nearly_constant(targets)):
             scores["pearson"] = float(np.asarray(pearsonr(predictions, targets)[0]))
@@ -191,8 +190,7 @@ class RegressionMetric:
 
     def is_constant(self) -> bool:
         """Tell whether all predictions, or all targets, are one number: no correlation exists."""
-        sides = (self._predictions, self._targets)
-        return any(len(np.unique(gathered(side, name="correlation"))) == 1 for side in sides)
+        return any(len(np.unique(side)) == 1 for side in self._sides())
 
     def reference(self) -> float:
         """Return the correlation of a constant answer: none."""
@@ -201,6 +199,12 @@ class RegressionMetric:
     def degeneracy(self) -> str | None:
         """Say that every prediction is the same number, where that is so."""
         return "every prediction is the same number" if self.is_constant() else None
+
+    def _sides(self) -> np.ndarray:
+        """Return predictions and targets, (2, examples); raises ValueError when there are no examples."""
+        if not sum(part.shape[1] for part in self._parts):
+            raise ValueError("correlation: no examples were given; a score of nothing is not defined")
+        return np.concatenate(self._parts, axis=1)
 
 
 def _is_nearly_constant(values: np.ndarray) -> bool:

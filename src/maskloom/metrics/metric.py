@@ -55,18 +55,3 @@ def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> 
             first = int(np.argwhere(~finite)[0][0])
             raise ValueError(f"{name}: {what} {first} is {values[first]}; a score needs finite numbers")
     return predictions, targets
-
-
-def f1(targets: np.ndarray, predictions: np.ndarray, **options: Any) -> float:
-    """Return scikit-learn's F1, with 0 where precision or recall divides by zero."""
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(targets, predictions, zero_division=0, **options))  # pyright: ignore[reportArgumentType]
-
-
-def gathered(parts: list[np.ndarray], *, name: str) -> np.ndarray:
-    """Join the batches of one side; raises ValueError when there are no examples."""
-    joined = np.concatenate(parts) if parts else np.empty(0)
-    if len(joined) == 0:
-        raise ValueError(f"{name}: no examples were given; a score of nothing is not defined")
-    return joined

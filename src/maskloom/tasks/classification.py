@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from maskloom.config import PairSection
-from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
+from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_examples
@@ -75,7 +75,7 @@ def classification_task(
     else:
         objective = SingleLabelClassification(checked_weights(settings.get("class_weights"), labels))
         primary = primary or "accuracy"
-        decide, decode = _best_class, partial(_decode_class, labels, temperature)
+        decide, decode = partial(np.argmax, axis=1), partial(_decode_class, labels, temperature)
         tune = tune_classes
         metric = partial(SingleLabelMetric, len(labels), primary=primary)
     metric()  # an unknown score is an error here, not after training
@@ -125,10 +125,6 @@ def _stacked(_: Any, outputs: Outputs) -> np.ndarray:
     return np.concatenate(outputs) if len(outputs) else np.empty((0, 1), dtype=np.float32)
 
 
-def _best_class(logits: np.ndarray) -> np.ndarray:
-    return logits.argmax(axis=1)
-
-
 def _scores(logits: np.ndarray) -> np.ndarray:
     return logits[:, 0]
 
@@ -141,7 +137,7 @@ def _decode_class(names: tuple[str, ...], temperature: float, logits: np.ndarray
     # the class is that of the logits: rounding after a high temperature may make two classes equal
     return [
         {"label": names[best], "probabilities": dict(zip(names, map(float, row), strict=True))}
-        for best, row in zip(_best_class(logits).tolist(), softmax(logits / temperature), strict=True)
+        for best, row in zip(logits.argmax(axis=1).tolist(), softmax(logits / temperature), strict=True)
     ]
 
 

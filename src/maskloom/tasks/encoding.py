@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -26,8 +25,7 @@ _WINDOW_BATCHES = 16
 class EncodedData(Protocol):
     """Examples of one file as token ids, in units: what batches are made of.
 
-    A unit is an example where each makes one sequence or one group of choices; a question's or a sentence's windows
-    are units of their own.
+    A unit is an example where each makes one sequence or one group of choices, or a window of a question or sentence.
     """
 
     @property
@@ -40,9 +38,7 @@ class EncodedData(Protocol):
         """Number of examples, each of one unit or of several; an epoch is a pass over all units."""
         ...
 
-    def __len__(self) -> int:
-        """Return the number of units."""
-        ...
+    def __len__(self) -> int: ...
 
     def batch(self, indices: np.ndarray) -> Any:
         """Return the units of those indices, packed in that order; labels are None where the data has none."""
@@ -59,15 +55,17 @@ class EncodedData(Protocol):
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Token ids of all examples end to end: example i owns `token_ids[offsets[i]:offsets[i + 1]]`.
+    """Token ids of all examples end to end: sequence i owns `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `labels` is as `encode_labels` returns it. `num_truncated_tokens` were cut from `num_truncated_examples` because
-    they did not fit `max_length`.
+    Example e owns the sequences `first[e]` to `first[e + 1]`: the only one, or its choices; a unit is an example.
+    `labels` is as `encode_labels` returns it. `num_truncated_tokens` of `num_truncated_examples` did not fit
+    `max_length`.
     """
 
     token_ids: np.ndarray
     segment_ids: np.ndarray
     offsets: np.ndarray
+    first: np.ndarray
     labels: np.ndarray | None
     max_length: int
     num_truncated_examples: int
@@ -79,15 +77,10 @@ class EncodedExamples:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each example, special tokens included."""
-        return self._sequence_lengths
-
-    @cached_property
-    def _sequence_lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
+        return np.diff(self.offsets[self.first])
 
     def __len__(self) -> int:
-        """Return the number of examples."""
-        return len(self.offsets) - 1
+        return len(self.first) - 1
 
     @property
     def num_examples(self) -> int:
@@ -96,16 +89,17 @@ class EncodedExamples:
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch | ChoiceBatch:
         """Return the examples of those indices, packed in that order."""
-        return ClassificationBatch(**self._packed(indices, indices + 1, indices))
+        return ClassificationBatch(**self._packed(indices))
 
-    def _packed(self, first: np.ndarray, end: np.ndarray, indices: np.ndarray) -> dict[str, Any]:
-        """Return the fields of a batch of some examples, each of the sequences `first` to `end`."""
+    def _packed(self, indices: np.ndarray) -> dict[str, Any]:
+        """Return the fields of a batch of some examples."""
+        first, end = self.first[indices], self.first[indices + 1]
         places = [slice(*span) for span in zip(self.offsets[first].tolist(), self.offsets[end].tolist(), strict=True)]
         sequences = np.concatenate([np.arange(*span) for span in zip(first.tolist(), end.tolist(), strict=True)])
         return {
             "token_ids": np.concatenate([self.token_ids[place] for place in places]).astype(np.int64),
             "segment_ids": np.concatenate([self.segment_ids[place] for place in places]).astype(np.int64),
-            "lengths": self._sequence_lengths[sequences].astype(np.int64),
+            "lengths": self.offsets[sequences + 1] - self.offsets[sequences],
             "labels": None if self.labels is None else self.labels[indices],
             "indices": np.asarray(indices, dtype=np.int64),
         }
@@ -131,28 +125,13 @@ class EncodedExamples:
 
 @dataclass(frozen=True)
 class EncodedGroups(EncodedExamples):
-    """Token ids of examples of several sequences each, end to end; a unit is an example.
-
-    Example e owns the sequences `first[e]` to `first[e + 1]`: its pair of texts in both orders, or its choices.
-    """
-
-    first: np.ndarray
+    """Token ids of examples of several sequences each: a pair of texts in both orders, or choices."""
 
     _batch: ClassVar[type[ChoiceBatch]] = BothOrdersBatch
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each example, all of its sequences together."""
-        return np.diff(self.offsets[self.first])
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-        return len(self.first) - 1
-
     def batch(self, indices: np.ndarray) -> ChoiceBatch:
         """Return the examples of those indices, packed in that order, the sequences of each in theirs."""
-        first, end = self.first[indices], self.first[indices + 1]
-        return self._batch(**self._packed(first, end, indices), num_choices=end - first)
+        return self._batch(**self._packed(indices), num_choices=self.first[indices + 1] - self.first[indices])
 
 
 def encode_both_orders(
@@ -166,7 +145,7 @@ def encode_both_orders(
         raise DataError(f"line {alone[0]}: one text; pair.both_orders = true takes pairs of texts")
     texts = (pair for e in examples for pair in ((e.text, e.pair), (e.pair or "", e.text)))
     first = 2 * np.arange(len(examples) + 1)
-    return EncodedGroups(**encoded_texts(texts, first, tokenizer, max_length), labels=labels, first=first)
+    return EncodedGroups(**encoded_texts(texts, first, tokenizer, max_length), labels=labels)
 
 
 def encode_examples(
@@ -194,6 +173,7 @@ def encoded_texts(
         "token_ids": np.concatenate(ids),
         "segment_ids": np.concatenate(segments),
         "offsets": np.cumsum(lengths, dtype=np.int64),
+        "first": first,
         "max_length": max_length,
         "num_truncated_examples": int(np.count_nonzero(np.diff(cut_before))),
         "num_truncated_tokens": sum(cut),
@@ -207,8 +187,7 @@ class ShuffledBatches:
     The stream is epoch after epoch, each in its own order given by (seed, epoch), and is cut into batches as it comes:
     long and short units lie in one batch, as padding costs nothing here, and batches of like length are less random
     (they cost CoNLL-2003 a point of F1). `group_by_length` makes these: of every 16 batches, sorted and cut again. A
-    position is one number: the batch. Of every batch the units at `rows` are made; together, processes make the batch
-    that one would make.
+    position is one number: the batch. Of every batch the units at `rows` are made, so that processes share it.
     """
 
     data: EncodedData

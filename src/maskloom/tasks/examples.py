@@ -110,8 +110,7 @@ def kept_examples(
     """Yield what `make` makes of each record; `report` counts what is kept and what is dropped.
 
     Where a record breaks a rule (BadRowError), it is dropped if it is blank or has no gold label or `skips` is true;
-    otherwise DataError is raised that names the file, the line and the rule. Records are rows, unless all errors of
-    `make` have the line.
+    otherwise DataError names file, line and rule. Records are rows, unless all errors of `make` have the line.
     """
     for record in records:
         report.num_rows += 1

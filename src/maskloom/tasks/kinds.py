@@ -30,10 +30,9 @@ KINDS: Rows[TaskKind] = Rows(
 
 def task_kind(name: str) -> TaskKind:
     """Return the kind of that name; raises ConfigError that lists the known ones."""
-    for kind in KINDS.values():
-        if kind.name == name:
-            return kind
-    raise ConfigError(f"task {name!r:.80} is not known; known: {', '.join(KINDS)}")
+    if name not in KINDS:
+        raise ConfigError(f"task {name!r:.80} is not known; known: {', '.join(KINDS)}")
+    return KINDS[name]
 
 
 def make_task(

@@ -13,23 +13,10 @@ from typing import Any
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import is_utf8
+from maskloom.tasks import tables
 from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, kept_examples
-from maskloom.tasks.tables import (
-    BadRowError,
-    Columns,
-    ReadingOptions,
-    Row,
-    by_name,
-    choose_names,
-    columns_by_number,
-    layout_of,
-    numbered,
-    read_rows,
-    row_text,
-    up_to_first,
-    wants_numbers,
-)
+from maskloom.tasks.tables import BadRowError, Columns, ReadingOptions, Row, row_text
 
 # float() also takes "1_000", "infinity" and the digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -56,8 +43,8 @@ def iterate_examples(
     row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))
     if kind == "single" and options.pair_column is not None:
         raise ConfigError(f"pair column {options.pair_column!r:.80}: a single task takes one text; use the task pair")
-    layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else layout_of(path)
-    rows = read_rows(path, layout)
+    layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else tables.layout_of(path)
+    rows = tables.read_rows(path, layout)
     skips = options.on_bad_rows == "skip" or bool(row and row.drops_bad_rows)
     if layout == "text":
         if needs_label:
@@ -98,7 +85,7 @@ def _find_columns(
     needs_label: bool,
 ) -> tuple[Columns, Iterator[Row]]:
     """Look at the first rows to find the columns, and give back the rows that hold data, by names of columns."""
-    seen = up_to_first(rows) if layout == "jsonl" else [next(rows)]
+    seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names, line = [name.strip() for name in seen[-1].fields], seen[-1].line
     if layout == "jsonl":
         if seen[-1].problem:
@@ -106,15 +93,15 @@ def _find_columns(
         names, rows = list(seen[-1].fields), chain(seen, rows)
     elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
         text, pair, label, num_fields = row.headerless
-        return Columns(text, pair, label), by_name(chain(seen, rows), numbered(num_fields))
-    elif wants_numbers(options):
-        columns = columns_by_number(path, names, options)
-        return columns, by_name(rows if options.header else chain(seen, rows), numbered(len(names)))
+        return Columns(text, pair, label), tables.by_name(chain(seen, rows), tables.numbered(num_fields))
+    elif tables.wants_numbers(options):
+        columns = tables.columns_by_number(path, names, options)
+        return columns, tables.by_name(rows if options.header else chain(seen, rows), tables.numbered(len(names)))
     else:
-        rows = by_name(rows, names)
+        rows = tables.by_name(rows, names)
     named = _with_catalog_names(options, row, names)
     place = f"{path}: line {line}"
-    return choose_names(names, named, place=place, takes_pair=_TAKES_PAIR[kind], needs_label=needs_label), rows
+    return tables.choose_names(names, named, place=place, takes_pair=_TAKES_PAIR[kind], needs_label=needs_label), rows
 
 
 def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: list[str]) -> ReadingOptions:

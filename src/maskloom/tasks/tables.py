@@ -129,18 +129,20 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
     no line ends with LF, lines end with CR, those of `text` also with U+2028 and U+2029. Raises DataError for a file
     that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than `MAX_ROW_BYTES`.
     """
-    lines = _text_lines(path, _OTHER_ENDS if layout == "text" else _OTHER_ENDS[:1])
+    lines = read_lines(path) if layout == "text" else _text_lines(path, _OTHER_ENDS[:1])
     if layout == "csv":
         yield from _csv_rows(path, lines)
-    elif layout == "tsv":
-        for number, line in lines:
+        return
+    for number, line in lines:
+        if layout == "tsv":
             yield Row(line.split("\t"), number, problem=None if line else BLANK)
-    elif layout == "jsonl":
-        for number, line in lines:
-            yield _json_row(line, number)
-    else:
-        for number, line in lines:
-            yield Row([line], number)
+        else:
+            yield _json_row(line, number) if layout == "jsonl" else Row([line], number)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line of a file; see the layout `text` of `read_rows`."""
+    return _text_lines(path, _OTHER_ENDS)
 
 
 def read_json_row(path: Path, number: int) -> Row:
@@ -159,7 +161,7 @@ def _text_lines(path: Path, other_ends: tuple[bytes, ...]) -> Iterator[tuple[int
     number = 0
     check_regular(path)
     try:
-        with _open(path) as file:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             for block in _blocks_of_lines(file, other_ends):
                 for line in _lines_of(block, path, number):
                     number += 1
@@ -208,12 +210,6 @@ def _lines_of(block: bytes, path: Path, number: int) -> Iterator[str]:
         if len(raw) > MAX_ROW_BYTES:
             raise DataError(_too_large(path, number))
         yield _decoded(raw.removesuffix(b"\r"), path, number)
-
-
-def _open(path: Path) -> BufferedReader | gzip.GzipFile:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rb")
-    return path.open("rb")
 
 
 def _without_mark(raw: bytes, path: Path) -> bytes:
@@ -329,7 +325,6 @@ class ReadingOptions:
     on_bad_rows: Literal["error", "skip"] = "error"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a value of another type, and for another word about bad rows."""
         for name in ("text_column", "pair_column", "label_column", "format", "labels"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ConfigError(f"{name} = {value!r:.80}: a str or None is expected; this is {type(value).__name__}")
@@ -449,9 +444,5 @@ def listed(names: Sequence[str]) -> str:
     """Return the names of columns as a message shows them."""
     shown = ", ".join(repr(name[:40]) for name in names[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    hint = (
-        " (one column: is the separator a semicolon or a tab?)"
-        if len(names) == 1 and (";" in names[0] or "\t" in names[0])
-        else ""
-    )
-    return shown + more + hint
+    is_uncut = len(names) == 1 and (";" in names[0] or "\t" in names[0])
+    return shown + more + (" (one column: is the separator a semicolon or a tab?)" if is_uncut else "")

@@ -16,7 +16,7 @@ import torch
 
 from maskloom.config import Section
 from maskloom.fault_points import fault_point
-from maskloom.metrics import Metric
+from maskloom.metrics.metric import Metric
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import TaskObjective, model_device
 from maskloom.tasks.catalog import Kind
@@ -41,8 +41,7 @@ class Task:
     `tune(encoded, outputs, leave_out)` returns settings fitted to labelled data by name, plain values, but those left
     out; it is None for a kind that has none to fit. `scored_logits(encoded, outputs)` gives what becomes the
     probabilities of the targets, (examples, classes) for softmax where targets are (examples,) ids, (examples, labels)
-    for the logistic function where they are 0/1, without any temperature; None for a kind whose probabilities are not
-    calibrated.
+    for the logistic function where they are 0/1, without any temperature; None for a kind without calibration.
 
     `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
     `frames` say what stands before, between and after the examples in a form that needs it.

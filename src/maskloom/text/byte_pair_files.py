@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import tokenizers
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import pre_tokenizers
 
 from maskloom.errors import DataError
-from maskloom.files import write_json, write_text
 from maskloom.foreign_files import file_inside, read_json_object
-from maskloom.text.tokenizer_files import ROLES, read_limit, read_object, refuse_foreign_rules, write_settings
+from maskloom.text.tokenizer_files import ROLES, read_limit, read_object, refuse_foreign_rules
 from maskloom.text.vocabulary import (
     END_OF_WORD,
     GPT_TOKENS,
@@ -23,12 +21,7 @@ from maskloom.text.vocabulary import (
     tokens_by_id,
 )
 
-if TYPE_CHECKING:
-    from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
-
-FILES = ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _END_OF_TEXT = "<|endoftext|>"
-_VERSION = "#version: 0.2"
 _CLASSES = ("OpenAIGPTTokenizer", "GPT2Tokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # settings of the library's model that change ids, and what they are in both layouts
 _PLAIN = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "ignore_merges": (None, False),
@@ -39,7 +32,8 @@ def is_byte_pair(folder: Path) -> bool:
     """Return whether the folder holds vocab.json, or a tokenizer.json of byte pairs, and no vocab.txt."""
     if (folder / "vocab.txt").exists():
         return False
-    return any((folder / name).exists() for name in FILES[:2]) or _model_of(_library(folder)).get("type") == "BPE"
+    has_files = (folder / "vocab.json").exists() or (folder / "merges.txt").exists()
+    return has_files or _model_of(_library(folder)).get("type") == "BPE"
 
 
 def read_byte_pairs(folder: Path) -> dict[str, Any]:
@@ -82,19 +76,6 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
     rules = _read_rules(folder, library, model, config, suffix)
     pairs = tuple(pair for _, pair in merges)
     return {"vocabulary": vocabulary, "merges": pairs, "max_length": read_limit(folder, config), **rules}
-
-
-def write_byte_pairs(folder: Path, tokenizer: BytePairTokenizer, library: tokenizers.Tokenizer) -> None:
-    """Write the five files; `library` is completed in place with special tokens and decoder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    suffix = tokenizer.vocabulary.suffix
-    write_json(folder / "vocab.json", dict(tokenizer.vocabulary.ids))
-    write_text(folder / "merges.txt", "".join(f"{line}\n" for line in [_VERSION, *map(" ".join, tokenizer.merges)]))
-    library.decoder = decoders.BPEDecoder(suffix) if suffix else decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    # transformers' class for GPT lower-cases whatever a folder says
-    kind = ("OpenAIGPTTokenizer" if tokenizer.lowercase else "PreTrainedTokenizerFast") if suffix else "GPT2Tokenizer"
-    rules = {"do_lower_case": tokenizer.lowercase} if suffix else {"add_prefix_space": tokenizer.prefix_space}
-    write_settings(folder, tokenizer, library, {"tokenizer_class": kind, **rules})
 
 
 def _library(folder: Path) -> dict[str, Any]:
@@ -174,15 +155,15 @@ def _read_rules(
 ) -> dict[str, bool]:
     """Return `lowercase` and `prefix_space`; raises DataError for rules of neither layout."""
     path, words, normalizer = folder / "tokenizer.json", library.get("pre_tokenizer"), library.get("normalizer") or {}
-    expected = {"model.type": "BPE", "pre_tokenizer": "BertPreTokenizer" if suffix else "ByteLevel"}
     named = config.get("tokenizer_class") or "TokenizersBackend"
     if str(named).removesuffix("Fast") not in _CLASSES:
         raise DataError(f"{folder}: tokenizer_class is {named!r:.80}; of byte pairs {', '.join(_CLASSES)} are known")
     if library:
         kind = words.get("type") if isinstance(words, dict) else words
-        for what, value in (("model.type", model.get("type")), ("pre_tokenizer", kind)):
-            if value != expected[what]:
-                raise DataError(f"{path}: {what} is {value!r:.80}; with these tokens only {expected[what]!r} is known")
+        cut = ("pre_tokenizer", kind, "BertPreTokenizer" if suffix else "ByteLevel")
+        for what, value, known in (("model.type", model.get("type"), "BPE"), cut):
+            if value != known:
+                raise DataError(f"{path}: {what} is {value!r:.80}; with these tokens only {known!r} is known")
         for key, plain in _PLAIN.items():
             if model.get(key) not in plain:
                 raise DataError(f"{path}: {key} is {model[key]!r:.80}; neither GPT's nor GPT-2's ids are made so")

@@ -13,11 +13,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from maskloom.errors import ConfigError
-from maskloom.text import byte_pair_files
-from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
+from maskloom.files import write_json, write_text
+from maskloom.text.byte_pair_files import read_byte_pairs
+from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.templates import GPT_TEXTS, ONE_TEXT, RUNNING_TEXT, SequenceTemplate
-from maskloom.text.tokenizer import SURROGATE, Pieces, Tokenizer, as_text, library_of
-from maskloom.text.vocabulary import GPT_TOKENS, Vocabulary, vocabulary_sha256
+from maskloom.text.tokenizer import Tokenizer, library_of
+from maskloom.text.tokenizer_files import SETTINGS_FILES
+from maskloom.text.vocabulary import GPT_TOKENS, SURROGATE, Vocabulary, vocabulary_sha256
+
+_VERSION = "#version: 0.2"
 
 
 @dataclass(frozen=True)
@@ -34,24 +38,30 @@ class BytePairTokenizer(Tokenizer):
     _: KW_ONLY
     prefix_space: bool = False
 
-    files: ClassVar[tuple[str, ...]] = byte_pair_files.FILES
+    files: ClassVar[tuple[str, ...]] = ("vocab.json", "merges.txt", *SETTINGS_FILES)
     task_marks: ClassVar[str] = GPT_TEXTS
     text_marks: ClassVar[str] = RUNNING_TEXT
 
     def __post_init__(self) -> None:
-        """Check the limit; the library's tokenizer is built at its first use."""
         if self.max_length < 3:
             raise ConfigError(f"max_length = {self.max_length}: start, delimiter and extract token alone need 3 tokens")
 
     @classmethod
     def open(cls, folder: Path, *, max_length: int | None = None) -> BytePairTokenizer:
         """Open a folder in the layout of GPT (`</w>`) or GPT-2 (bytes) as `Tokenizer.load` does."""
-        found = cls(**byte_pair_files.read_byte_pairs(folder))
+        found = cls(**read_byte_pairs(folder))
         return found if max_length is None else replace(found, max_length=max_length)
 
-    def save(self, folder: str | Path) -> None:
-        """Write vocab.json, merges.txt and the other files."""
-        byte_pair_files.write_byte_pairs(Path(folder), self, self._build_library())
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        suffix = self.vocabulary.suffix
+        write_json(folder / "vocab.json", dict(self.vocabulary.ids))
+        write_text(folder / "merges.txt", "".join(f"{line}\n" for line in [_VERSION, *map(" ".join, self.merges)]))
+        library.decoder = decoders.BPEDecoder(suffix) if suffix else decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        if not suffix:
+            return {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": self.prefix_space}, {}
+        # transformers' class for GPT lower-cases whatever a folder says
+        kind = "OpenAIGPTTokenizer" if self.lowercase else "PreTrainedTokenizerFast"
+        return {"tokenizer_class": kind, "do_lower_case": self.lowercase}, {}
 
     def identity(self) -> dict[str, Any]:
         """Return the kind, the sum of tokens and merges, and the rules."""
@@ -76,12 +86,6 @@ class BytePairTokenizer(Tokenizer):
     def template(self) -> SequenceTemplate:
         """The marks around the texts of a task; none where there is no extract token."""
         return SequenceTemplate.of(self.task_marks if self.vocabulary.special.classify else ONE_TEXT, self.vocabulary)
-
-    def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        """Return the ids of many texts, without special tokens and uncut; faster than one by one."""
-        plain = [_without_surrogates(as_text(text)) for text in texts]
-        short = iter(self._library_ids([text for text in plain if len(text) <= LONGEST_PART]))
-        return [next(short) if len(text) <= LONGEST_PART else self._long_pieces(text).ids for text in plain]
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
         """Return the ids of the pieces of each word; as bytes a word begins with the blank before it."""
@@ -119,16 +123,11 @@ class BytePairTokenizer(Tokenizer):
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.prefix_space)  # pyright: ignore[reportAttributeAccessIssue]
         return library
 
-    def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
-        texts = [_without_surrogates(text) for text in texts]
-        short = iter(self._library_pieces([text for text in texts if len(text) <= LONGEST_PART]))
-        return [next(short) if len(text) <= LONGEST_PART else self._long_pieces(text) for text in texts]
+    def _as_text(self, text: str | bytes) -> str:
+        # halves of surrogate pairs cannot be handed over as UTF-8
+        plain = super()._as_text(text)
+        return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
 
     def _parts(self, text: str) -> Iterator[Part]:
         # where GPT-2's rules could cut, they look at what follows
         return parts_of(text, None) if self.vocabulary.suffix else iter([Part(0, text)])
-
-
-def _without_surrogates(text: str) -> str:
-    """Replace halves of surrogate pairs, which cannot be handed over as UTF-8, by the sign for what is unreadable."""
-    return text if text.isascii() else SURROGATE.sub("\ufffd", text)

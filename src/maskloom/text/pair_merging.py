@@ -22,7 +22,6 @@ class FrequencyQueue:
     """Pairs by how often they occur; a tie goes to the pair whose symbols are older."""
 
     def __init__(self, pair_counts: dict[int, int], min_frequency: int) -> None:
-        """Start from the counts of all pairs."""
         self._counts = dict(pair_counts)
         self._min_frequency = min_frequency
         self._heap = [(-count, pair) for pair, count in self._counts.items() if count >= min_frequency]
@@ -77,7 +76,7 @@ def merge_pairs(
     string are one symbol.
     """
     segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols, suffix), marks_end=bool(suffix))
-    table = SymbolTable(symbols, segmented)
+    table = SymbolTable(symbols)
     pairs = _queue(score, segmented, table, min_frequency)
     segmented.pair_counts.clear()
     merges: list[tuple[str, str]] = []
@@ -101,7 +100,7 @@ def _queue(
     symbol_counts = segmented.symbol_counts(len(table.strings))
     if score == "pmi":
         return PmiQueue(segmented.pair_counts, symbol_counts, min_frequency)
-    return LikelihoodQueue(segmented.pair_counts, symbol_counts, min_frequency, table)
+    return LikelihoodQueue(segmented, symbol_counts, min_frequency, table)
 
 
 def _symbols_of_characters(symbols: Sequence[str], suffix: str) -> tuple[np.ndarray, np.ndarray]:

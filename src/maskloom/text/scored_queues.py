@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from maskloom.text.segmented_words import SymbolTable
+from maskloom.text.segmented_words import PAIR_SHIFT, SECOND, SegmentedWords, SymbolTable
 
 _BLOCK = 128
 _NO_KEY = np.iinfo(np.int64).max
@@ -28,7 +28,6 @@ class PmiQueue:
     """
 
     def __init__(self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
-        """Start from the counts of all pairs and, by id, of all symbols."""
         self._min_frequency = min_frequency
         self._symbol_counts = np.zeros(max(2 * len(symbol_counts), 64), dtype=np.int64)
         self._symbol_counts[: len(symbol_counts)] = symbol_counts
@@ -52,7 +51,7 @@ class PmiQueue:
 
     def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
         """Apply changes of counts after a merge."""
-        first, second, new = merged >> 32, merged & 0xFFFFFFFF, symbol
+        first, second, new = merged >> PAIR_SHIFT, merged & SECOND, symbol
         self._recount(first, second, new, num_merged)
         slot = self._slots.pop(merged)
         self._counts[slot] = 0
@@ -94,7 +93,7 @@ class PmiQueue:
         slot = self._num_slots
         if slot == len(self._counts):
             self._add_blocks(len(self._block_keys))
-        first, second = pair >> 32, pair & 0xFFFFFFFF
+        first, second = pair >> PAIR_SHIFT, pair & SECOND
         self._num_slots += 1
         self._slots[pair] = slot
         self._counts[slot] = count
@@ -122,39 +121,36 @@ class PmiQueue:
         self._block_keys[blocks] = np.where(scores == highest[:, None], block_keys, _NO_KEY).min(axis=1)
 
     def _values(self, slots: np.ndarray) -> np.ndarray:
-        """Return the scores of slots."""
         counts, keys = self._counts[slots], self._keys[slots]
         # float64 products and quotients of the same integers are the same on every machine
-        products = self._symbol_counts[keys >> 32].astype(np.float64) * self._symbol_counts[keys & 0xFFFFFFFF]
+        products = self._symbol_counts[keys >> PAIR_SHIFT].astype(np.float64) * self._symbol_counts[keys & SECOND]
         return counts / np.maximum(products, 1.0)
 
 
 class LikelihoodQueue(PmiQueue):
     """Pairs by how much merging them adds to the log likelihood of the words under a unigram model of symbols.
 
-    With counts c of N symbols in all, the words as they are cut have the log likelihood sum c log(c / N), which is
-    sum c log c - N log N. A merge in n places takes n off the counts of both symbols and off N, and adds n to the count
-    of the joined symbol, which may be there already; a symbol that is paired with itself loses 2 n. The gain is exact,
+    With counts c of N symbols in all, the words as they are cut have the log likelihood sum c log(c / N), which is sum
+    c log c - N log N. A merge in n places takes n off the counts of both symbols and off N, and adds n to the count of
+    the joined symbol, which may be there already; a symbol that is paired with itself loses 2 n. The gain is exact,
     about n log(n N / (c_first c_second)) where n is small beside them, and given in steps of 1/1024 nat, so that equal
-    gains are equal whatever the rounding; a tie goes to the pair whose symbols are older. A pair that gains nothing is
-    not merged.
+    gains are equal whatever the rounding; a pair that gains nothing is not merged.
 
     N falls with every merge and lowers the gain of every pair. Scores are not all computed again: an old one is a bound
     from above, and only blocks whose bound is the highest are brought up to date.
     """
 
     def __init__(
-        self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int, pairs: SymbolTable
+        self, words: SegmentedWords, symbol_counts: Sequence[int], min_frequency: int, pairs: SymbolTable
     ) -> None:
-        """Start from the counts of all pairs and, by id, of all symbols."""
-        self._pairs = pairs
+        self._words, self._pairs = words, pairs
         self._num_symbols = len(symbol_counts)
         self._total = int(sum(symbol_counts))
         # x log x of the count of each symbol, and of their sum, which scores of many pairs have in common
         self._times_logs = _times_log(np.array([*symbol_counts, 0]))
         self._times_log_of_total = _times_log(np.array([self._total]))[0]
         self._targets, self._overlaps, self._block_totals = (np.zeros(0, np.int64) for _ in range(3))
-        super().__init__(pair_counts, symbol_counts, min_frequency)
+        super().__init__(words.pair_counts, symbol_counts, min_frequency)
 
     def best(self) -> int | None:
         """Return the pair with the highest gain, or None when none occurs `min_frequency` times and gains anything."""
@@ -196,8 +192,8 @@ class LikelihoodQueue(PmiQueue):
         super()._change(changes)
         for pair in changes:
             slot = self._slots.get(pair)
-            if slot is not None and pair >> 32 == pair & 0xFFFFFFFF:
-                self._overlaps[slot] = self._counts[slot] - self._pairs.num_replacements(pair)
+            if slot is not None and pair >> PAIR_SHIFT == pair & SECOND:
+                self._overlaps[slot] = self._counts[slot] - self._words.num_replacements(pair)
 
     def _add(self, pair: int, count: int) -> None:
         super()._add(pair, count)
@@ -211,7 +207,7 @@ class LikelihoodQueue(PmiQueue):
 
     def _values(self, slots: np.ndarray) -> np.ndarray:
         keys, targets = self._keys[slots], self._targets[slots]
-        first, second = keys >> 32, keys & 0xFFFFFFFF
+        first, second = keys >> PAIR_SHIFT, keys & SECOND
         counts, is_double, is_there = self._counts[slots] - self._overlaps[slots], first == second, targets >= 0
         first_new = self._symbol_counts[first] - counts * (1 + is_double)
         there_new = self._symbol_counts[targets] * is_there + counts

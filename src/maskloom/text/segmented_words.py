@@ -51,7 +51,8 @@ class SegmentedWords:
         self._views = tuple(views)
         self._lengths = [1] * (int(symbols.max(initial=0)) + 1)
         self._places: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
-        self.pair_counts = self._first_pairs()
+        found = np.flatnonzero((symbols[:-1] >= 0) & (symbols[1:] >= 0)).astype(np.int32)
+        self.pair_counts = self._note(_pairs(symbols[found], symbols[found + 1]), found, self._views[2][found])
 
     def symbol_counts(self, num_symbols: int) -> list[int]:
         """Return how often each symbol occurs."""
@@ -89,11 +90,6 @@ class SegmentedWords:
         length = self._lengths[symbol]
         places = np.sort(places[(symbols[places] == symbol) & (symbols[places + length] == symbol)])
         return int(weights[_every_other(places, length)].sum())
-
-    def _first_pairs(self) -> dict[int, int]:
-        symbols, _, weights = self._views
-        found = np.flatnonzero((symbols[:-1] >= 0) & (symbols[1:] >= 0)).astype(np.int32)
-        return self._note(_pairs(symbols[found], symbols[found + 1]), found, weights[found])
 
     def _note(self, pairs: np.ndarray, places: np.ndarray, counts: np.ndarray) -> dict[int, int]:
         """Take note of where pairs begin, and return the sum of the counts of each pair."""
@@ -164,13 +160,11 @@ class SegmentedWords:
 
 
 class SymbolTable:
-    """The strings of symbols by id, and the other way round."""
+    """The strings of symbols by id, at first those of single characters, and the other way round."""
 
-    def __init__(self, symbols: Sequence[str], segmented: SegmentedWords) -> None:
-        """Start from the symbols of single characters, of which the words are made."""
+    def __init__(self, symbols: Sequence[str]) -> None:
         self.strings = list(symbols)
         self._ids = {symbol: index for index, symbol in enumerate(self.strings)}
-        self._segmented = segmented
 
     def add(self, pair: int) -> int:
         """Add the string of a pair and return its symbol."""
@@ -191,10 +185,6 @@ class SymbolTable:
             second = self._ids.get(CONTINUATION_PREFIX + string[cut:])
             if first is not None and second is not None:
                 yield first << PAIR_SHIFT | second
-
-    def num_replacements(self, pair: int) -> int:
-        """Return how many places would change if a pair of equal symbols were merged: of three in a row, one."""
-        return self._segmented.num_replacements(pair)
 
     def _joined(self, pair: int) -> str:
         return self.strings[pair >> PAIR_SHIFT] + self.strings[pair & SECOND].removeprefix(CONTINUATION_PREFIX)

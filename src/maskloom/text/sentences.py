@@ -79,7 +79,8 @@ def sentences_of_long_text(content: bytes, *, language: str = "en") -> Iterator[
         for sentence_start, sentence_end in _spans(window, language, outer):
             starts.append(sentence_start)
             ends.append(sentence_end)
-        cut = _place_to_cut(window, outer) or _place_to_cut(window, starts) or _behind_last_blank(window)
+        behind_blank = max(window.rfind(" "), window.rfind("\n")) + 1
+        cut = _place_to_cut(window, outer) or _place_to_cut(window, starts) or behind_blank or len(window)
         yield from _sentences(window[:cut], zip(starts, ends, strict=True))
         start += len(window[:cut].encode("utf-8"))
 
@@ -112,10 +113,6 @@ def _place_to_cut(window: str, starts: Sequence[int]) -> int:
     """Return where the last sentence starts that a quotation behind the window can hardly concern, 0 for nowhere."""
     last = bisect_right(starts, len(window) - _MARGIN) - 1
     return starts[last] if last >= 0 else 0
-
-
-def _behind_last_blank(window: str) -> int:
-    return max(window.rfind(" "), window.rfind("\n")) + 1 or len(window)
 
 
 def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterator[tuple[int, int]]:

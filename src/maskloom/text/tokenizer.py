@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, astuple, dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import tokenizers
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from maskloom.errors import ConfigError
-from maskloom.text.long_texts import Part
+from maskloom.files import write_json
+from maskloom.text.long_texts import LONGEST_PART, Part
 from maskloom.text.templates import SequenceTemplate
+from maskloom.text.tokenizer_files import ROLES
 from maskloom.text.vocabulary import Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
 """Files of which a folder with a tokenizer has one or more."""
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,7 @@ class Tokenizer(ABC):
     """What every tokenizer does; `load` opens any folder, by its files.
 
     `template` has the marks around texts of a task, `running_text` those of text for language modelling. `lowercase`
-    also strips accents. `max_length` is the model's limit in tokens. Raises ConfigError for a limit that the marks
-    alone exceed.
+    also strips accents. `max_length` is the model's limit in tokens; ConfigError where the marks exceed it.
     """
 
     vocabulary: Vocabulary
@@ -89,9 +91,20 @@ class Tokenizer(ABC):
         kind = BytePairTokenizer if is_byte_pair(Path(folder)) else WordPieceTokenizer
         return kind.open(Path(folder), max_length=max_length, **rules)
 
-    @abstractmethod
     def save(self, folder: str | Path) -> None:
         """Write `files`, each whole or not at all; the folder opens in transformers' AutoTokenizer."""
+        folder, library, special = Path(folder), self._build_library(), self.vocabulary.special
+        folder.mkdir(parents=True, exist_ok=True)
+        rules, own = self._save_vocabulary(folder, library)
+        library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.tokens])
+        named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
+        write_json(folder / "tokenizer.json", json.loads(library.to_str()))
+        write_json(folder / "tokenizer_config.json", {**rules, "model_max_length": self.max_length, **named, **own})
+        write_json(folder / "special_tokens_map.json", named)
+
+    @abstractmethod
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Write the vocabulary, complete `library` in place, and return transformers' settings and our own."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -149,9 +162,16 @@ class Tokenizer(ABC):
         """Return the ids of a text, without special tokens and uncut."""
         return self.token_ids_batch([text])[0]
 
-    @abstractmethod
     def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        """Return the ids of many texts, without special tokens and uncut; faster than one by one."""
+        """Return the ids of many texts, without special tokens and uncut; faster than one by one.
+
+        Where `cuts_at_white_space`, the ids of a text are those of its chunks between white space, as
+        `maskloom.text.normalization.split_chunks` finds them, joined in order: a caller can keep those of chunks that
+        come again.
+        """
+        if self.reads_special_tokens:
+            return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
+        return self._cut([self._as_text(text) for text in texts], self._library_ids, attrgetter("ids"))
 
     @abstractmethod
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
@@ -170,9 +190,30 @@ class Tokenizer(ABC):
         skipped, with them where they are kept here and `parse_special_tokens` reads them there.
         """
 
-    @abstractmethod
+    def _as_text(self, text: str | bytes) -> str:
+        """Return a str; bytes are UTF-8 whose undecodable bytes are left out, as Google's tokenizer does."""
+        return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
+
     def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
         """Return the tokens of texts in which special tokens are plain text."""
+        return self._cut(texts, self._library_pieces, lambda pieces: pieces)
+
+    def _cut(
+        self, texts: list[str], in_batch: Callable[[list[str]], list[Any]], alone: Callable[[Pieces], Any]
+    ) -> list[Any]:
+        """Return `in_batch` of the texts that the library takes whole, and `alone` of the tokens of each other one."""
+        is_whole = [len(text) <= LONGEST_PART and self._is_for_library(text) for text in texts]
+        found = iter(in_batch([text for text, whole in zip(texts, is_whole, strict=True) if whole]))
+        return [
+            next(found) if whole else alone(self._pieces_alone(text))
+            for text, whole in zip(texts, is_whole, strict=True)
+        ]
+
+    def _is_for_library(self, text: str) -> bool:
+        return True
+
+    def _pieces_alone(self, text: str) -> Pieces:
+        return self._long_pieces(text)
 
     @abstractmethod
     def _build_library(self) -> tokenizers.Tokenizer:
@@ -233,7 +274,7 @@ class Tokenizer(ABC):
         return limit
 
     def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:
-        plain = [as_text(text) for text in texts]
+        plain = [self._as_text(text) for text in texts]
         if not (parse_special_tokens or self.reads_special_tokens):
             return self._plain_pieces(plain)
         has_specials = [self._special_token.search(text) is not None for text in plain]
@@ -308,8 +349,3 @@ def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]
     excess -= from_longer
     # both are equally long now, or nothing is left to take; B gives first, then they take turns
     return num_first - excess // 2, num_second - (excess - excess // 2)
-
-
-def as_text(text: str | bytes) -> str:
-    """Return a str; bytes are UTF-8 whose undecodable bytes are left out, as Google's tokenizer does."""
-    return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text

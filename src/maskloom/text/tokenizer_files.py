@@ -1,25 +1,15 @@
-"""A tokenizer on disk, in the layout of Hugging Face."""
+"""The settings of a tokenizer on disk, in the layout of Hugging Face."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import tokenizers
-from tokenizers import AddedToken, decoders
+from typing import Any
 
 from maskloom.errors import DataError
-from maskloom.files import write_json
 from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
 from maskloom.text.vocabulary import MAX_VOCABULARY_BYTES, Vocabulary
 
-if TYPE_CHECKING:
-    from maskloom.text.tokenizer import Tokenizer
-    from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-
-FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+SETTINGS_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _DEFAULT_MAX_LENGTH = 512
 # transformers writes 1e30 where no limit is known
 _NO_LIMIT = 10**9
@@ -69,35 +59,6 @@ def read_limit(folder: Path, config: dict[str, Any]) -> int:
             f"{folder}: the longest input is {limit!r:.80} tokens; a whole number of at least 3 is expected"
         )
     return int(limit)
-
-
-def write_tokenizer(folder: str | Path, tokenizer: WordPieceTokenizer, library: tokenizers.Tokenizer) -> None:
-    """Write the four files; `library` is completed in place with special tokens and the template of sequences."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    library.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
-    library.post_processor = tokenizer.template.processor(tokenizer.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.vocabulary.save(folder / "vocab.txt")
-    rules = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": tokenizer.lowercase,
-        "strip_accents": None,
-        "tokenize_chinese_chars": True,
-    }
-    write_settings(folder, tokenizer, library, rules, maskloom_compatibility=tokenizer.compatibility)
-
-
-def write_settings(
-    folder: Path, tokenizer: Tokenizer, library: tokenizers.Tokenizer, rules: dict[str, Any], **own: Any
-) -> None:
-    """Write the three JSON files of any tokenizer; special tokens are added to `library` in place."""
-    special = tokenizer.vocabulary.special
-    library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.tokens])
-    named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
-    write_json(folder / "tokenizer.json", json.loads(library.to_str()))
-    config = {**rules, "model_max_length": tokenizer.max_length, **named, **own}
-    write_json(folder / "tokenizer_config.json", config)
-    write_json(folder / "special_tokens_map.json", named)
 
 
 def read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:

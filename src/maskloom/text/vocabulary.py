@@ -19,7 +19,7 @@ from maskloom.foreign_files import file_inside, parse_json, read_bytes
 CONTINUATION_PREFIX = "##"
 MAX_WORD_LENGTH = 200
 """Characters of a word by Google's rule; a longer one is unknown."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_VOCABULARY_BYTES = 256 << 20
 """256 MiB: twenty times the largest vocabularies that are published."""
 
@@ -97,8 +97,8 @@ class Vocabulary:
             if token in first_line:
                 raise DataError(f"{source}, line {line}: token {token!r:.80} is already on line {first_line[token]}")
             first_line[token] = line
-        if _SURROGATE.search("".join(self.tokens)):
-            token, line = next(item for item in first_line.items() if _SURROGATE.search(item[0]))
+        if SURROGATE.search("".join(self.tokens)):
+            token, line = next(item for item in first_line.items() if SURROGATE.search(item[0]))
             raise DataError(f"{source}, line {line}: token {token!r:.80} holds half of a surrogate pair")
         missing = [token for token in special.tokens if token not in first_line]
         if missing:
@@ -106,11 +106,9 @@ class Vocabulary:
             raise DataError(f"{source}: {len(self.tokens)} tokens, but not {', '.join(missing)}; {number} are needed")
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.tokens)
 
     def __contains__(self, token: object) -> bool:
-        """Return whether the token is in the vocabulary."""
         return token in self.ids
 
     @cached_property
@@ -176,8 +174,11 @@ class Vocabulary:
                 raise DataError(f"{path}: the folder holds neither vocab.txt nor tokenizer.json")
             path = found
         text = read_text(path)
-        tokens = _tokens_of_json(text, path) if path.suffix == ".json" else _tokens_of_lines(text)
-        return cls(tokens, source=str(path))
+        if path.suffix == ".json":
+            return cls(_tokens_of_json(text, path), source=str(path))
+        # only "\n" ends a line: rarer separators such as U+2028 may be part of a token
+        tokens = [line.strip() for line in text.split("\n")]
+        return cls(tokens if tokens[-1] else tokens[:-1], source=str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the tokens to a file, one a line, whole or not at all; a folder gets a vocab.txt.
@@ -198,19 +199,13 @@ def vocabulary_sha256(vocabulary: Vocabulary, *more: str) -> str:
     return hashlib.sha256("\n".join([*vocabulary.tokens, *more]).encode()).hexdigest()
 
 
-def wordpiece(word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH) -> list[str]:
-    """Cut a word into pieces, greedy longest match first (paper 3.2; Google's rule).
-
-    A word that is longer than `max_word_length` characters, or that cannot be matched to its end, is one [UNK].
-    """
-    pieces = wordpiece_spans(word, vocabulary, max_word_length=max_word_length)
-    return ["[UNK]"] if pieces is None else [vocabulary.tokens[index] for index, _, _ in pieces]
-
-
 def wordpiece_spans(
     word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH
 ) -> list[tuple[int, int, int]] | None:
-    """Cut a word into (token id, first character, end character) triples, or None where the word is unknown."""
+    """Cut a word into (token id, first character, end character) triples, greedy longest match first (paper 3.2).
+
+    None stands for an unknown word: one of more than `max_word_length` characters, or not matched to its end.
+    """
     if len(word) > max_word_length:
         return None
     ids = vocabulary.ids
@@ -235,14 +230,6 @@ def read_text(path: Path) -> str:
         return read_bytes(path, limit=MAX_VOCABULARY_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8; vocabularies are UTF-8 text") from None
-
-
-def _tokens_of_lines(text: str) -> list[str]:
-    # only "\n" ends a line: rarer separators such as U+2028 may be part of a token
-    lines = text.split("\n")
-    if not lines[-1].strip():
-        lines.pop()
-    return [line.strip() for line in lines]
 
 
 def _check_wordpiece(values: Any, path: Path) -> None:

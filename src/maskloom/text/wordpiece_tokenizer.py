@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import tokenizers
-from tokenizers import models
+from tokenizers import decoders, models
 
 from maskloom.errors import ConfigError
-from maskloom.text import tokenizer_files
-from maskloom.text.agreed_characters import is_agreed
-from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
-from maskloom.text.normalization import words_with_sources
+from maskloom.text.long_texts import Part, parts_of
+from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
-from maskloom.text.tokenizer import SURROGATE, Pieces, Tokenizer, as_text, library_of
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, Vocabulary, vocabulary_sha256, wordpiece_spans
+from maskloom.text.tokenizer import Pieces, Tokenizer, library_of
+from maskloom.text.tokenizer_files import SETTINGS_FILES, read_settings
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, Vocabulary, vocabulary_sha256, wordpiece_spans
 
 Compatibility = Literal["google", "hf"]
 MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
@@ -35,13 +34,12 @@ class WordPieceTokenizer(Tokenizer):
     _: KW_ONLY
     compatibility: Compatibility = "google"
 
-    files: ClassVar[tuple[str, ...]] = tokenizer_files.FILES
+    files: ClassVar[tuple[str, ...]] = ("vocab.txt", *SETTINGS_FILES)
     task_marks: ClassVar[str] = BERT_TEXTS
     text_marks: ClassVar[str] = BERT_TEXTS
     has_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the settings; the library's tokenizer is built at its first use."""
         if self.compatibility not in MAX_WORD_LENGTHS:
             raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
         if self.max_length < 3:
@@ -53,12 +51,16 @@ class WordPieceTokenizer(Tokenizer):
     ) -> WordPieceTokenizer:
         """Open a folder of BERT's as `Tokenizer.load` does."""
         given = {"max_length": max_length, "compatibility": compatibility}
-        settings = tokenizer_files.read_settings(folder) | {name: value for name, value in given.items() if value}
+        settings = read_settings(folder) | {name: value for name, value in given.items() if value}
         return cls(Vocabulary.load(folder), **settings)
 
-    def save(self, folder: str | Path) -> None:
-        """Write vocab.txt and the other files."""
-        tokenizer_files.write_tokenizer(folder, self, self._build_library())
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.vocabulary.save(folder / "vocab.txt")
+        library.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
+        library.post_processor = self.template.processor(self.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
+        rules = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase}
+        rules |= {"strip_accents": None, "tokenize_chinese_chars": True}
+        return rules, {"maskloom_compatibility": self.compatibility}
 
     def identity(self) -> dict[str, Any]:
         """Return the vocabulary's size and sum, and the rules."""
@@ -68,25 +70,6 @@ class WordPieceTokenizer(Tokenizer):
             "lowercase": self.lowercase,
             "compatibility": self.compatibility,
         }
-
-    def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        """Return the ids of many texts, without special tokens and uncut; faster than one by one.
-
-        The ids of a text are those of its chunks between white space, as `maskloom.text.normalization.split_chunks`
-        finds them, joined in order, so that a caller can keep the ids of chunks that come again and again.
-        """
-        if self.compatibility == "hf":
-            return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
-        plain = [as_text(text) for text in texts]
-        is_fast = [is_agreed(text) for text in plain]
-        batch = [text for text, ok in zip(plain, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
-        fast = iter(self._library_ids(batch) if batch else [])
-        return [
-            self._pieces_by_rules(text).ids if not ok
-            else next(fast) if len(text) <= LONGEST_PART
-            else [index for part in self._parts(text) for index in self._library_ids([part.text])[0]]
-            for text, ok in zip(plain, is_fast, strict=True)
-        ]  # fmt: skip
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
         """Return the id of each word that is a piece, or those of its pieces."""
@@ -132,16 +115,8 @@ class WordPieceTokenizer(Tokenizer):
         # a lone surrogate cannot be handed over as UTF-8
         return text.isascii() or SURROGATE.search(text) is None
 
-    def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
-        is_fast = [self._is_for_library(text) for text in texts]
-        batch = [text for text, ok in zip(texts, is_fast, strict=True) if ok and len(text) <= LONGEST_PART]
-        fast = iter(self._library_pieces(batch) if batch else [])
-        return [
-            self._pieces_by_rules(text) if not ok
-            else next(fast) if len(text) <= LONGEST_PART
-            else self._long_pieces(text)
-            for text, ok in zip(texts, is_fast, strict=True)
-        ]  # fmt: skip
+    def _pieces_alone(self, text: str) -> Pieces:
+        return self._long_pieces(text) if self._is_for_library(text) else self._pieces_by_rules(text)
 
     def _parts(self, text: str) -> Iterator[Part]:
         return parts_of(text, self._library_words)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.metrics import MultiLabelMetric, RegressionMetric, SingleLabelMetric
+from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 
 
 def scores_of(metric, predictions, targets):

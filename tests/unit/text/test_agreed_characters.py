@@ -6,8 +6,7 @@ import pytest
 from tokenizers.normalizers import BertNormalizer  # pyright: ignore[reportAttributeAccessIssue]
 from tokenizers.pre_tokenizers import BertPreTokenizer  # pyright: ignore[reportAttributeAccessIssue]
 
-from maskloom.text.agreed_characters import agreed_ranges, is_agreed
-from maskloom.text.normalization import words
+from maskloom.text.normalization import agreed_ranges, is_agreed, words
 
 
 def test_ranges_ascend_and_leave_out_the_known_differences() -> None:

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskloom.errors import ConfigError
-from maskloom.text.agreed_characters import agreed_ranges, is_agreed
-from maskloom.text.normalization import split_chunks
+from maskloom.text.normalization import agreed_ranges, is_agreed, split_chunks
 from maskloom.text.tokenizer import Encoding, Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -212,7 +211,7 @@ def test_a_text_in_parts_is_the_text_in_one(letters_vocabulary: Vocabulary, text
     tokenizer = WordPieceTokenizer(letters_vocabulary, max_length=10_000, compatibility="hf" if hf else "google")
     whole = tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("wordpiece_tokenizer", "long_texts"):
+        for module in ("tokenizer", "long_texts"):
             patch.setattr(f"maskloom.text.{module}.LONGEST_PART", size)
         assert (tokenizer.encode(text, parse_special_tokens=True), tokenizer.token_ids(text)) == whole
         assert tokenizer.encode_batch([(text, text), ("a b", None)])[0].ids == tokenizer.encode(text, text).ids

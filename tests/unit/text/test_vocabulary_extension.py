@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.word_pieces import wordpiece
 
 from maskloom.errors import ConfigError
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary, wordpiece
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.vocabulary_extension import choose_pieces
 
 CHARACTERS = [*"abc", "##a", "##b", "##c"]

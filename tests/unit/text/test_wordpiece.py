@@ -1,8 +1,9 @@
 """Greedy longest match first."""
 
 import pytest
+from tests.word_pieces import wordpiece
 
-from maskloom.text.vocabulary import Vocabulary, wordpiece, wordpiece_spans
+from maskloom.text.vocabulary import Vocabulary, wordpiece_spans
 
 
 @pytest.mark.parametrize(

@@ -12,32 +12,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import file_inside, is_utf8
+from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport, kept_examples
-from maskloom.tasks.tables import (
-    BLANK,
-    BadRowError,
-    ReadingOptions,
-    Row,
-    by_name,
-    check_given,
-    check_single,
-    is_column_number,
-    layout_of,
-    listed,
-    no_labels,
-    numbered,
-    read_json_row,
-    read_rows,
-    row_text,
-    up_to_first,
-)
+from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 
 _CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")
 _STEMS = ("sent2", "ctx_b", "stem", "question")
@@ -66,15 +51,14 @@ def choose_columns(
     """Find the columns among the names of a header or the keys of an object; `lists` are keys whose values are lists.
 
     `options` may name the context (text column), the stem (pair column) and the label; choices are found by their
-    names: ending0, choice_1, answerA and so on. Raises DataError for what is not there, ConfigError for a column given
-    by number.
+    names: ending0, choice_1, answerA and so on. Raises DataError for what is not there, ConfigError for a number.
     """
     lower = {name.lower(): name for name in reversed(names)}
     given = (options.text_column, options.pair_column, options.label_column)
     for wanted in given:
-        if wanted is not None and wanted not in names and is_column_number(wanted):
+        if wanted is not None and wanted not in names and tables.is_column_number(wanted):
             raise ConfigError(f"column {wanted!r}: columns of multiple choice are given by the names of a header")
-    check_given(given, names, place)
+    tables.check_given(given, names, place)
     choices, are_list = _choices(names, lists, place)
     taken = set(choices)
 
@@ -89,15 +73,15 @@ def choose_columns(
         context, stem = first(_QUESTIONS, options.pair_column, label), options.pair_column
     if context is None:
         raise DataError(
-            f"{place}: no column of contexts ({', '.join((*_CONTEXTS, *_QUESTIONS))}) among {listed(names)}; "
+            f"{place}: no column of contexts ({', '.join((*_CONTEXTS, *_QUESTIONS))}) among {tables.listed(names)}; "
             "name it with --text-column"
         )
     if needs_label and label is None:
-        raise no_labels(place, _LABELS, names)
+        raise tables.no_labels(place, _LABELS, names)
     used = [name for name in (context, stem, label, *choices) if name is not None]
     if len(set(used)) != len(used):
         raise ConfigError(f"{place}: one column is used twice: context {context!r}, stem {stem!r}, label {label!r}")
-    check_single(used, names, place)
+    tables.check_single(used, names, place)
     return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label), are_list)
 
 
@@ -115,12 +99,14 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tu
     if not whole:
         raise DataError(
             f"{place}: no columns of choices (ending0, choice0, answer0 …, or a list {' or '.join(_LISTS)}) among "
-            f"{listed(names)}"
+            f"{tables.listed(names)}"
         )
     numbered = max(whole, key=len)
     numbers = sorted(numbered)
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
-        raise DataError(f"{place}: the columns of choices {listed([numbered[n] for n in numbers])} leave one out")
+        raise DataError(
+            f"{place}: the columns of choices {tables.listed([numbered[n] for n in numbers])} leave one out"
+        )
     return tuple(numbered[number] for number in numbers), False
 
 
@@ -153,11 +139,6 @@ def published_form(fields: dict[str, Any]) -> Form | None:
     return None
 
 
-def is_race_folder(path: Path) -> bool:
-    """Tell whether a folder has the parts of one of RACE's: articles of high schools, of middle schools, or both."""
-    return any((path / level).is_dir() for level in _LEVELS)
-
-
 def race_files(folder: Path) -> list[Path]:
     """Return the articles of train, dev or test of RACE, or of one of its levels: the .txt files, sorted by name.
 
@@ -178,11 +159,10 @@ def race_files(folder: Path) -> list[Path]:
 def race_rows(folder: Path, files: Sequence[Path], *, needs_label: bool) -> Iterator[Row]:
     """Yield a row for each question of the articles in files; the line of a row is the number of its file, from 1.
 
-    Answers are looked at only where they are needed. Raises DataError that names a file which is too large, or is not
-    UTF-8.
+    Answers are looked at only where they are needed. Raises DataError for a file that is too large or not UTF-8.
     """
     for number, path in enumerate(files, start=1):
-        row = read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
+        row = tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
         yield from plain_rows(row, _race, needs_label=needs_label)
 
 
@@ -320,18 +300,19 @@ def iterate_choices(
     if articles is not None:
         columns, rows = PLAIN_COLUMNS, race_rows(path, articles, needs_label=needs_label)
     else:
-        layout = layout_of(path)
+        layout = tables.layout_of(path)
         if layout == "text":
             raise DataError(f"{path}: a .txt file has no columns; multiple choice is read from .csv, .tsv or .jsonl")
-        columns, rows = _find_columns(path, read_rows(path, layout), layout, options, needs_label=needs_label)
-    make = _Parser(columns, needs_label=needs_label).example
-    yield from kept_examples(rows, make, report, skips=options.on_bad_rows == "skip")
+        columns, rows = _find_columns(path, tables.read_rows(path, layout), layout, options, needs_label=needs_label)
+    if not needs_label:
+        columns = replace(columns, label=None)
+    yield from kept_examples(rows, partial(_example, columns, {}), report, skips=options.on_bad_rows == "skip")
 
 
 def _articles(path: Path, options: ReadingOptions) -> list[Path] | None:
     """Return the files of a folder that is read as RACE, because its levels show it or a person says so, else None."""
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
-    is_race = is_race_folder(path) if row is None else row.name == "race"
+    is_race = any((path / level).is_dir() for level in _LEVELS) if row is None else row.name == "race"
     return race_files(path) if is_race and path.is_dir() and options.text_column is None else None
 
 
@@ -339,7 +320,7 @@ def _find_columns(
     path: Path, rows: Iterator[Row], layout: str, options: ReadingOptions, *, needs_label: bool
 ) -> tuple[ChoiceColumns, Iterator[Row]]:
     """Look at the first rows to find the columns, and give back the rows that hold data, by names of columns."""
-    seen = up_to_first(rows)
+    seen = tables.up_to_first(rows)
     first = seen[-1]
     if first.problem:
         problem = next((row.problem for row in seen if row.problem != BLANK), "all lines are blank")
@@ -354,10 +335,10 @@ def _find_columns(
         return choose_columns(keys, options, place=place, lists=lists, needs_label=needs_label), rows
     names = [field.strip() for field in first.fields]
     if layout == "tsv" and _is_codah(names, options, needs_label=needs_label):
-        _, context, *choices, label = names = numbered(len(names))
-        return ChoiceColumns(context, None, tuple(choices), label, None), by_name(chain(seen, rows), names)
+        _, context, *choices, label = names = tables.numbered(len(names))
+        return ChoiceColumns(context, None, tuple(choices), label, None), tables.by_name(chain(seen, rows), names)
     columns = choose_columns(names, options, place=place, needs_label=needs_label)
-    return columns, by_name(chain(seen[:-1], rows), names)
+    return columns, tables.by_name(chain(seen[:-1], rows), names)
 
 
 def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) -> bool:
@@ -369,52 +350,45 @@ def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) 
     return len(fields[0]) <= 4 and (not fields[0] or fields[0].isalpha())
 
 
-class _Parser:
-    """Rows to examples; remembers the identifiers of all."""
+def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceExample:
+    """Return the example of a row; `lines` are those of the identifiers that came before, and this one."""
+    choices = _texts(columns, row)
+    example = ChoiceExample(
+        context=row_text(row.value(columns.context), "context").strip(),
+        stem="" if columns.stem is None else row_text(row.value(columns.stem), "stem", empty=None).strip(),
+        choices=choices,
+        label=None if columns.label is None else _label(row.value(columns.label), len(choices)),
+        line=row.line,
+        identifier=_identifier(columns, lines, row),
+    )
+    if example.identifier is not None:
+        lines[example.identifier] = row.line
+    return example
 
-    def __init__(self, columns: ChoiceColumns, *, needs_label: bool) -> None:
-        self._columns = columns if needs_label else replace(columns, label=None)
-        self._lines: dict[str, int] = {}
 
-    def example(self, row: Row) -> ChoiceExample:
-        columns = self._columns
-        choices = self._choices(row)
-        stem = "" if columns.stem is None else row_text(row.value(columns.stem), "stem", empty=None).strip()
-        example = ChoiceExample(
-            context=row_text(row.value(columns.context), "context").strip(),
-            stem=stem,
-            choices=choices,
-            label=None if columns.label is None else _label(row.value(columns.label), len(choices)),
-            line=row.line,
-            identifier=self._identifier(row),
-        )
-        if example.identifier is not None:
-            self._lines[example.identifier] = row.line
-        return example
+def _texts(columns: ChoiceColumns, row: Row) -> tuple[str, ...]:
+    values = [row.value(name) for name in columns.choices]
+    if columns.choices_are_list:
+        (values,) = values
+    if not isinstance(values, list):
+        raise BadRowError("choices are not a list", f"{values!r:.60}")
+    if len(values) < 2:
+        raise BadRowError("fewer than two choices", str(len(values)))
+    return tuple(
+        row_text(value, f"choice {number}", empty="empty choice").strip() for number, value in enumerate(values)
+    )
 
-    def _choices(self, row: Row) -> tuple[str, ...]:
-        values = [row.value(name) for name in self._columns.choices]
-        if self._columns.choices_are_list:
-            (values,) = values
-        if not isinstance(values, list):
-            raise BadRowError("choices are not a list", f"{values!r:.60}")
-        if len(values) < 2:
-            raise BadRowError("fewer than two choices", str(len(values)))
-        return tuple(
-            row_text(value, f"choice {number}", empty="empty choice").strip() for number, value in enumerate(values)
-        )
 
-    def _identifier(self, row: Row) -> str | None:
-        key = self._columns.identifier
-        value = row.fields.get(key) if key is not None and isinstance(row.fields, dict) else None
-        name = "" if value is None else str(value).strip()
-        if not name:
-            return None
-        if not is_utf8(name):
-            raise BadRowError("the id holds half of a surrogate pair", f"{name!r:.80} is not valid Unicode")
-        if name in self._lines:
-            raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {self._lines[name]}")
-        return name
+def _identifier(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> str | None:
+    value = None if columns.identifier is None else row.by_name().get(columns.identifier)
+    name = "" if value is None else str(value).strip()
+    if not name:
+        return None
+    if not is_utf8(name):
+        raise BadRowError("the id holds half of a surrogate pair", f"{name!r:.80} is not valid Unicode")
+    if name in lines:
+        raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {lines[name]}")
+    return name
 
 
 def _label(value: Any, num_choices: int) -> int:

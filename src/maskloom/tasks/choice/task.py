@@ -51,7 +51,7 @@ def encode_choices(
     texts = (pair for example in examples for pair in example.pairs())
     fields = encoded_texts(texts, first, tokenizer, max_length)
     labels = np.array([example.label for example in examples], np.int64) if are_labelled(examples, path) else None
-    return EncodedChoices(**fields, labels=labels, examples=examples, first=first)
+    return EncodedChoices(**fields, labels=labels, examples=examples)
 
 
 # Finite also when it is divided by the smallest temperature.

@@ -27,10 +27,6 @@ class ContextWords:
     starts: np.ndarray
     ends: np.ndarray
 
-    def __len__(self) -> int:
-        """Return the number of words."""
-        return len(self.starts)
-
     def word_at(self, place: int) -> int:
         """Return the word that holds the character at a place; for a blank between words, the word before it."""
         return max(int(np.searchsorted(self.starts, place, side="right")) - 1, 0)
@@ -52,20 +48,10 @@ def split_words(context: str) -> tuple[ContextWords, list[str]]:
     return ContextWords(starts, starts + lengths), words
 
 
-def answer_words(context: str, words: ContextWords, text: str, start: int) -> tuple[int, int] | None:
-    """Return the first and last word of an answer, or None where those words do not hold its text.
-
-    That happens where blanks of the answer are no blanks for the splitting of words, a no-break space for one.
-    """
-    first, last = words.word_at(start), words.word_at(start + len(text) - 1)
-    joined = " ".join(context[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
-    return (first, last) if " ".join(text.split()) in joined else None
-
-
 def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:
     """Return the first and last piece of an answer: within `first` to `last`, the span whose ids are the answer's.
 
-    `pieces` are the ids of the context. The first such span wins; without one the whole range stands, as for "Japan" in
+    `pieces` are the ids of the context. The first such span wins; without one the range stands, as for "Japan" in
     "Japanese".
     """
     length = len(answer)
@@ -122,10 +108,6 @@ class EncodedQuestions:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each window, special tokens included."""
-        return self._lengths
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
         return self.question_lengths[self.window_question] + self.window_length + _NUM_SPECIALS
 
     @property
@@ -134,7 +116,6 @@ class EncodedQuestions:
         return len(self.questions)
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.window_question)
 
     @cached_property
@@ -241,8 +222,7 @@ def encode_questions(
     first answer counts, and questions whose answer cannot be aligned are left out and listed. Raises ConfigError where
     a question leaves no room for its context.
     """
-    encoder = _WordEncoder(tokenizer)
-    contexts, context_of = _encode_contexts(questions, encoder)
+    contexts, context_of = _encode_contexts(questions, tokenizer)
     spans = [
         _answer_span(question, contexts[number], tokenizer)
         for question, number in zip(questions, context_of, strict=True)
@@ -279,39 +259,23 @@ def encode_questions(
     )
 
 
-class _WordEncoder:
-    """Ids of words; a word that comes again is not tokenised again, up to a number of words."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[str, np.ndarray] = {}
-
-    def encode(self, words: list[str]) -> list[np.ndarray]:
-        if len(self._known) > _WORDS_AT_ONCE:
-            self._known.clear()
-        new = list(dict.fromkeys(word for word in words if word not in self._known))
-        for word, ids in zip(new, self._tokenizer.token_ids_batch(new), strict=True):
-            self._known[word] = np.asarray(ids, dtype=np.int32)
-        return [self._known[word] for word in words]
-
-
-def _encode_contexts(questions: Sequence[Question], encoder: _WordEncoder) -> tuple[list[EncodedContext], np.ndarray]:
+def _encode_contexts(questions: Sequence[Question], tokenizer: Tokenizer) -> tuple[list[EncodedContext], np.ndarray]:
     """Return the distinct contexts in order, and the number of each question's."""
     numbers: dict[str, int] = {}
-    contexts: list[EncodedContext] = []
-    context_of = np.empty(len(questions), dtype=np.int64)
-    for place, question in enumerate(questions):
-        number = numbers.get(question.context)
-        if number is None:
-            number = numbers[question.context] = len(contexts)
-            contexts.append(_encode_context(question.context, encoder))
-        context_of[place] = number
-    return contexts, context_of
+    context_of = [numbers.setdefault(question.context, len(numbers)) for question in questions]
+    known: dict[str, np.ndarray] = {}
+    return [_encode_context(text, tokenizer, known) for text in numbers], np.array(context_of, dtype=np.int64)
 
 
-def _encode_context(text: str, encoder: _WordEncoder) -> EncodedContext:
+def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray]) -> EncodedContext:
+    """Encode a context word by word; `known` keeps the ids of words that may come again, up to a number of words."""
     words, texts = split_words(text)
-    pieces = encoder.encode(texts)
+    if len(known) > _WORDS_AT_ONCE:
+        known.clear()
+    new = list(dict.fromkeys(word for word in texts if word not in known))
+    for word, ids in zip(new, tokenizer.token_ids_batch(new), strict=True):
+        known[word] = np.asarray(ids, dtype=np.int32)
+    pieces = [known[word] for word in texts]
     counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
     return EncodedContext(
         text=text,
@@ -330,11 +294,11 @@ def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokeniz
         return None
     if not question.answers:
         return _NO_ANSWER
-    answer = question.answers[0]
-    words = answer_words(context.text, context.words, answer.text, answer.start)
-    if words is None:
-        return _UNALIGNED
-    first, last = words
+    answer, words = question.answers[0], context.words
+    first, last = words.word_at(answer.start), words.word_at(answer.start + len(answer.text) - 1)
+    joined = " ".join(context.text[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
+    if " ".join(answer.text.split()) not in joined:
+        return _UNALIGNED  # blanks of the answer, such as a no-break space, are no blanks for the splitting of words
     bounds = np.searchsorted(context.piece_words, [first, last + 1])
     if bounds[0] == bounds[1]:
         return _UNALIGNED  # words of control characters have no pieces
@@ -354,18 +318,13 @@ def _windows(
     question_ids: list[np.ndarray], contexts: list[EncodedContext], context_of: np.ndarray, max_length: int, stride: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return question, start and length of every window."""
-    starts: list[np.ndarray] = []
-    lengths: list[np.ndarray] = []
-    counts = np.empty(len(question_ids), dtype=np.int64)
+    questions, starts, lengths = ([np.empty(0, np.int64)] for _ in range(3))
     for number, ids in enumerate(question_ids):
         num_pieces, capacity = len(contexts[context_of[number]].pieces), max_length - len(ids) - _NUM_SPECIALS
-        found = window_starts(num_pieces, capacity, stride)
-        starts.append(found)
-        lengths.append(np.minimum(num_pieces - found, capacity))
-        counts[number] = len(found)
-    empty = [np.empty(0, np.int64)]
-    questions = np.repeat(np.arange(len(question_ids)), counts)
-    return questions, np.concatenate(starts or empty), np.concatenate(lengths or empty)
+        starts.append(window_starts(num_pieces, capacity, stride))
+        lengths.append(np.minimum(num_pieces - starts[-1], capacity))
+        questions.append(np.full(len(starts[-1]), number))
+    return np.concatenate(questions), np.concatenate(starts), np.concatenate(lengths)
 
 
 def _labels(
@@ -396,8 +355,7 @@ def is_max_context(
 
     `places` are pieces, `windows` the number of the window within its question, `num_windows` how many the question
     has, `num_pieces` how many its context has and `capacity` how many a window holds, all (n,). A piece counts in the
-    window that maximises min(pieces to its left, pieces to its right) + 0.01 times the window's length; of equal ones,
-    in the first.
+    window that maximises min(pieces to its left, pieces to its right) + 0.01 times its length, the first of equal ones.
     """
     found = np.ones(len(places), dtype=bool)
     several = np.flatnonzero(num_windows > 1)

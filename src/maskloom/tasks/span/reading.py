@@ -16,20 +16,9 @@ from typing import Any
 from maskloom.errors import ConfigError, DataError
 from maskloom.foreign_files import is_utf8, parse_json, read_bytes
 from maskloom.metrics.answers import AnswerReport, score_answers
+from maskloom.tasks import tables
 from maskloom.tasks.examples import ReadExamples, ReadingReport, kept_examples
-from maskloom.tasks.tables import (
-    BadRowError,
-    ReadingOptions,
-    Row,
-    by_name,
-    check_given,
-    check_single,
-    is_column_number,
-    layout_of,
-    no_labels,
-    read_rows,
-    up_to_first,
-)
+from maskloom.tasks.tables import BadRowError, ReadingOptions, Row
 
 
 @dataclass(frozen=True)
@@ -72,12 +61,6 @@ class Question:
 _SHOWN = 60
 
 
-def is_squad_file(path: Path) -> bool:
-    """Tell by its suffix whether a file holds SQuAD JSON, which may be gzipped."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    return suffixes[-1:] == [".json"] or suffixes[-2:] == [".json", ".gz"]
-
-
 def iterate_questions(
     path: str | Path, options: ReadingOptions, settings: Mapping[str, Any], *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Question]:
@@ -89,11 +72,10 @@ def iterate_questions(
     an id that comes twice, a missing or ill-typed key.
     """
     path = Path(path)
-    rows, form = (
-        (squad_rows(path), Row.by_name)
-        if is_squad_file(path)
-        else question_rows(path, options, needs_label=needs_label)
-    )
+    if path.name.lower().endswith((".json", ".json.gz")):
+        rows, form = squad_rows(path), Row.by_name
+    else:
+        rows, form = question_rows(path, options, needs_label=needs_label)
     seen: dict[str, str] = {}
 
     def question_of(row: Row) -> Question:
@@ -190,8 +172,7 @@ MAX_JSON_BYTES = 1 << 30
 def squad_rows(path: Path) -> Iterator[Row]:
     """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in its order, with context and title.
 
-    Raises DataError, with file and place, for a file that cannot be read or has not the frame of articles, paragraphs
-    and questions.
+    Raises DataError, with file and place, for a file that cannot be read or lacks the frame of articles and paragraphs.
     """
     document = read_json(path)
     articles = _list_of(document, "data", path, "the file")
@@ -262,22 +243,22 @@ def question_rows(
     both. Raises DataError for columns that are not there, ConfigError for columns by number.
     """
     for column in (options.text_column, options.pair_column, options.label_column):
-        if column is not None and is_column_number(column):
+        if column is not None and tables.is_column_number(column):
             raise ConfigError(f"column {column}: columns of questions go by name (question, context, answers)")
     try:
-        layout = layout_of(path)
+        layout = tables.layout_of(path)
     except DataError as error:
         raise DataError(f"{error}, and not SQuAD's .json") from None
     if layout == "text":
         raise DataError(f"{path}: a .txt file holds no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
-    rows = read_rows(path, layout)
-    seen = up_to_first(rows) if layout == "jsonl" else [next(rows)]
+    rows = tables.read_rows(path, layout)
+    seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names = [name.strip() for name in seen[-1].fields]
     if layout != "jsonl" or not seen[-1].problem:
         _check_columns(names, options, f"{path}: line {seen[-1].line}", needs_label=needs_label)
     if layout == "jsonl":
         return chain(seen, rows), partial(_squad_form, options, needs_label)
-    return by_name(rows, names), partial(_squad_form_of_text, options, needs_label)
+    return tables.by_name(rows, names), partial(_squad_form_of_text, options, needs_label)
 
 
 def _squad_form(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
@@ -345,10 +326,10 @@ def _first(fields: dict[str, Any], given: str | None, names: tuple[str, ...]) ->
 def _check_columns(names: list[str], options: ReadingOptions, place: str, *, needs_label: bool) -> None:
     wanted = [options.text_column or "question", options.pair_column or "context"]
     wanted += [options.label_column] if options.label_column and needs_label else []
-    check_given(wanted, names, place)
+    tables.check_given(wanted, names, place)
     if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
-        raise no_labels(place, _ANSWERS, names, "answers")
-    check_single(wanted, names, place)
+        raise tables.no_labels(place, _ANSWERS, names, "answers")
+    tables.check_single(wanted, names, place)
 
 
 def score_files(
@@ -399,7 +380,7 @@ def _rows(path: Path) -> tuple[dict[str, str], dict[str, float] | None]:
     """Return texts by id, and null odds by id where rows have them."""
     texts: dict[str, str] = {}
     odds: dict[str, float] = {}
-    for row in read_rows(path, "jsonl"):
+    for row in tables.read_rows(path, "jsonl"):
         fields = row.fields if isinstance(row.fields, dict) else {}
         name, text = fields.get("id"), fields.get("answer")
         if row.problem or not isinstance(name, str) or not isinstance(text, str):

@@ -295,7 +295,7 @@ def span_task(
         encode=partial(_encode, chosen["stride"], chosen["max_question_length"]),
         decide=partial(_decide, options),  # pyright: ignore[reportArgumentType]
         targets=_targets,  # pyright: ignore[reportArgumentType]
-        decode=partial(_decode, options),  # pyright: ignore[reportArgumentType]
+        decode=lambda encoded, outputs: [answer_row(found) for found in decode_answers(encoded, outputs, options)],  # pyright: ignore[reportArgumentType]
         metric=metric,
         settings=chosen,
         tune=partial(_tune, options, metric().primary) if has_unanswerable else None,  # pyright: ignore[reportArgumentType]
@@ -338,10 +338,6 @@ def _targets(encoded: EncodedQuestions) -> list[tuple[str, ...]] | None:
     return [tuple(answer.text for answer in question.answers or ()) for question in encoded.questions]
 
 
-def _decode(options: DecodingOptions, encoded: EncodedQuestions, outputs: Outputs) -> list[dict[str, Any]]:
-    return [answer_row(found) for found in decode_answers(encoded, outputs, options)]
-
-
 def answer_row(found: DecodedAnswer) -> dict[str, Any]:
     """Return an answer as plain values: text, probability, place in the context, null odds, candidates."""
     chosen = found.chosen
@@ -379,10 +375,6 @@ def _check(train: ReadExamples, dev: ReadExamples) -> None:
         raise DataError(f"{train.report.path}: none of {len(train.examples)} questions has an answer to learn from")
 
 
-def _data_settings(train: ReadExamples) -> dict[str, Any]:
-    return {"has_unanswerable": any(question.is_impossible for question in train.examples)}
-
-
 def _example_of(item: Any, number: int) -> Question:
     """Return the question of (question, context)."""
     question, context = (
@@ -397,7 +389,7 @@ SPAN = TaskKind(
     check=_check,
     make=span_task,
     example_of=_example_of,
-    data_settings=_data_settings,
+    data_settings=lambda train: {"has_unanswerable": any(question.is_impossible for question in train.examples)},
     examples_at_once=_QUESTIONS_AT_ONCE,
     takes="questions with their contexts",
     pipeline_tag="question-answering",

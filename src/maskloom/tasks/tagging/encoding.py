@@ -56,7 +56,6 @@ class EncodedSentences:
         return len(self.word_starts) - 1
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.windows)
 
     def batch(self, indices: np.ndarray) -> TokenBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +42,8 @@ def chain_words(encoded: EncodedSentences) -> FeatureUnits:
         batch = encoded.batch(indices)
         assert batch.chains is not None
         counted = batch.chains >= 0
-        return batch, np.flatnonzero(counted), _count_by_sequence(counted, batch.lengths)
+        before = np.concatenate([[0], np.cumsum(counted)])
+        return batch, np.flatnonzero(counted), np.diff(before[np.concatenate([[0], np.cumsum(batch.lengths)])])
 
     return FeatureUnits(encoded.lengths, places)
 
@@ -83,7 +84,8 @@ def all_tokens(encoded: EncodedExamples) -> FeatureUnits:
 def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
     """Return how many rows each unit has, (units,), and a SHA-256 over the tokens, segments and places of all units."""
     digest, counts = hashlib.sha256(), [np.empty(0, dtype=np.int64)]
-    for indices in _in_order(len(units.lengths)):
+    for first in range(0, len(units.lengths), _UNITS_AT_ONCE):
+        indices = np.arange(first, min(first + _UNITS_AT_ONCE, len(units.lengths)))
         batch, places, count = units.places(indices)
         for array in (batch.token_ids, batch.segment_ids, batch.lengths, places, count):
             digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
@@ -120,13 +122,3 @@ def on_features(task: Task, options: Mapping[str, Any]) -> Task:
         published_config={**task.published_config, "maskloom_heads": head_options},
         freezes_encoder=True,
     )
-
-
-def _in_order(num_units: int) -> Iterator[np.ndarray]:
-    for first in range(0, num_units, _UNITS_AT_ONCE):
-        yield np.arange(first, min(first + _UNITS_AT_ONCE, num_units))
-
-
-def _count_by_sequence(counted: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    totals = np.concatenate([[0], np.cumsum(counted)])
-    return np.diff(totals[np.concatenate([[0], np.cumsum(lengths)])])

@@ -6,15 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
+from maskloom.tasks import tables
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.examples import ReadingReport, kept_examples
-from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, is_column_number, read_rows, row_text
+from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, SchemeFinder, TagForm, breach_of, convert_tags
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans, splitter_of
 
@@ -43,7 +44,6 @@ class TaggedSentence:
     source_spans: tuple[tuple[int, int], ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that everything that belongs to words is there once a word."""
         for name in ("tags", "columns", "source_spans"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.words):
@@ -127,8 +127,8 @@ def _catalog_layout(name: str) -> Layout:
 def _is_in_columns(path: Path) -> bool:
     widths, has_blank = set[int](), False
     ends: list[str] = []
-    for number, row in enumerate(read_rows(path, "text")):
-        fields = SPACES.split(str(next(iter(row.fields))).strip(" \t"))
+    for _, line in islice(tables.read_lines(path), SNIFFED_LINES + 1):
+        fields = SPACES.split(line.strip(" \t"))
         if fields[0] == DOCUMENT_START:
             return True
         has_blank |= fields == [""]
@@ -137,8 +137,6 @@ def _is_in_columns(path: Path) -> bool:
                 return False
             widths.add(len(fields))
             ends.append(fields[-1])
-        if number >= SNIFFED_LINES:
-            break
     # questions that end in " ?" are no column, and sentences in columns have blank lines between them
     return len(widths) == 1 and ((has_blank and len(ends) > _FEW_LINES) or all(map(is_tag, ends)))
 
@@ -218,8 +216,7 @@ def _splitter(
     splitter = learned or UNKNOWN_TRAINING
     if layout_of_sentences(path, options, needs_label=needs_label) != "text":
         return splitter.spans
-    lines = islice((str(next(iter(row.fields))) for row in read_rows(path, "text")), SNIFFED_LINES)
-    if splitter.are_cut(lines):
+    if splitter.are_cut(line for _, line in islice(tables.read_lines(path), SNIFFED_LINES)):
         report.notes.append("its lines were cut into words before, and are cut at blanks alone")
         return blank_spans
     if learned is None:
@@ -266,8 +263,8 @@ def _find_sentences(
     if layout == "text" and needs_label:
         raise DataError(f"{path}: raw text has no tags; give columns or JSONL with tokens and tags")
     if layout == "text":
-        return _record_sentences(read_rows(path, "text"), partial(_text_record, splitter))
-    return _record_sentences(read_rows(path, "jsonl"), partial(_json_record, splitter, options, needs_label))
+        return _record_sentences(tables.read_rows(path, "text"), partial(_text_record, splitter))
+    return _record_sentences(tables.read_rows(path, "jsonl"), partial(_json_record, splitter, options, needs_label))
 
 
 def _sound(found: _Found) -> TaggedSentence:
@@ -313,8 +310,9 @@ class _Columns:
         opening: tuple[str, ...] | None = None
         first_line = number = document = 0
         is_document_open = False
-        for line, text in self._lines_and_end():
-            fields = () if text is None else self._fields(text)
+        # a blank line closes the last sentence
+        for line, text in chain(tables.read_lines(self._path), [(0, "")]):
+            fields = self._fields(text)
             is_opening = fields[:1] == (DOCUMENT_START,)
             if fields and not is_opening:
                 first_line = first_line or line
@@ -329,13 +327,6 @@ class _Columns:
             if is_opening:
                 document += is_document_open
                 is_document_open, opening = True, fields
-
-    def _lines_and_end(self) -> Iterator[tuple[int, str | None]]:
-        line = 0
-        for row in read_rows(self._path, "text"):
-            line = row.line
-            yield line, str(next(iter(row.fields)))
-        yield line + 1, None
 
     def _fields(self, text: str) -> tuple[str, ...]:
         bare = text.strip(" \t")
@@ -394,7 +385,7 @@ class _Columns:
 def _column_number(column: str | None, what: str) -> int | None:
     if column is None:
         return None
-    if not is_column_number(column) or int(column) < 1:
+    if not tables.is_column_number(column) or int(column) < 1:
         raise ConfigError(f"column {column!r:.80} of the {what}: columns of such a file are given by number, from 1")
     return int(column)
 
@@ -420,17 +411,8 @@ def _record_sentences(rows: Iterator[Row], parse: Callable[[Row], TaggedSentence
 
 
 def _text_record(splitter: Callable[[str], list[Span]], row: Row) -> TaggedSentence:
-    return _sentence_of_text(splitter, str(next(iter(row.fields))), row.line, may_be_blank=True)
-
-
-def _sentence_of_text(
-    splitter: Callable[[str], list[Span]], text: Any, line: int, *, may_be_blank: bool = False
-) -> TaggedSentence:
-    text = row_text(text, "the text", empty=None)
-    sentence = TaggedSentence.of_text(text, splitter(text), line, 0, 0)
-    if not sentence.words and not may_be_blank:
-        raise BadRowError(_NO_WORDS)
-    return sentence
+    text = str(next(iter(row.fields)))
+    return TaggedSentence.of_text(text, splitter(text), row.line, 0, 0)
 
 
 def _json_record(
@@ -439,7 +421,11 @@ def _json_record(
     fields, named = row.by_name(), options.text_column
     key, value = _find(fields, named, _WORD_KEYS if needs_label else (*_WORD_KEYS, *_TEXT_KEYS), "words")
     if not needs_label and (isinstance(value, str) or (key in _TEXT_KEYS and not named)):
-        return _sentence_of_text(splitter, value, row.line)
+        text = row_text(value, "the text", empty=None)
+        sentence = TaggedSentence.of_text(text, splitter(text), row.line, 0, 0)
+        if not sentence.words:
+            raise BadRowError(_NO_WORDS)
+        return sentence
     words, tags = _strings(value, "word"), None
     if not words:
         raise BadRowError(_NO_WORDS)

@@ -38,8 +38,8 @@ class SchemeFinder:
     def scheme(self) -> Scheme:
         """Return the scheme with the fewest breaches, which is the one meant when there is a mistake in the file.
 
-        Tags that only open with I- fit IO and IOB1, which then mean the same entities; IOB1 is returned. Without any
-        entity it is IOB2.
+        Tags that only open with I- fit IO and IOB1, which then mean the same: IOB1 is returned. Without any entity it
+        is IOB2.
         """
         breaches: dict[Scheme, tuple[int, int]] = {}
         for scheme in SCHEMES:
@@ -66,8 +66,7 @@ def breach_of(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
 def convert_tags(tags: Sequence[str], source: Scheme, target: Scheme) -> list[str]:
     """Write the entities of one sentence in another scheme.
 
-    IO cannot tell neighbouring entities of one type apart: in it they become one. Raises ValueError for tags that
-    `source` does not allow.
+    In IO neighbouring entities of one type become one. Raises ValueError for tags that `source` does not allow.
     """
     breach = breach_of(tags, source)
     if breach:

@@ -146,10 +146,6 @@ class WordSplitter:
     def _kept_at_end(self) -> frozenset[str]:
         return frozenset((*self.kept_at_end, *self.kept_shapes_at_end))
 
-    @cached_property
-    def _inner(self) -> frozenset[str]:
-        return frozenset(self.inner)
-
     def _is_kept(self, text: str, *, at_end: bool) -> bool:
         kept = self._kept_at_end if at_end and text.endswith(".") else self._kept
         return text in self._marks or text in kept or _shape(text) in kept
@@ -194,7 +190,7 @@ class WordSplitter:
             if not clitic.endswith("'") and lower.endswith(clitic) and word[:-size][-1:].isalnum():
                 return [*self._cut(chunk, first, last - size, at_end=False), (last - size, last)]
         for place in range(first + 1, last - 1):
-            if _is_mark(chunk[place]) and _around(chunk, place) in self._inner:
+            if _is_mark(chunk[place]) and _around(chunk, place) in self.inner:
                 left = self._cut(chunk, first, place, at_end=False)
                 return [*left, (place, place + 1), *self._cut(chunk, place + 1, last, at_end=False)]
         return [(first, last)]

@@ -130,10 +130,6 @@ def _check(train: ReadExamples, dev: ReadExamples) -> None:
             )
 
 
-def _data_settings(train: ReadExamples) -> dict[str, Any]:
-    return {"words": WordSplitter.learned(sentence.words for sentence in train.examples).as_settings()}
-
-
 def _example_of(splitter: WordSplitter, item: Any, number: int) -> TaggedSentence:
     """Return the sentence of a text, or of a list of its words; a document of its own."""
     if isinstance(item, list):
@@ -154,7 +150,7 @@ TAGGING = TaskKind(
     check=_check,
     make=tagging_task,
     example_of=partial(_example_of, UNKNOWN_TRAINING),
-    data_settings=_data_settings,
+    data_settings=lambda train: {"words": WordSplitter.learned(one.words for one in train.examples).as_settings()},
     pipeline_tag="token-classification",
     section=TaggingSection,
 )

@@ -149,8 +149,8 @@ def test_a_context_without_pieces_has_one_empty_window(tokenizer):
 
 def test_each_context_is_tokenised_once_for_its_questions(tokenizer, monkeypatch):
     seen = []
-    encode = encoding._WordEncoder.encode
-    monkeypatch.setattr(encoding._WordEncoder, "encode", lambda self, words: seen.append(words) or encode(self, words))
+    encode = encoding._encode_context
+    monkeypatch.setattr(encoding, "_encode_context", lambda text, *how: seen.append(text) or encode(text, *how))
     contexts = ["the john", "a smith", "the john"]
     questions = [question(text, text.split()[1], number=number) for number, text in enumerate(contexts)]
     encoded = encode_questions(questions, tokenizer, max_length=20)
