@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -11,12 +13,30 @@ from maskloom.layers.dropout import Dropout, current_draws
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
-class TransformerLayer(nn.Module):
-    """Attention, then feed-forward, each with a residual and a LayerNorm: x = LN(x + dropout(block(x))).
+def residual(
+    hidden: Tensor,
+    block: Callable[[Tensor], Tensor],
+    norm: nn.Module,
+    dropout: Dropout,
+    *,
+    pre_norm: bool = False,
+    adapter: nn.Module | None = None,
+) -> Tensor:
+    """Return LN(x + dropout(block(x))), or with `pre_norm` x + dropout(block(LN(x))).
 
-    With `pre_norm` it is x = x + dropout(block(LN(x))). Both blocks map (tokens, hidden) to the same. A layer that
-    `recomputes` keeps its input alone and is computed again in the backward pass, with the same dropout draws (Chen et
-    al. 2016, Training Deep Nets with Sublinear Memory Cost).
+    An `adapter` maps what is added, after dropout (Houlsby et al. 2019, 2.1).
+    """
+    added = block(norm(hidden) if pre_norm else hidden)
+    hidden = dropout.add(hidden, added) if adapter is None else hidden + adapter(dropout(added))
+    return hidden if pre_norm else norm(hidden)
+
+
+class TransformerLayer(nn.Module):
+    """Attention, then feed-forward, each with a `residual` and a norm of its own, which `norm` makes.
+
+    Both blocks map (tokens, hidden) to the same. A layer that `recomputes` keeps its input alone and is computed again
+    in the backward pass, with the same dropout draws (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost).
+    Adapters, one a block, are set from outside.
     """
 
     recomputes = False
@@ -26,18 +46,19 @@ class TransformerLayer(nn.Module):
         attention: nn.Module,
         feed_forward: nn.Module,
         *,
-        hidden_size: int,
-        layer_norm_eps: float,
+        norm: Callable[[], nn.Module],
         dropout: float,
         pre_norm: bool = False,
     ) -> None:
         super().__init__()
         self.pre_norm = pre_norm
         self.attention = attention
-        self.attention_layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.attention_layer_norm = norm()
         self.feed_forward = feed_forward
-        self.feed_forward_layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.feed_forward_layer_norm = norm()
         self.dropout = Dropout(dropout)
+        self.attention_adapter: nn.Module | None = None
+        self.feed_forward_adapter: nn.Module | None = None
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
         """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
@@ -57,8 +78,9 @@ class TransformerLayer(nn.Module):
         draws = current_draws()
         if draws is not None and place is not None:
             draws.place = place  # computed again, the layer draws what it drew before
-        if self.pre_norm:
-            hidden = self.dropout.add(hidden, self.attention(self.attention_layer_norm(hidden), layout, past))
-            return self.dropout.add(hidden, self.feed_forward(self.feed_forward_layer_norm(hidden)))
-        hidden = self.attention_layer_norm(self.dropout.add(hidden, self.attention(hidden, layout, past)))
-        return self.feed_forward_layer_norm(self.dropout.add(hidden, self.feed_forward(hidden)))
+        for block, norm, adapter in (
+            (lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter),
+            (self.feed_forward, self.feed_forward_layer_norm, self.feed_forward_adapter),
+        ):
+            hidden = residual(hidden, block, norm, self.dropout, pre_norm=self.pre_norm, adapter=adapter)
+        return hidden

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from maskloom.layers.attention import SelfAttention
@@ -42,8 +44,7 @@ class Bert(Encoder):
                     hidden, config.num_attention_heads, config.attention_probs_dropout_prob, causal=config.causal
                 ),
                 FeedForward(hidden, config.intermediate_size, config.hidden_act),
-                hidden_size=hidden,
-                layer_norm_eps=eps,
+                norm=partial(nn.LayerNorm, hidden, eps=eps),
                 dropout=dropout,
             )
             for _ in range(config.num_hidden_layers)

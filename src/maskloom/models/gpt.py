@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from maskloom.layers.attention import SelfAttention
@@ -37,8 +39,7 @@ class Gpt(Encoder):
             TransformerLayer(
                 SelfAttention(hidden, config.num_attention_heads, config.attention_probs_dropout_prob, causal=True),
                 FeedForward(hidden, config.intermediate_size, config.hidden_act),
-                hidden_size=hidden,
-                layer_norm_eps=eps,
+                norm=partial(nn.LayerNorm, hidden, eps=eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=config.pre_norm,
             )
