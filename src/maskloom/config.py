@@ -141,11 +141,17 @@ class TrainingSection(Section):
     warmup_ratio: Annotated[Rate, about("Fraction of the steps in which the learning rate rises from 0.")] = 0.1
     warmup_steps: Annotated[CountOrNone | None, about("Number of warm-up steps; overrides warmup_ratio.")] = None
     schedule: Annotated[
-        Literal["linear", "google"],
-        about("How the learning rate falls to 0: linearly from its peak, or as in the published code."),
+        str,
+        row_of("training.schedule"),
+        about(
+            "Learning rate after its peak: linear or cosine to 0, google as in BERT's published code, inverse_sqrt of "
+            "the step, constant."
+        ),
     ] = "linear"
     optimizer: Annotated[
-        Literal["adamw", "bert_adam"], about("AdamW with bias correction, or the published code's Adam without it.")
+        str,
+        row_of("training.optimizer"),
+        about("adamw, with bias correction, or bert_adam, the published code's without it."),
     ] = "adamw"
     adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of gradients.")] = 0.9
     adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of squared gradients.")] = 0.999

@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 _NAMES = {
     "model.architecture": ["bert", "gpt"],
     "objective": ["masked_lm", "causal_lm"],
+    "training.optimizer": ["adamw", "bert_adam"],
+    "training.schedule": ["linear", "google", "cosine", "inverse_sqrt", "constant"],
     "task": ["single", "pair", "regression", "multilabel", "span", "tagging", "choice"],
 }
 _Row = TypeVar("_Row")

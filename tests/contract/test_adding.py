@@ -3,6 +3,8 @@
 docs/ADDING.md follows these lines.
 """
 
+import json
+import shutil
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -33,6 +35,7 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.tasks.classification import classification_kind, classification_task
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.training.optimizers import OPTIMIZERS, SCHEDULES
 
 # --- an architecture: the mean of a token and those around it, through a dense layer
 
@@ -192,11 +195,38 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
 
 
+# --- an optimiser and a schedule
+
+
+def stairs(step, *, warmup_steps, steps):
+    """Half the rate after half of the steps."""
+    return 1.0 if step < steps / 2 else 0.5
+
+
+def test_an_optimizer_and_a_schedule_by_rows_train_and_resume_to_the_bit(monkeypatch, corpus, tmp_path):
+    monkeypatch.setitem(OPTIMIZERS, "adagrad", lambda groups, _: torch.optim.Adagrad(groups, lr=0.01))
+    monkeypatch.setitem(SCHEDULES, "stairs", stairs)
+    training = {"optimizer": "adagrad", "schedule": "stairs", "steps": 8, "batch_size": 4}
+    training |= {"save_every": 5, "log_every": 1, "warmup_ratio": 0.0}
+    recipe = PretrainRecipe.model_validate({"data": {"max_length": 24, "held_out_fraction": 0.0}, "training": training})
+    pretrain(recipe, corpus=corpus, out=tmp_path / "run")
+    steps = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    rates = [event["learning_rate"] for event in steps if event["event"] == "step"]
+    assert rates == [pytest.approx(1e-4)] * 4 + [pytest.approx(5e-5)] * 4
+    whole = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "run" / "model")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-1" / "step-00000008")
+    pretrain(recipe, corpus=corpus, out=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == whole
+
+
 def test_names_that_no_table_has_are_refused():
     for recipe, values, key in (
         (PretrainRecipe, {"model": {"architecture": "nothing"}}, "architecture"),
         (PretrainRecipe, {"objective": "nothing"}, "objective"),
         (FinetuneRecipe, {"task": "nothing"}, "task"),
+        (PretrainRecipe, {"training": {"optimizer": "nothing"}}, "'adamw', 'bert_adam'"),
+        (PretrainRecipe, {"training": {"schedule": "nothing"}}, "'cosine'"),
     ):
         with pytest.raises(ValueError, match=key):
             recipe.model_validate(values)

@@ -102,7 +102,8 @@ def _optimisation(training: TrainingSection) -> str:
     warmup = f"{training.resolved_warmup_steps():,} steps"
     if training.minutes is not None:
         warmup = f"{training.warmup_ratio:.0%} of the time"
-    return f"learning rate {training.learning_rate:g} after {warmup} of warm-up, then falling to 0"
+    then = "falling to 0" if training.schedule in ("linear", "google") else training.schedule
+    return f"learning rate {training.learning_rate:g} after {warmup} of warm-up, then {then}"
 
 
 def _counted(number: str, name: str) -> str:

@@ -359,7 +359,7 @@ def _read_whole(state: TrainState, folder: Path, optimizer_steps: Collection[str
             parameter.copy_(_shared_like(weights[name], parameter))
     for name in optimizer_steps:
         parameter = parameters[name]
-        keys = [key for key in ("exp_avg", "exp_avg_sq") if f"{key}.{name}" in moments]
+        keys = [full.removesuffix(f".{name}") for full in moments if full.partition(".")[2] == name]
         entry = {key: _shared_like(moments[f"{key}.{name}"], parameter).to(parameter.device) for key in keys}
         state.optimizer.state[parameter] = entry
 

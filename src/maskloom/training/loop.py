@@ -104,7 +104,7 @@ def train_steps(
     settings: TrainingSection,
     seed: int,
     ranks: Ranks = ONE_RANK,
-    factor: Callable[[int], float] | None = None,
+    factor: Callable[[float], float] | None = None,
 ) -> Iterator[StepReport]:
     """Train from `state.step` to `settings.steps` (paper 3.4), yielding after each step, when `state` is whole.
 

@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay, with bias correction or in Google's form without, and its learning rate.
+"""The tables of optimisers and of schedules of the learning rate.
 
 A schedule is the factor on the peak rate at each step, counted from 0, or by the clock.
 """
@@ -10,12 +10,13 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from maskloom.config import TrainingSection
+from maskloom.rows import Rows
 from maskloom.training.ranks import ONE_RANK, Ranks
 
 # The name rule of the published code: everything decays except LayerNorm parameters and biases.
@@ -98,46 +99,82 @@ class BertAdam(torch.optim.AdamW):
         return 0
 
 
-def make_optimizer(model: nn.Module, settings: TrainingSection) -> torch.optim.AdamW:
+def _adam(kind: Callable[..., torch.optim.Optimizer], groups: list[dict], settings: TrainingSection):
+    betas = (settings.adam_beta1, settings.adam_beta2)
+    return kind(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)
+
+
+OPTIMIZERS: Rows[Callable[[list[dict], TrainingSection], torch.optim.Optimizer]] = Rows(
+    "training.optimizer",
+    {"adamw": partial(_adam, partial(torch.optim.AdamW, fused=True)), "bert_adam": partial(_adam, BertAdam)},
+)
+"""Optimisers by the names of recipes: each is made from groups of parameters, with their weight decay, and settings."""
+
+
+def make_optimizer(model: nn.Module, settings: TrainingSection) -> torch.optim.Optimizer:
     """Build the optimiser that a recipe names over a model's trainable parameters (paper 3.4)."""
     has_own = settings.head_learning_rate is not None
     groups = parameter_groups(model, settings.weight_decay, has_own_head_rate=has_own)
     for group in groups if has_own else ():
         group["lr"] = rate_of(group, settings)
-    betas = (settings.adam_beta1, settings.adam_beta2)
-    if settings.optimizer == "bert_adam":
-        return BertAdam(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon, fused=True)
+    return OPTIMIZERS[settings.optimizer](groups, settings)
 
 
-Name = Literal["linear", "google"]
-
-
-def linear_factor(step: int, *, warmup_steps: int, steps: int) -> float:
-    """Return s/W during warm-up, then a straight line from 1 at W to 0 at N (the form that transformers uses)."""
-    if step < warmup_steps:
-        return step / warmup_steps
+def linear_factor(step: float, *, warmup_steps: float, steps: float) -> float:
+    """Return a straight line from 1 at W to 0 at N (the form that transformers uses)."""
     return max(0.0, (steps - step) / max(1, steps - warmup_steps))
 
 
-def google_factor(step: int, *, warmup_steps: int, steps: int) -> float:
-    """Return s/W during warm-up, then 1 - s/N: the published BERT code, whose decay line starts at step 0.
-
-    The first update therefore has rate 0 and the rate jumps at the end of warm-up.
-    """
-    if step < warmup_steps:
-        return step / warmup_steps
+def google_factor(step: float, *, warmup_steps: float, steps: float) -> float:
+    """Return 1 - s/N: the published BERT code, whose decay line starts at step 0, so that the rate jumps at W."""
     return max(0.0, 1.0 - step / steps)
 
 
-def make_schedule(name: Name, *, warmup_steps: int, steps: int) -> Callable[[int], float]:
-    """Return the schedule of that name as a function from step (from 0) to the factor on the peak learning rate."""
-    schedules = {"linear": linear_factor, "google": google_factor}
-    return partial(schedules[name], warmup_steps=warmup_steps, steps=steps)
+def cosine_factor(step: float, *, warmup_steps: float, steps: float) -> float:
+    """Return half a cosine from 1 at W to 0 at N (Radford et al. 2018, 4.1)."""
+    done = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def inverse_sqrt_factor(step: float, *, warmup_steps: float, steps: float) -> float:
+    """Return sqrt(W/s), which does not fall to 0 (Vaswani et al. 2017, equation 3, its peak scaled to 1)."""
+    return math.sqrt(max(1, warmup_steps) / max(1, warmup_steps, step))
+
+
+def constant_factor(step: float, *, warmup_steps: float, steps: float) -> float:
+    """Return 1."""
+    return 1.0
+
+
+SCHEDULES: Rows[Callable[..., float]] = Rows(
+    "training.schedule",
+    {
+        "linear": linear_factor,
+        "google": google_factor,
+        "cosine": cosine_factor,
+        "inverse_sqrt": inverse_sqrt_factor,
+        "constant": constant_factor,
+    },
+)
+"""Factors on the peak learning rate at step s of N, behind a warm-up of W steps, by the names of recipes."""
+
+
+def make_schedule(name: str, *, warmup_steps: float, steps: float) -> Callable[[float], float]:
+    """Return the factor at each step from 0 on: s/W during warm-up, then the row of that name.
+
+    The first update therefore has rate 0 where there is a warm-up.
+    """
+
+    def factor(step: float) -> float:
+        if step < warmup_steps:
+            return step / warmup_steps
+        return SCHEDULES[name](step, warmup_steps=warmup_steps, steps=steps)
+
+    return factor
 
 
 def extended_factor(
-    step: int, *, name: Name, warmup_steps: int, steps: int, extensions: Sequence[tuple[int, int]]
+    step: float, *, name: str, warmup_steps: int, steps: int, extensions: Sequence[tuple[int, int]]
 ) -> float:
     """Return the factor of a run of `steps` steps that was planned for others before.
 
@@ -151,7 +188,7 @@ def extended_factor(
         return factor
     *earlier, (at, planned) = extensions
 
-    def before(place: int) -> float:
+    def before(place: float) -> float:
         return extended_factor(place, name=name, warmup_steps=warmup_steps, steps=planned, extensions=earlier)
 
     if step < at:
@@ -163,7 +200,7 @@ def extended_factor(
     return start + (factor - start) * (step - at) / length
 
 
-def factor_of(settings: TrainingSection) -> Callable[[int], float]:
+def factor_of(settings: TrainingSection) -> Callable[[float], float]:
     """Return the factor on the peak learning rate at each step, of a run that was extended or not."""
     name, steps, warmup_steps = settings.schedule, settings.steps, settings.resolved_warmup_steps()
     extensions = [(extension.at, extension.steps) for extension in settings.extensions]
@@ -172,14 +209,13 @@ def factor_of(settings: TrainingSection) -> Callable[[int], float]:
     return partial(extended_factor, name=name, warmup_steps=warmup_steps, steps=steps, extensions=extensions)
 
 
-def clock_factor(fraction: float, *, name: Name, warmup_ratio: float) -> float:
+def clock_factor(fraction: float, *, name: str, warmup_ratio: float) -> float:
     """Return the factor when a fraction of the time is used: the schedule of that name with time in place of steps."""
-    if fraction < warmup_ratio:
-        return fraction / warmup_ratio
-    whole = 1.0 if name == "google" else max(1.0 - warmup_ratio, 1e-9)
-    return max(0.0, (1.0 - fraction) / whole)
+    return make_schedule(name, warmup_steps=_TIME * warmup_ratio, steps=_TIME)(_TIME * fraction)
 
 
+# What a schedule by the clock has in place of steps.
+_TIME = 1e9
 _DIGITS = 6
 # Evaluations and saves in a run, where the recipe does not say how often.
 _PARTS = 10
@@ -197,14 +233,13 @@ class TimeBudget:
         self,
         seconds: float,
         *,
-        schedule: Name,
+        schedule: str,
         warmup_ratio: float,
         ranks: Ranks = ONE_RANK,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds = seconds
-        self._schedule: Name = schedule
-        self._warmup_ratio, self._ranks, self._now = warmup_ratio, ranks, now
+        self._schedule, self._warmup_ratio, self._ranks, self._now = schedule, warmup_ratio, ranks, now
         self._before, self._started = 0.0, None
         self._fractions: list[float] = []
         self.fraction, self._part = 0.0, 0
@@ -217,7 +252,7 @@ class TimeBudget:
         """Return the seconds used by this process's clock, those before a resume included."""
         return self._before + (0.0 if self._started is None else self._now() - self._started)
 
-    def factor(self, _step: int) -> float:
+    def factor(self, _step: float) -> float:
         """Return the factor on the peak learning rate for the step that begins now, and note its fraction."""
         self._look()
         self._fractions.append(self.fraction)

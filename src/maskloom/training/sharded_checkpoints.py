@@ -123,11 +123,12 @@ def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[st
     reader = _Reader(folder)
     entries = reader.read_metadata().state_dict_metadata
     found = {name: tuple(entry.size) for name, entry in entries.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    keys = {full.split(".")[1] for full in found if full.startswith("optimizer.")}
     targets: dict[str, Tensor] = {}
     for name, parameter in state.model.named_parameters():
         targets[f"model.{name}"] = parameter.detach()
         if name in optimizer_steps:
-            moments = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
+            moments = {key: torch.zeros_like(parameter.detach()) for key in keys}
             state.optimizer.state[parameter] = moments
             targets |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
     check_shapes(folder, found, targets)
