@@ -383,15 +383,6 @@ def _text_of_json(line: bytes | str, place: str) -> str:
     return row[TEXT_FIELD]
 
 
-def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
-    """Yield the documents of a .parquet file: the text field of each row; None for one that is empty or rejected."""
-    for row, content in _parquet_texts(reader.path, TEXT_FIELD):
-        place = f"row {row}"
-        if len(content) > MAX_DOCUMENT_BYTES:
-            raise DataError(_too_large(reader.path, place))
-        yield reader.document(content, row, place)
-
-
 def _too_large(path: Path, place: str) -> str:
     return f"{path}, {place}: a document of more than {MAX_DOCUMENT_BYTES:,} bytes"
 
@@ -399,12 +390,9 @@ def _too_large(path: Path, place: str) -> str:
 _ROWS_AT_ONCE = 256
 
 
-def _parquet_texts(path: Path, column: str) -> Iterator[tuple[int, bytes]]:
-    """Yield (row from 1, UTF-8 bytes) of a column of strings, a few hundred rows in memory at a time.
-
-    Raises ConfigError when pyarrow is not installed; DataError for a file that is not Parquet, for a missing or
-    ill-typed column and for a row without a value.
-    """
+def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
+    """Yield the documents of a .parquet file: the text field of each row; None for one that is empty or rejected."""
+    path, column = reader.path, TEXT_FIELD
     try:  # pyarrow is an extra
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -445,4 +433,6 @@ def _parquet_texts(path: Path, column: str) -> Iterator[tuple[int, bytes]]:
                 row += 1
                 if content is None:
                     raise DataError(f"{path}, row {row}: column {column!r} has no value")
-                yield row, content
+                if len(content) > MAX_DOCUMENT_BYTES:
+                    raise DataError(_too_large(path, f"row {row}"))
+                yield reader.document(content, row, f"row {row}")

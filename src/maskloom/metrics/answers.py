@@ -166,8 +166,9 @@ class AnswerMetric:
         rows = self._rows()
         final = {"exact": rows.exact, "f1": rows.f1}
         if self.null_threshold is not None:
+            # an empty answer is right where there is none
             is_null = rows.odds > self.null_threshold
-            final = {name: np.where(is_null, rows.null_score, values) for name, values in final.items()}
+            final = {name: np.where(is_null, ~rows.has_answer, values) for name, values in final.items()}
         scores = {"exact_match": _percent(final["exact"]), "f1": _percent(final["f1"])}
         if not rows.has_unanswerable:
             return scores
@@ -226,11 +227,6 @@ class _Rows:
     odds: np.ndarray
     exact: np.ndarray
     f1: np.ndarray
-
-    @property
-    def null_score(self) -> np.ndarray:
-        """The score of an empty answer to each question."""
-        return np.where(self.has_answer, 0.0, 1.0)
 
     def best_threshold(self, name: str) -> tuple[float, float]:
         """Return the best mean score and its threshold; where nothing was said, nothing can be gained."""

@@ -76,7 +76,9 @@ def choice_task(
         primary=primary,
         heads=("choice",),
         objective=MultipleChoice(),
-        encode=_encode,
+        encode=lambda data, tokenizer, max_length, **_: encode_choices(
+            data.examples, tokenizer, max_length=max_length, path=data.report.path
+        ),
         # the first of choices with equal scores
         decide=lambda encoded, outputs: choice_scores(encoded, outputs).argmax(axis=1),
         decode=partial(_decode, temperature),  # pyright: ignore[reportArgumentType]
@@ -110,10 +112,6 @@ def _decode(temperature: float, encoded: EncodedChoices, outputs: Outputs) -> li
             encoded.examples, scores.argmax(axis=1).tolist(), softmax(scores / temperature), strict=True
         )
     ]
-
-
-def _encode(data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False) -> EncodedChoices:
-    return encode_choices(data.examples, tokenizer, max_length=max_length, path=data.report.path)
 
 
 def _check(train: ReadExamples, dev: ReadExamples) -> None:

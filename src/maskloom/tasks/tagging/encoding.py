@@ -37,7 +37,6 @@ class EncodedSentences:
     cls_id: int
     sep_id: int
     max_length: int
-    context: Context
     num_vanished_words: int
 
     @property
@@ -176,7 +175,6 @@ def encode_sentences(
         cls_id=vocabulary.cls_id,
         sep_id=vocabulary.sep_id,
         max_length=max_length,
-        context=context,
         num_vanished_words=sum(not ids[word] for word in words),
     )
 

@@ -299,7 +299,7 @@ class _Columns:
         self._path = path
         self._needs_label = needs_label
         self._word = _column_number(options.text_column, "word") or 1
-        self._tag = _column_number(options.label_column, "tag")
+        self._tag = _column_number(options.label_column, "tag") or 0  # 0: the last, fields[-1]
         self._width: int | None = None
         self._is_tabbed = False
 
@@ -322,7 +322,16 @@ class _Columns:
             if rows:
                 number += 1
                 is_document_open = True
-                yield problem or self._sentence(rows, first_line, number, document, opening)
+                yield problem or TaggedSentence(
+                    words=tuple(row[self._word - 1] for row in rows),
+                    tags=tuple(row[self._tag - 1].strip() for row in rows) if self._needs_label else None,
+                    line=first_line,
+                    number=number,
+                    document=document,
+                    columns=tuple(rows),
+                    separator="\t" if self._is_tabbed else " ",
+                    opening=opening,
+                )
                 rows, problem, opening, first_line = [], None, None, 0
             if is_opening:
                 document += is_document_open
@@ -350,14 +359,14 @@ class _Columns:
             return BadRowError("wrong number of columns", detail, line)
         if not fields[self._word - 1].strip():
             return BadRowError("empty word", line=line)
-        if self._needs_label and not fields[(self._tag or self._width) - 1].strip():
+        if self._needs_label and not fields[self._tag - 1].strip():
             return BadRowError("missing tag", line=line)
         return None
 
     def _check_width(self, line: int) -> None:
         assert self._width is not None
-        for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else None)):
-            if number is not None and number > self._width:
+        for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else 0)):
+            if number > self._width:
                 raise DataError(
                     f"{self._path}: line {line}: column {number} was asked for as the {what}, the row has {self._width}"
                 )
@@ -365,21 +374,6 @@ class _Columns:
             raise DataError(
                 f"{self._path}: line {line}: one column; a word and its tag are expected, with a space or a tab between"
             )
-
-    def _sentence(
-        self, rows: list[tuple[str, ...]], line: int, number: int, document: int, opening: tuple[str, ...] | None
-    ) -> TaggedSentence:
-        tag = (self._tag or len(rows[0])) - 1
-        return TaggedSentence(
-            words=tuple(row[self._word - 1] for row in rows),
-            tags=tuple(row[tag].strip() for row in rows) if self._needs_label else None,
-            line=line,
-            number=number,
-            document=document,
-            columns=tuple(rows),
-            separator="\t" if self._is_tabbed else " ",
-            opening=opening,
-        )
 
 
 def _column_number(column: str | None, what: str) -> int | None:
