@@ -1,4 +1,4 @@
-"""Fail when a Python file or function is too long to read in one sitting."""
+"""Fail when a Python file or function is too long to read in one sitting, or a function takes too many arguments."""
 
 import ast
 import sys
@@ -6,10 +6,13 @@ from pathlib import Path
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
+# of functions of the package; the options of commands and the keywords of the public facade are not counted
+MAX_ARGUMENTS = 8
+_UNCOUNTED = ("src/maskloom/cli/", "src/maskloom/__init__.py")
 
 
 def violations(path: Path) -> list[str]:
-    """Name every breach of the two limits in one file."""
+    """Name every breach of the limits in one file."""
     source = path.read_text(encoding="utf-8")
     found = []
     num_lines = source.count("\n")
@@ -20,13 +23,25 @@ def violations(path: Path) -> list[str]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION_LINES:
                 found.append(f"{path}:{node.lineno}: {node.name} has {length} lines, the limit is {MAX_FUNCTION_LINES}")
+            number = num_arguments(node)
+            if number > MAX_ARGUMENTS and path.parts[0] == "src" and not path.as_posix().startswith(_UNCOUNTED):
+                found.append(
+                    f"{path}:{node.lineno}: {node.name} takes {number} arguments, the limit is {MAX_ARGUMENTS}"
+                )
     return found
+
+
+def num_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return how many arguments a function takes, apart from that of its object or class."""
+    every = [*function.args.posonlyargs, *function.args.args]
+    own = bool(every) and every[0].arg in ("self", "cls")
+    return len(every) + len(function.args.kwonlyargs) - own
 
 
 def main() -> int:
     """Check the folders given on the command line."""
     found = [line for root in sys.argv[1:] for path in sorted(Path(root).rglob("*.py")) for line in violations(path)]
-    print("\n".join(found) if found else "file and function lengths are within the limits")
+    print("\n".join(found) if found else "files, functions and their arguments are within the limits")
     return 1 if found else 0
 
 
