@@ -19,7 +19,7 @@ import maskloom
 from maskloom.checkpoints.huggingface import FORMATS
 from maskloom.checkpoints.published_format import PublishedFormat, TensorName
 from maskloom.config import FinetuneRecipe, PretrainRecipe
-from maskloom.data.pretraining_loader import Corruption
+from maskloom.data.corruption import Corruption
 from maskloom.layers.embeddings import WordPositionEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken

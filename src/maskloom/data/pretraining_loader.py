@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.masking import mask_tokens, num_predictions
-from maskloom.data.next_tokens import next_tokens, num_next_tokens
+from maskloom.data.corruption import MASKING, Corruption
 from maskloom.data.sampling import DataPosition, Instances, InstanceStream
 from maskloom.errors import ConfigError
 
@@ -30,22 +29,6 @@ class PretrainingAccount:
     tokens_per_instance: float
     predictions_per_instance: float
     cut_fraction: float
-
-
-@dataclass(frozen=True)
-class Corruption:
-    """How inputs and targets are made from sequences.
-
-    `apply` takes ids (tokens,), lengths and keys of the sequences, the vocabulary, the settings, a seed and the epochs,
-    and returns ids, positions of predictions, and the ids to predict there; `count` tells how many there will be.
-    """
-
-    apply: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
-    count: Callable[[np.ndarray, PretrainingData], np.ndarray]
-
-
-MASKING = Corruption(mask_tokens, num_predictions)
-NEXT_TOKENS = Corruption(next_tokens, num_next_tokens)
 
 
 class PretrainingLoader:

@@ -74,10 +74,8 @@ class AttentionLayout:
         for members in _near_equal(num_queries, num_keys):
             query_places = np.arange(num_queries[members].max())
             key_places = np.arange(num_keys[members].max())
-            is_query, is_key = (
-                places < lengths[members, None]
-                for places, lengths in ((query_places, num_queries), (key_places, num_keys))
-            )
+            is_query = query_places < num_queries[members, None]
+            is_key = key_places < num_keys[members, None]
             may = np.ones((len(members), len(query_places), past + len(key_places)), dtype=bool)
             may[:, :, past:] = is_key[:, None]
             if causal:
@@ -138,9 +136,8 @@ def attend_between(
             probabilities = probabilities * dropout_factors(probabilities, dropout, row_keys, drawn[1])
         elif dropout > 0.0:
             probabilities = F.dropout(probabilities, dropout)
-        context = (probabilities @ v).transpose(1, 2).flatten(2)
         places.append(group.query_tokens[group.is_query])
-        contexts.append(context[group.is_query])
+        contexts.append((probabilities @ v).transpose(1, 2).flatten(2)[group.is_query])
     return values.new_zeros(len(queries), values.shape[1]).index_copy(0, torch.cat(places), torch.cat(contexts))
 
 

@@ -17,7 +17,7 @@ from maskloom.data.batch import BothOrdersBatch
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.models.outputs import EncoderOutput
+from maskloom.models.encoder import EncoderOutput
 
 
 class Objective(Protocol):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maskloom.data.corpus import Corpus
-from maskloom.data.pretraining_loader import MASKING, NEXT_TOKENS, Corruption, PretrainingLoader
+from maskloom.data.corruption import MASKING, NEXT_TOKENS, Corruption
+from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.running_text import RunningTextLoader
 from maskloom.rows import Rows
 

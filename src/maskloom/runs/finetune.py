@@ -30,7 +30,6 @@ from maskloom.runs.finetune_restarts import (
     FinetunePlan,
     best_restart,
     initial_model,
-    plan_rows,
     reopen_restarts,
     run_restart,
     summarise_restarts,
@@ -151,7 +150,7 @@ def _finetune(
     num_tokens = len(tokenizer.vocabulary)
     plan = FinetunePlan(out, recipe, prepared.task, source, prepared.train, prepared.dev, settings, num_tokens, verify)
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
-    plan_rows(settings, ranks)
+    ranks.rows(settings)
     if ranks.world_size > 1 and prepared.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
     ranks.barrier()  # all have read the recipe before the first one writes it

@@ -11,7 +11,6 @@ from typing import Any
 from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, save_model
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
-from maskloom.data.pretraining_loader import rows_of_rank
 from maskloom.errors import ConfigError, DataError
 from maskloom.files import copy_files, replacing_folder, write_json
 from maskloom.foreign_files import read_json_object, read_json_value
@@ -80,7 +79,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     prepare_blocks(model, recompute=settings.activation_checkpointing, compile_=settings.compile)
     ranks.spread(model)
     state = TrainState.fresh(model, settings)
-    rows = plan_rows(settings, ranks)
+    rows = ranks.rows(settings)
     batches = ShuffledBatches(plan.train, settings.batch_size, seed, rows, plan.recipe.training.group_by_length)
     watch = _DevWatch(plan, state, folder, ranks)
     session = TrainingSession(
@@ -163,11 +162,6 @@ def _check_untouched(model: Path, about: Path) -> None:
             f"{model}: {CONFIG} or {WEIGHTS} is not as the run wrote it, so the run cannot be extended from it; put "
             "the file back, or begin another run, in another --out"
         )
-
-
-def plan_rows(settings: TrainingSection, ranks: Ranks) -> slice:
-    """Return the rows of every batch that this rank makes; raises ConfigError when batches cannot be shared."""
-    return rows_of_rank(settings.batch_size, settings.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
 def heads_of(recipe: FinetuneRecipe, task: Task, config: ModelConfig) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import torch
 from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus import Corpus, split_documents
-from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
+from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.running_text import RunningTextLoader
 from maskloom.devices import describe_device
 from maskloom.errors import ConfigError
@@ -104,7 +104,7 @@ def _pretrain(
         recipe = extended_recipe(recipe, out, lambda chosen: phase_plans(chosen)[-1].training, folders)
     plans = phase_plans(recipe)
     for plan in plans:
-        _rows(plan, ranks)
+        ranks.rows(plan.training)
     _check_start(recipe, opened, init, ranks)
     ranks.barrier()  # all have read the recipe before the first one writes it
     inputs = {"corpus": opened.fingerprint, "init_model": init and fingerprint(*model_files(init))}
@@ -143,12 +143,6 @@ def _pretrain(
         with ranks.at("save"):
             run.write_results(whole, plans[-1], init, metrics)
     return metrics
-
-
-def _rows(plan: PhasePlan, ranks: Ranks) -> slice:
-    """Return the rows of a phase's batches that this rank makes; raises ConfigError when they cannot be shared."""
-    training = plan.training
-    return rows_of_rank(training.batch_size, training.micro_batch_size, rank=ranks.rank, world_size=ranks.world_size)
 
 
 def start_config(recipe: PretrainRecipe, vocabulary: Vocabulary, init: Path | None) -> ModelConfig:
@@ -277,7 +271,7 @@ class _Run:
     def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
         """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
         settings, progress, ranks = plan.training, self.progress, self.ranks
-        loader = self.loader(self.train, plan, settings.batch_size, rows=_rows(plan, ranks))
+        loader = self.loader(self.train, plan, settings.batch_size, rows=ranks.rows(settings))
         state = TrainState.fresh(self.model, settings)
         account = loader.account() if ranks.is_first else None
         with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:

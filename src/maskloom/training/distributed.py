@@ -137,15 +137,6 @@ class DistributedRanks(Ranks):
             self._watch.beat()
         return model if self._whole is None else self._whole
 
-    @torch.no_grad()
-    def loss_sums(self, model: EncoderWithHeads, objective: Objective, batch: Any) -> dict[str, Tensor]:
-        """Return the objective's sums for a batch without gradients; with shared weights all ranks must ask."""
-        if not self.is_sharded or self._losses is None:
-            return objective.loss_sums(model, batch)
-        _total, sums = self._losses(objective, batch, dict.fromkeys(objective.target_counts(batch), 1.0))
-        self._reshard()
-        return sums
-
     def add_gradients(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
     ) -> dict[str, Tensor]:
@@ -162,14 +153,9 @@ class DistributedRanks(Ranks):
             self._watch.call()
             if total is not None:
                 total.backward()
-            elif self.is_sharded:
-                self._reshard()
+            elif isinstance(self._losses, FSDPModule):
+                self._losses.reshard()  # what a forward pass without a backward pass has gathered of the weights
         return {name: mean.detach() for name, mean in means.items()}
-
-    def _reshard(self) -> None:
-        """Give up what a forward pass without a backward pass has gathered of the weights."""
-        if isinstance(self._losses, FSDPModule):
-            self._losses.reshard()
 
     def _replicated(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]

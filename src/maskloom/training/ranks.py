@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from maskloom.config import TrainingSection
+from maskloom.data.pretraining_loader import rows_of_rank
 from maskloom.devices import chosen_device
 from maskloom.errors import ConfigError
 from maskloom.launch import is_one_of_several
@@ -35,6 +37,10 @@ class Ranks:
         self.is_first = rank == 0
         self.is_sharded = False
 
+    def rows(self, settings: TrainingSection) -> slice:
+        """Return the rows of every batch that this rank makes; raises ConfigError when batches cannot be shared."""
+        return rows_of_rank(settings.batch_size, settings.micro_batch_size, rank=self.rank, world_size=self.world_size)
+
     def sum_(self, values: dict[str, float]) -> dict[str, float]:
         """Return the sums over all ranks of values by name; the names are the same everywhere."""
         return values
@@ -58,11 +64,6 @@ class Ranks:
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
         """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
         return model
-
-    @torch.no_grad()
-    def loss_sums(self, model: EncoderWithHeads, objective: Objective, batch: Any) -> dict[str, Tensor]:
-        """Return the objective's sums for a batch without gradients; with shared weights all ranks must ask."""
-        return objective.loss_sums(model, batch)
 
     def add_gradients(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool

@@ -219,8 +219,8 @@ class TrainingSession:
             dump=place,
         )
         if action == "stop":
-            raise NumericalError(f"{bad} Batch and activations: {place}.") from None
-        self._tell(f"WARNING: {bad} Batch and activations: {place}.")
+            raise NumericalError(f"{bad} Batch and weights: {place}.") from None
+        self._tell(f"WARNING: {bad} Batch and weights: {place}.")
         if action == "rewind":
             self._rewind(saves)
         self.state.position = bad.position_after

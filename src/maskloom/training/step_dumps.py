@@ -6,8 +6,6 @@ import dataclasses
 import math
 import statistics
 from collections import deque
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,7 @@ from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.files import replacing_folder, write_hashed, write_json
 from maskloom.foreign_files import read_json_object
 from maskloom.objectives.objective import Objective
-from maskloom.training.loop import NonFiniteStepError, StepDraws, TrainState, counts_and_first_row
-from maskloom.training.memory import is_out_of_memory
+from maskloom.training.loop import NonFiniteStepError, TrainState, counts_and_first_row
 from maskloom.training.ranks import ONE_RANK, Ranks, own_share
 
 _WINDOW = 100
@@ -84,9 +81,9 @@ def write_dump(
 ) -> Path:
     """Write a step that was not taken under `folder/step-N`, and return that folder; the state stays as it is.
 
-    `batch.safetensors` and `report.json` hold the batch with its place in the data, parameters whose gradients are not
-    finite and, by module, the largest activations of a second forward pass. `model.safetensors` are the weights, in the
-    newest three dumps. A batch met again at the same step is not written twice. Raises OSError when the disk fails.
+    `batch.safetensors` and `report.json` hold the batch with its place in the data and the parameters whose gradients
+    are not finite. `model.safetensors` are the weights, in the newest three dumps. A batch met again at the same step
+    is not written twice. Raises OSError when the disk fails.
     """
     size = state.micro_batch_size or micro_batch_size
     counts, first_row = counts_and_first_row(objective, bad.batch, ranks)
@@ -111,8 +108,6 @@ def write_dump(
     final = _place(folder, report)
     if final.exists():
         return final
-    parts = bad.batch.split(size) if size else [bad.batch]
-    report |= _activation_report(state, objective, parts, StepDraws(seed, state.step), first_row, ranks)
     arrays, report["batch"] = _batch_as_data(bad.batch)
     with replacing_folder(final) as temporary:
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
@@ -151,51 +146,6 @@ def _parameter_report(model: nn.Module) -> dict[str, Any]:
         "gradients_not_finite": [name for name, gradient in gradients.items() if _num_not_finite(gradient)],
         "largest_gradients": [{"parameter": name, "largest": value} for value, name in largest[:_SHOWN]],
     }
-
-
-def _activation_report(
-    state: TrainState, objective: Objective, parts: list[Any], draws: StepDraws, first_row: int, ranks: Ranks
-) -> dict[str, Any]:
-    """Run the batch forward once more, with the same dropout draws, and look at what each module gives.
-
-    Modules are noted in the order in which they end: the first one that is bad has good inputs.
-    """
-    seen: dict[str, dict[str, Any]] = {}
-
-    def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        for tensor in _tensors(output):
-            entry = seen.setdefault(name, {"largest": 0.0, "num_not_finite": 0, "num_values": 0})
-            entry["largest"] = max(entry["largest"], _largest(tensor))
-            entry["num_not_finite"] += _num_not_finite(tensor)
-            entry["num_values"] += tensor.numel()
-
-    with ExitStack() as hooks, torch.no_grad():
-        for name, module in state.model.named_modules():
-            if name:
-                hooks.enter_context(module.register_forward_hook(partial(note, name)))
-        try:
-            for number, part in enumerate(parts, start=ranks.rank * len(parts)):
-                with draws.of(part, number=number, first_row=first_row):
-                    ranks.loss_sums(state.model, objective, part)
-                first_row += len(part.lengths)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return {"activations": "memory ran out in the second pass", "first_module_not_finite": None}
-    order = sorted(seen.items(), key=lambda item: -item[1]["largest"])
-    return {
-        "first_module_not_finite": next((name for name, values in seen.items() if values["num_not_finite"]), None),
-        "largest_activations": [{"module": name, **values} for name, values in order[:_SHOWN]],
-    }
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of floating point in what a module gives."""
-    if isinstance(output, Tensor):
-        return [output.detach()] if output.is_floating_point() else []
-    if dataclasses.is_dataclass(output):
-        output = list(vars(output).values())
-    return [tensor for item in output for tensor in _tensors(item)] if isinstance(output, (tuple, list)) else []
 
 
 def _num_not_finite(tensor: Tensor) -> int:

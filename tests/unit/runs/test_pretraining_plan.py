@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from maskloom.config import PretrainRecipe, load_recipe
-from maskloom.data.masking import num_predictions
+from maskloom.data.corruption import num_predictions
 from maskloom.errors import ConfigError
 from maskloom.models.bert_config import BertConfig
 from maskloom.runs.pretraining_plan import check_model, left_aside, model_config, phase_plans

@@ -137,7 +137,7 @@ def _trained(folder: Path, *given, **named) -> Any:
 
 def test_a_step_that_is_not_finite_stops_the_run_and_changes_nothing(tmp_path: Path) -> None:
     session = _session(tmp_path, _stream({4}), objective=Planted())
-    with pytest.raises(NumericalError, match=r"step 5: loss nan.*Batch and activations: .*dumps/train/step-00000005"):
+    with pytest.raises(NumericalError, match=r"step 5: loss nan.*Batch and weights: .*dumps/train/step-00000005"):
         session.run()
     reference = _state()
     restored = restore_checkpoint(reference, tmp_path / "checkpoints")

@@ -75,10 +75,6 @@ def test_a_dump_names_the_step_the_batch_and_where_it_began(tmp_path: Path) -> N
     assert report["losses"].keys() == {"mlm", "nsp"}
     assert report["weights_not_finite"] == ["encoder.embeddings.position.weight"]
     assert "encoder.embeddings.word.weight" in report["gradients_not_finite"]
-    assert report["first_module_not_finite"] == "encoder.embeddings.position"
-    largest = [entry["largest"] for entry in report["largest_activations"]]
-    assert largest == sorted(largest, reverse=True)
-    assert largest[0] > 0
     expected, _ = _batches({"number": 2})
     stored = load_file(path / "batch.safetensors")
     assert stored.keys() == vars(expected).keys()
@@ -111,7 +107,6 @@ def test_a_gradient_that_overflows_is_dumped_and_replayed(tmp_path: Path) -> Non
     path, report = _dump(tmp_path, state, caught.value)
     assert math.isfinite(report["loss"])
     assert report["gradients_not_finite"] == [name]
-    assert report["first_module_not_finite"] is None
     model = _model(seed=1)
     replayed = replay_dump(path, model, MaskedLanguageModeling())
     assert replayed.losses == caught.value.report.losses

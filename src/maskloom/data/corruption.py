@@ -1,8 +1,10 @@
-"""Which tokens are hidden from the model, and by what (BERT paper 3.3.1; whole words: BERT's later releases)."""
+"""What a model sees of sequences and what it predicts: masked tokens (BERT paper 3.3.1), or every next one (GPT)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -120,3 +122,42 @@ def _choose_words(
     repeats = sizes[taken]
     offsets = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     return np.sort(np.repeat(taken, repeats) + offsets)
+
+
+def num_next_tokens(lengths: np.ndarray, data: PretrainingData) -> np.ndarray:
+    """Return how many tokens sequences of these lengths predict: those of text, special ones left out."""
+    return lengths - (data.max_length - data.num_text_tokens)
+
+
+def next_tokens(
+    token_ids: np.ndarray,
+    lengths: np.ndarray,
+    sample_keys: np.ndarray,
+    vocabulary: Vocabulary,
+    data: PretrainingData,
+    **_: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the ids as they are, the positions before each token of text (predictions,) ascending, and those tokens.
+
+    [CLS] and [SEP] are never predicted. Nothing is drawn.
+    """
+    is_text = ~vocabulary.is_mark[token_ids]
+    is_text[np.cumsum(lengths) - lengths] = False
+    (targets,) = np.nonzero(is_text)
+    return token_ids.astype(np.int64), targets - 1, token_ids[targets].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """How inputs and targets are made from sequences.
+
+    `apply` takes ids (tokens,), lengths and keys of the sequences, the vocabulary, the settings, a seed and the epochs,
+    and returns ids, positions of predictions, and the ids to predict there; `count` tells how many there will be.
+    """
+
+    apply: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
+    count: Callable[[np.ndarray, PretrainingData], np.ndarray]
+
+
+MASKING = Corruption(mask_tokens, num_predictions)
+NEXT_TOKENS = Corruption(next_tokens, num_next_tokens)
