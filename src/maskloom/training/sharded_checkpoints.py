@@ -123,7 +123,7 @@ def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[st
     reader = _Reader(folder)
     entries = reader.read_metadata().state_dict_metadata
     found = {name: tuple(entry.size) for name, entry in entries.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    keys = {full.split(".")[1] for full in found if full.startswith("optimizer.")}
+    keys = sorted({full.split(".")[1] for full in found if full.startswith("optimizer.")})
     targets: dict[str, Tensor] = {}
     for name, parameter in state.model.named_parameters():
         targets[f"model.{name}"] = parameter.detach()
