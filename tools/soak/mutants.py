@@ -52,7 +52,7 @@ MUTANTS = (
         "training/loop.py",
         "self.seed, _DROPOUT_STREAM, self.step)) - 2**31",
         "self.seed, _DROPOUT_STREAM)) - 2**31",
-        (f"{_TRAINING}/test_loop.py::test_training_learns_and_is_the_same_twice",),
+        (f"{_TRAINING}/test_loop.py::test_every_step_draws_dropout_of_its_own",),
     ),
     Mutant(
         "every rank renames",

@@ -148,6 +148,14 @@ def test_dropout_is_on_in_training_and_depends_on_the_seed() -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
 
 
+def test_every_step_draws_dropout_of_its_own() -> None:
+    """One batch and weights that stand still: only the draws can make the losses differ."""
+    settings = TrainingSection(steps=3, learning_rate=1e-30, warmup_ratio=0.0)
+    state, batch = TrainState.fresh(_model(dropout=0.3), settings), _batch([7, 19, 4])
+    steps = train_steps(state, MaskedLanguageModeling(), lambda place: (batch, place), settings=settings, seed=0)
+    assert len({report.loss for report in steps}) == 3
+
+
 @pytest.mark.parametrize("micro_batch_size", [None, 1, 2])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_and_micro_batches_draw_what_one_process_draws_for_the_whole_batch(
