@@ -114,7 +114,7 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     ),
     BadRecipe("one segment for two sentences", _MODEL + "type_vocab_size = 1", "type_vocab_size = 1: .*next_sentence"),
     BadRecipe("an unknown size", '[model]\nsize = "huge"', "model.size = 'huge' is not one of tiny, "),
-    BadRecipe("an unknown schedule", _TRAINING + 'schedule = "cosine"', "training.schedule = 'cosine'"),
+    BadRecipe("an unknown schedule", _TRAINING + 'schedule = "polynomial"', "training.schedule = 'polynomial'"),
     BadRecipe("beta of 1", _TRAINING + "adam_beta1 = 1.0", "training.adam_beta1 = 1.0"),
     BadRecipe("a phase without steps", "[[phases]]\nmax_length = 64", "phases.0.steps"),
     BadRecipe("a seed too large", "seed = 4294967296", "seed = 4294967296"),
