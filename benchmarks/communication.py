@@ -53,7 +53,7 @@ def _two_processes(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
 
 def _rank(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
     """Train as one of two ranks, and return what the steps of each size sent and took."""
-    from maskloom.training.ranks import joined_ranks
+    from maskloom.training.ranks.ranks import joined_ranks
 
     with joined_ranks(mode, limit=600.0) as ranks:
         return [_measured(size, mode, ranks) for size in sizes]

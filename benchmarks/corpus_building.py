@@ -24,9 +24,9 @@ from real_text import write_mixed_text
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
 from surroundings import minilm_folder, processor
 
-from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import CorpusSettings, build_corpus
-from maskloom.data.documents import read_documents
+from maskloom.data.corpus.building import CorpusSettings, build_corpus
+from maskloom.data.corpus.documents import read_documents
+from maskloom.data.corpus.opening import Corpus
 from maskloom.text.sentences import split_sentences
 from maskloom.text.tokenizer import Tokenizer
 

@@ -83,9 +83,9 @@ def google(text: Path, num_duplicates: int) -> dict[str, Any]:
 
 def ours(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, Any]:
     """Build a corpus, and draw an epoch."""
-    from maskloom.data.corpus_building import CorpusSettings, build_corpus
+    from maskloom.data.corpus.building import CorpusSettings, build_corpus
+    from maskloom.system.worker_processes import Work
     from maskloom.text.tokenizer import Tokenizer
-    from maskloom.worker_processes import Work
 
     tokenizer = Tokenizer.load(minilm_folder(), compatibility="google")
     watch = Stopwatch()
@@ -100,7 +100,7 @@ def ours(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, A
 
 def _drawn(folder: Path) -> dict[str, float]:
     from maskloom.config import PretrainingData
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
     from maskloom.data.pretraining_loader import PretrainingLoader
 
     watch = Stopwatch()

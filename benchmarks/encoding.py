@@ -29,8 +29,8 @@ from real_text import write_mixed_text
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
 from surroundings import minilm_folder, processor
 
-from maskloom.data.documents import read_documents
-from maskloom.data.sentence_encoding import SentenceEncoder
+from maskloom.data.corpus.documents import read_documents
+from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 from maskloom.text.normalization import is_agreed
 from maskloom.text.tokenizer import Tokenizer
 

@@ -37,8 +37,8 @@ from pretraining_step import gemm_peak, memory_kib
 from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder
 
-from maskloom.layers.matrix_products import products_by
-from maskloom.training.memory import release_free_memory
+from maskloom.layers.processor.matrix_products import products_by
+from maskloom.training.faults.memory import release_free_memory
 
 MEMORY_STEPS = 60
 # As the training session does it; the loop that is timed has no session around it.

@@ -49,10 +49,10 @@ fifth of its parameters; epochs here: {epochs}.
 def main() -> None:
     """Train, tune, score, and write the page when asked to."""
     from maskloom.config import FinetuneRecipe, load_recipe
-    from maskloom.files import write_json
     from maskloom.inference.model_folder import SETTINGS_FILE
     from maskloom.runs.evaluate import evaluate, tune
     from maskloom.runs.finetune import LabelledFiles, finetune
+    from maskloom.system.files import write_json
     from maskloom.tasks.tables import ReadingOptions
 
     options = parse_arguments()

@@ -31,10 +31,10 @@ from surroundings import processor, write_real_text
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import PretrainingData, TrainingSection
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.corpus import Corpus
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.running_text import RunningTextLoader
 from maskloom.generation.search import Generation, continue_texts
-from maskloom.layers.matrix_products import pack_for_inference
+from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling

@@ -32,13 +32,13 @@ from step_sides import Ours, Peer
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
-from maskloom.devices import chosen_device, describe_device
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.system.devices import chosen_device, describe_device
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
-from maskloom.training.ranks import Ranks, joined_ranks
+from maskloom.training.ranks.ranks import Ranks, joined_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("tests", "steps", "embedding", "curve", "ranks")

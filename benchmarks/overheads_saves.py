@@ -18,7 +18,7 @@ from maskloom.config import TrainingSection
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training.background_saves import BackgroundSaves
+from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.loop import TrainState, train_steps
 
 

@@ -39,11 +39,11 @@ from torch.nn.functional import cross_entropy
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import PretrainingData, TrainingSection
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import build_corpus
+from maskloom.data.corpus.building import build_corpus
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.sampling import DataPosition
-from maskloom.layers.matrix_products import Dense, product, products_by
+from maskloom.layers.processor.matrix_products import Dense, product, products_by
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling

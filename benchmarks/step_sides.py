@@ -15,7 +15,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
-from maskloom.training.ranks import Ranks
+from maskloom.training.ranks.ranks import Ranks
 
 
 class Ours:

@@ -30,7 +30,7 @@ def write_real_text(path: Path, num_bytes: int) -> str:
         with gzip.open(wikipedia, "rb") as file:
             content, name = file.read(num_bytes), "English Wikipedia, a part of it from its start"
     else:
-        from maskloom.runs.quickstart.documentation import gather_documents, write_documents
+        from maskloom.quickstart.documentation import gather_documents, write_documents
 
         write_documents(gather_documents(num_workers=2), path)
         content, name = path.read_bytes()[:num_bytes], "documentation of this machine's Python packages"

@@ -26,7 +26,7 @@ from surroundings import processor
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.corpus import Corpus
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.text.vocabulary import Vocabulary

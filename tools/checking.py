@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from maskloom.errors import DataError
-from maskloom.training.checkpoints import check_checkpoint
+from maskloom.training.checkpointing.checkpoints import check_checkpoint
 
 
 def verify_checkpoint(folder: Path) -> str | None:

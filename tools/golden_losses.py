@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, PretrainRecipe, validate_recipe
-from maskloom.data.corpus_building import CorpusSettings
+from maskloom.data.corpus.building import CorpusSettings
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.corpus import build_corpus_from_files

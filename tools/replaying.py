@@ -13,12 +13,12 @@ from safetensors.torch import load_file as load_tensors
 
 import maskloom.data.batch as batches
 from maskloom.errors import DataError
-from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
+from maskloom.system.foreign_files import check_regular, read_json_object
+from maskloom.training.faults.step_dumps import BATCH, REPORT, WEIGHTS
 from maskloom.training.loop import StepDraws, accumulate_gradients
-from maskloom.training.ranks import Ranks
-from maskloom.training.step_dumps import BATCH, REPORT, WEIGHTS
+from maskloom.training.ranks.ranks import Ranks
 
 
 @dataclass(frozen=True)

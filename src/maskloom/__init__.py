@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maskloom.cores import follow_quota, wait_briefly
+from maskloom.system.cores import follow_quota, wait_briefly
 
 TYPE_CHECKING = False  # typing's own would import typing, during which no Ctrl-C could be answered yet
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def pretrain(
     become the number of steps that make them. `minutes` sets a time budget in place of `steps`. `resume` continues the
     run in `out`; a different number of `steps` extends or shortens it. `verify` first checks that resuming gives the
     same bits. With `progress` the run reports its progress on standard error. Raises ConfigError and DataError, both
-    ValueErrors, for wrong input before any training, and maskloom.training.interruption.Interrupted, with everything
-    saved, when a signal asks to stop.
+    ValueErrors, for wrong input before any training, and maskloom.training.faults.interruption.Interrupted, with
+    everything saved, when a signal asks to stop.
     """
     _check_paths({"corpus": corpus, "out": out, "init": init})
     from maskloom.config import PretrainRecipe
@@ -115,7 +115,7 @@ def finetune(
     `epochs` or `steps`. `resume` continues the run in `out`; different `epochs` or `steps` extend or shorten it. With
     `progress` the run reports its progress on standard error. Raises ConfigError and DataError, both ValueErrors, for
     wrong input before any training, NumericalError when no seed ends with finite numbers, and
-    maskloom.training.interruption.Interrupted, with everything saved, when a signal asks to stop.
+    maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal asks to stop.
     """
     _check_paths({"model": model, "train": train, "dev": dev, "out": out, "labels": labels})
     from maskloom.config import FinetuneRecipe
@@ -152,7 +152,7 @@ _OPTIONAL = ("init", "labels")
 
 def _check_paths(given: Mapping[str, Any]) -> None:
     """Raise ConfigError for an argument that is no path, and DataError for one that is not UTF-8."""
-    from maskloom.foreign_files import check_path
+    from maskloom.system.foreign_files import check_path
 
     for name, path in given.items():
         if path is not None or name not in _OPTIONAL:

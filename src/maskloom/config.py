@@ -12,6 +12,7 @@ from maskloom.recipe_files import reason_of as reason_of
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import row_of
+from maskloom.system.launch import DEVICE_NAMES
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -21,8 +22,6 @@ MOST_STEPS = 10**12
 """More than any run can count to, so it is also the number of steps of a run that the clock ends."""
 
 Count = Annotated[int, Field(ge=1, le=MOST_STEPS)]
-DEVICE_NAMES = r"auto|cpu|mps|cuda(?::(\d{1,3}))?"
-"""What a device may be called; whether it is there is another question."""
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]  # the largest of the published recipes (LAMB) is 2**16
 CountOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 Length = Annotated[int, Field(le=1_000_000)]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from maskloom.errors import ConfigError, DataError, not_one_of
-from maskloom.foreign_files import read_bytes, why_unreadable
+from maskloom.system.foreign_files import read_bytes, why_unreadable
 
 SHIPPED = Path(__file__).parent / "recipes"
 """The folder of the recipes that come with the package."""

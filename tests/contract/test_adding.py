@@ -17,7 +17,7 @@ from torch import nn
 
 import maskloom
 from maskloom.checkpoints.huggingface import FORMATS
-from maskloom.checkpoints.published_format import PublishedFormat, TensorName
+from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.data.corruption import Corruption
 from maskloom.layers.embeddings import WordPositionEmbeddings

@@ -9,7 +9,7 @@ import pytest
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import PretrainRecipe, load_recipe
-from maskloom.data.corpus_building import CorpusSettings, build_corpus
+from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.data.corpus import Corpus
+from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import DataError
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -87,7 +87,7 @@ def processes(*, group: int) -> dict[int, bool]:
         try:
             # after the name, which stands in brackets, come the state, the parent and the group
             state, _, own_group = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
-            is_worker = b"maskloom.worker_processes" in (folder / "cmdline").read_bytes()
+            is_worker = b"maskloom.system.worker_processes" in (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
             continue
         if int(own_group) == group and state != "Z":

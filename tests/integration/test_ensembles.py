@@ -11,12 +11,12 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import main
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError
-from maskloom.files import write_json
 from maskloom.inference import Ensemble, Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import predict
+from maskloom.system.files import write_json
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task, task_kind
 from maskloom.tasks.tables import ReadingOptions

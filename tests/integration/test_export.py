@@ -10,13 +10,13 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import write_json
 from maskloom.inference.model_folder import read_settings
 from maskloom.runs.convert import convert
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export, export_lines
 from maskloom.runs.rerun import rerun
-from maskloom.training.checkpoints import step_folders
+from maskloom.system.files import write_json
+from maskloom.training.checkpointing.checkpoints import step_folders
 from tools.soak.subjects import RUN, finetuning, prepare, pretraining, run_whole
 
 

@@ -269,7 +269,7 @@ def test_every_row_of_table_7_is_a_recipe(model_folder, data, tmp_path, name):
 def test_a_run_killed_while_it_trains_goes_on_to_the_same_weights(run, model_folder, data, tmp_path):
     (tmp_path / "recipe.json").write_text(recipe().model_dump_json())
     code = (
-        "import sys, maskloom.training.background_saves as saves\n"
+        "import sys, maskloom.training.checkpointing.background_saves as saves\n"
         "from maskloom.config import FinetuneRecipe\nfrom maskloom.runs.finetune import LabelledFiles, finetune\n"
         "write = saves.write_checkpoint\n"
         "def stop(*given, **named):\n"

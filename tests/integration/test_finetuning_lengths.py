@@ -17,7 +17,7 @@ from maskloom.runs.export import export, export_lines
 from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
 from maskloom.runs.rerun import rerun
-from maskloom.training.checkpoints import step_folders
+from maskloom.training.checkpointing.checkpoints import step_folders
 from maskloom.training.events import read_events
 from tools.golden_losses import finetuning, names
 

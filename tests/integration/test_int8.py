@@ -11,7 +11,7 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import app
 from maskloom.errors import ConfigError
 from maskloom.inference import Predictor
-from maskloom.layers import int8
+from maskloom.layers.processor import int8
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.text.vocabulary import Vocabulary

@@ -120,13 +120,13 @@ def test_a_run_asked_to_stop_saves_and_resumes_to_the_bit(corpus: Path, left_alo
 
 
 SLOW_SAVES = """
-import sys, time, maskloom.training.checkpoints as checkpoints, maskloom.training.checkpoints as manifests
+import sys, time, maskloom.training.checkpointing.checkpoints as checkpoints
 write = checkpoints.write_hashed
 def slowly(*given, **named):
     described = write(*given, **named)
     time.sleep(0.4)
     return described
-checkpoints.write_hashed = manifests.write_hashed = slowly
+checkpoints.write_hashed = slowly
 from maskloom.cli import main
 main()
 """

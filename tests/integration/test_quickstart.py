@@ -12,10 +12,10 @@ import pytest
 
 import maskloom
 from maskloom.errors import ConfigError
+from maskloom.quickstart import documentation, journey
+from maskloom.quickstart.journey import quickstart, summary_lines
+from maskloom.quickstart.tasks import TaskSettings, build_tasks
 from maskloom.runs.display import Progress
-from maskloom.runs.quickstart import documentation, journey
-from maskloom.runs.quickstart.journey import quickstart, summary_lines
-from maskloom.runs.quickstart.tasks import TaskSettings, build_tasks
 
 OVERRIDES = {
     "pretrain": [

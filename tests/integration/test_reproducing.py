@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from maskloom import fault_points
 from maskloom.config import PretrainRecipe, load_recipe
-from maskloom.folder_lock import folder_lock
 from maskloom.runs.pretrain import pretrain
+from maskloom.system import fault_points
+from maskloom.system.folder_lock import folder_lock
 from maskloom.text.vocabulary_training import VocabularySettings
-from maskloom.training.checkpoints import Snapshot, write_checkpoint
+from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoint
 
 SETTINGS = [
     *("model.size=tiny", "model.config.hidden_size=16", "model.config.num_attention_heads=2"),

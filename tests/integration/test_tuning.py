@@ -13,13 +13,13 @@ from tests.fine_tuning import finetune
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, load_recipe, validate_recipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import finetuning_lines, tuning_lines
+from maskloom.system.files import write_json
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions

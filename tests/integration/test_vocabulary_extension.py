@@ -17,10 +17,10 @@ from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs.vocabulary_extension import REPORT, NewPieces, extend_vocabulary
+from maskloom.system.worker_processes import Work
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.worker_processes import Work
 
 TEXT = "the cardiomyopathy of the heart, a cardiomyopathy; myopathy and neuropathy and cardiology.\n" * 6
 OLD_TEXTS = ["the heart and a hat", "hot; hearts of the art."]

@@ -13,10 +13,10 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.corpus import REPORT, inspect_vocabulary, train_vocabulary_from_files
+from maskloom.system.worker_processes import Work
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.vocabulary_training import VocabularySettings
-from maskloom.worker_processes import Work
 
 PARTS = {
     "a.txt": "The quick brown fox jumps over the lazy dog.\n\nThe dog sleeps; the fox runs quickly.\n" * 3,

@@ -8,7 +8,6 @@ from tests.fine_tuning import finetune
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.files import write_json
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -16,6 +15,7 @@ from maskloom.runs import finetune as finetune_run
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import embed, predict
 from maskloom.runs.task_summaries import finetuning_lines
+from maskloom.system.files import write_json
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

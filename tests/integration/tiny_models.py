@@ -1,9 +1,9 @@
 """Model folders that tests of prediction share."""
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.files import write_json
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.system.files import write_json
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

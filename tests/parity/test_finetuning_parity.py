@@ -6,7 +6,7 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
 from maskloom.config import FinetuneTraining
-from maskloom.files import write_json
+from maskloom.system.files import write_json
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.kinds import make_task

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers import BertConfig as PeerConfig
 
-from maskloom.checkpoints.bert_names import WORD_EMBEDDINGS, model_names
 from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.checkpoints.published.bert import WORD_EMBEDDINGS, model_names
 from maskloom.data.batch import ChoiceBatch, ClassificationBatch, PretrainingBatch, TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

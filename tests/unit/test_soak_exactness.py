@@ -9,7 +9,7 @@ import pytest
 
 from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.training.background_saves import BackgroundSaves
+from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from tools.fuzzing.texts import problem_of
 from tools.soak import scores, squad_rules
 from tools.soak.background import try_round

@@ -109,7 +109,7 @@ def _code(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
 
 def _data_that_is_no_file(folder: Path) -> Iterator[Attempt]:
     from maskloom.config import FinetuneRecipe, load_recipe
-    from maskloom.data.documents import read_documents
+    from maskloom.data.corpus.documents import read_documents
     from maskloom.runs.glue.files import check_submission
     from maskloom.tasks.kinds import task_kind
     from maskloom.tasks.labels import read_label_names
@@ -141,7 +141,7 @@ def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
     """One line without end, packed a thousand times smaller or more, for every reader of packed files."""
     import zstandard
 
-    from maskloom.data.documents import read_documents
+    from maskloom.data.corpus.documents import read_documents
     from maskloom.runs.glue.files import check_submission
     from maskloom.tasks.kinds import task_kind
 

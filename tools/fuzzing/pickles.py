@@ -79,7 +79,7 @@ def _by_name(
     import shutil
 
     from maskloom.checkpoints.huggingface import load_model
-    from maskloom.data.documents import read_documents
+    from maskloom.data.corpus.documents import read_documents
     from maskloom.inference import Predictor
     from maskloom.tasks.kinds import task_kind
     from maskloom.text.vocabulary import Vocabulary

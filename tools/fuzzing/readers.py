@@ -32,7 +32,7 @@ def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
 
 def read_documents(path: Path) -> object:
     """Read: documents."""
-    from maskloom.data.documents import read_documents
+    from maskloom.data.corpus.documents import read_documents
 
     return sum(len(document.text) for document in read_documents(path))
 
@@ -129,9 +129,9 @@ def read_features(path: Path) -> object:
 
 def read_corpus(path: Path) -> object:
     """Read: corpus."""
-    from maskloom.data.corpus import Corpus
-    from maskloom.data.corpus_lint import lint_corpus
-    from maskloom.data.corpus_statistics import corpus_statistics
+    from maskloom.data.corpus.lint import lint_corpus
+    from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.corpus.statistics import corpus_statistics
 
     corpus = Corpus.open(path.parent)
     lint_corpus(corpus)

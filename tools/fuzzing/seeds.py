@@ -163,7 +163,7 @@ def write_byte_pairs(folder: Path) -> None:
 
 def write_corpus(folder: Path) -> None:
     """Build a tiny corpus."""
-    from maskloom.data.corpus_building import build_corpus
+    from maskloom.data.corpus.building import build_corpus
     from maskloom.text.vocabulary import Vocabulary
     from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

@@ -143,7 +143,7 @@ def _changed_manifest(content: Callable[[], bytes]) -> Make:
     """Return a maker of corpus manifests with wrong values under a checksum that fits."""
 
     def make(draw: random.Random) -> bytes:
-        from maskloom.data.corpus_manifest import _own_checksum
+        from maskloom.data.corpus.manifest import _own_checksum
 
         tree = changed_tree(json.loads(content()), draw)
         if isinstance(tree, dict) and draw.random() < 0.9:

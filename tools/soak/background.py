@@ -33,7 +33,7 @@ class _Writer:
 
     def __call__(self, snapshot: Any, *given: Any, **named: Any) -> Path:
         """Write a snapshot, or fail as is planned for its step."""
-        from maskloom.fault_points import arm
+        from maskloom.system.fault_points import arm
 
         self.inside += 1
         self.most = max(self.most, self.inside)
@@ -101,7 +101,7 @@ class _Round:
 
     def _ask(self, saves: Any, release: str) -> None:
         """Ask for a save of the state as it stands."""
-        from maskloom.training.checkpoints import Snapshot
+        from maskloom.training.checkpointing.checkpoints import Snapshot
 
         step, extra = self.state.step, {"best": [self.state.step]}
         seen = Snapshot.of(self.state, extra)
@@ -147,7 +147,7 @@ class _Round:
         import torch
         from safetensors.torch import load_file
 
-        from maskloom.training.checkpoints import MODEL, OPTIMIZER, REST
+        from maskloom.training.checkpointing.checkpoints import MODEL, OPTIMIZER, REST
         from tools.checking import verify_checkpoint
 
         names = {path.name for path in self.folder.iterdir()}
@@ -171,7 +171,7 @@ def try_round(folder: Path, draw: random.Random) -> tuple[list[str], str]:
     """Train and save in a folder that is emptied first; returns what is wrong, and what happened in a few words."""
     from tests.unit.training.tiny_sessions import tiny_state
 
-    from maskloom.training import background_saves as tried
+    from maskloom.training.checkpointing import background_saves as tried
 
     shutil.rmtree(folder, ignore_errors=True)
     state = tiny_state(draw.randrange(100), hidden_size=2 * draw.randint(2, 40))

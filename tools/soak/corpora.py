@@ -121,7 +121,7 @@ def try_kill(server: ForkServer, build: Build, draw: random.Random, folder: Path
 
 def _taken_for_whole(build: Build, out: Path) -> str | None:
     """Return what is wrong when a reader takes what a killed build left for a whole one, else None."""
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
     from maskloom.errors import DataError
     from maskloom.text.tokenizer import Tokenizer
 
@@ -193,7 +193,7 @@ def _changed(path: Path, content: bytes | None) -> Iterator[None]:
 
 def _named(corpus: Path, files: list[str]) -> str | None:
     """Return what is wrong with how the opening of a tampered corpus ends, or None when it names the files."""
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
     from maskloom.errors import DataError
 
     try:
@@ -205,7 +205,7 @@ def _named(corpus: Path, files: list[str]) -> str | None:
 
 
 def _build_small(folder: Path, seed: int) -> Path:
-    from maskloom.data.corpus_building import CorpusSettings, build_corpus
+    from maskloom.data.corpus.building import CorpusSettings, build_corpus
     from maskloom.text.vocabulary import Vocabulary
     from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -271,7 +271,7 @@ def _with_changes(corpus: Path, changes: dict[str, bytes | None]) -> str | None:
 def _cost_of_checking(folder: Path) -> Trial:
     """Compare the processor time of checking a corpus with that of reading it once for training."""
     from maskloom.config import PretrainingData
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
     from maskloom.data.pretraining_loader import PretrainingLoader
 
     folder.mkdir()
@@ -291,7 +291,7 @@ def _cost_of_checking(folder: Path) -> Trial:
 
 
 def _build_of(folder: Path) -> Path:
-    from maskloom.data.corpus_building import CorpusSettings, build_corpus
+    from maskloom.data.corpus.building import CorpusSettings, build_corpus
     from maskloom.text.vocabulary import Vocabulary
     from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

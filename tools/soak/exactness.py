@@ -204,7 +204,7 @@ def exact_ids(budget: Budget, *, num_texts: int = TEXTS_AT_ONCE, workers: tuple[
 
     All have to give what another path gives for each text by itself.
     """
-    from maskloom.worker_processes import results_of_processes
+    from maskloom.system.worker_processes import results_of_processes
 
     known = tokenizers()
     fleet = [

@@ -59,8 +59,8 @@ def _become(request: dict[str, Any]) -> None:
     """Run the command line in this child as a new interpreter would, and end with its exit code; never returns."""
     code = 1
     try:
-        from maskloom import fault_points
         from maskloom.cli import main as maskloom_main
+        from maskloom.system import fault_points
 
         os.setpgid(0, 0)
         # jobs in the background and under nohup hand down that these are ignored

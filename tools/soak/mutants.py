@@ -32,7 +32,7 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "rename before fsync",
-        "files.py",
+        "system/files.py",
         """        sync(temporary)
         if final.exists():
             rename(final, former)
@@ -45,7 +45,7 @@ MUTANTS = (
         sync(final)
         sync(final.parent)
 """,
-        (f"{_TRAINING}/test_write_order.py",),
+        (f"{_TRAINING}/checkpointing/test_write_order.py",),
     ),
     Mutant(
         "dropout does not follow the step",  # the sheet's "RNG restored after fetch": here no generator is saved at all
@@ -59,7 +59,7 @@ MUTANTS = (
         "training/session.py",
         "        if not self.ranks.is_first:\n            return Saves()\n",
         "",
-        (f"{_TRAINING}/test_write_order.py",),
+        (f"{_TRAINING}/checkpointing/test_write_order.py",),
     ),
     Mutant(
         "check for NaN after the step",
@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     Mutant(
         "manifest first",
-        "training/checkpoints.py",
+        "training/checkpointing/checkpoints.py",
         """        files = {
             name: write_hashed(temporary / name, pieces, before_chunk=before_chunk) for name, pieces in contents.items()
         }
@@ -94,29 +94,31 @@ MUTANTS = (
         for name, content in whole.items():
             write_hashed(temporary / name, [content], before_chunk=before_chunk)
 """,
-        (f"{_TRAINING}/test_write_order.py",),
+        (f"{_TRAINING}/checkpointing/test_write_order.py",),
     ),
     Mutant(
         "no hash",
-        "training/checkpoints.py",
+        "training/checkpointing/checkpoints.py",
         """return None if digest == described.get("sha256") else""",
         """return None if digest else""",
-        (f"{_TRAINING}/test_checkpoints.py::test_a_damaged_checkpoint_is_refused_by_name_and_the_older_one_taken",),
+        (
+            f"{_TRAINING}/checkpointing/test_checkpoints.py::test_a_damaged_checkpoint_is_refused_by_name_and_the_older_one_taken",
+        ),
     ),
     Mutant(
         "lock by existence",
-        "folder_lock.py",
+        "system/folder_lock.py",
         "    reason = former.why_gone()\n    if reason is None and",
         "    reason = None\n    if reason is None and",
-        ("tests/unit/test_folder_lock.py::test_a_stale_lock_is_taken_over_and_said",),
+        ("tests/unit/system/test_folder_lock.py::test_a_stale_lock_is_taken_over_and_said",),
     ),
     Mutant(
         "saves without bound",  # in place of the sheet's "queue unbounded": there is no server yet
-        "training/background_saves.py",
+        "training/checkpointing/background_saves.py",
         "        self._outlive(self.wait)\n        snapshot = Snapshot.of(state, extra)\n        if not",
         "        snapshot = Snapshot.of(state, extra)\n        if not",
         (
-            "tests/unit/training/test_background_saves.py::test_the_next_save_copies_nothing_until_the_one_before_is_on_disk",
+            "tests/unit/training/checkpointing/test_background_saves.py::test_the_next_save_copies_nothing_until_the_one_before_is_on_disk",
         ),
     ),
     Mutant(

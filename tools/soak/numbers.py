@@ -133,7 +133,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _replay_problems(folder: Path, place: str, value: str, precision: str) -> list[str]:
-    from maskloom.training.step_dumps import REPORT
+    from maskloom.training.faults.step_dumps import REPORT
     from tools.replaying import replay_dump
 
     (dump,) = (folder / "dumps" / "train").iterdir()
@@ -166,7 +166,7 @@ def bad_numbers(budget: Budget) -> Iterator[Trial]:
 _ON_ONE_RANK = """
 import os
 from maskloom.training import loop
-from maskloom.training.distributed import LossesOf
+from maskloom.training.ranks.distributed import LossesOf
 calls, forward = [0], LossesOf.forward
 def planted(self, *given):
     total, means = forward(self, *given)

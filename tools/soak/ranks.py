@@ -65,7 +65,7 @@ def _r14(budget: Budget) -> Iterator[Trial]:
 def _same_samples(data: Path, size: int) -> Trial:
     """Compare the hash of all token ids of 50 batches, made whole and made in parts."""
     from maskloom.config import PretrainingData
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
     from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
     from maskloom.data.sampling import DataPosition
 
@@ -177,7 +177,7 @@ def _r15(budget: Budget) -> Iterator[Trial]:
 
 def _ends(place: Path, job: Sequence[str], action: str, rank: int, point: str, name: str) -> Trial:
     """Have one rank die or hang, and look at how soon all have ended, what they said, and what they left."""
-    from maskloom.training.checkpoints import step_folders
+    from maskloom.training.checkpointing.checkpoints import step_folders
     from tools.checking import verify_checkpoint
 
     shutil.rmtree(place, ignore_errors=True)

@@ -54,7 +54,7 @@ def workers(pid: int) -> list[int]:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"maskloom.worker_processes" in command or b"ray::_do" in command:
+        if b"maskloom.system.worker_processes" in command or b"ray::_do" in command:
             found.append(child)
     return found
 

@@ -11,21 +11,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from maskloom.checkpoints.bert_names import BERT_FORMAT
-from maskloom.checkpoints.gpt_names import GPT_FORMAT
-from maskloom.checkpoints.published_format import PublishedFormat, TensorName
+from maskloom.checkpoints.published.bert import BERT_FORMAT
+from maskloom.checkpoints.published.format import PublishedFormat, TensorName
+from maskloom.checkpoints.published.gpt import GPT_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
 from maskloom.config import Section, validate_recipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.fault_points import fault_point
-from maskloom.files import replacing, write_json
-from maskloom.foreign_files import file_inside, read_json_object
-from maskloom.machine_memory import require_memory
 from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
 from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
+from maskloom.system.fault_points import fault_point
+from maskloom.system.files import replacing, write_json
+from maskloom.system.foreign_files import file_inside, read_json_object
+from maskloom.system.machine_memory import require_memory
 
 CONFIG = "config.json"
 # The key of config.json with what heads of ours take.

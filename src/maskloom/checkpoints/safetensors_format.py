@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from maskloom.errors import DataError
-from maskloom.foreign_files import check_regular
+from maskloom.system.foreign_files import check_regular
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 20_000

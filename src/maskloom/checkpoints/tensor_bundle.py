@@ -18,7 +18,7 @@ from torch import Tensor
 from maskloom.checkpoints.crc32c import crc32c, masked
 from maskloom.checkpoints.tensor_files import StoredTensor
 from maskloom.errors import DataError
-from maskloom.foreign_files import file_inside, read_bytes
+from maskloom.system.foreign_files import file_inside, read_bytes
 
 INDEX_END = ".index"
 _MAX_SHARDS, _MAX_DIMENSIONS, _MAX_SIZE = 10_000, 16, 2**48

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from maskloom.checkpoints.safetensors_format import MAX_TENSORS, read_header
 from maskloom.errors import DataError
-from maskloom.foreign_files import file_inside, read_json_object
+from maskloom.system.foreign_files import file_inside, read_json_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

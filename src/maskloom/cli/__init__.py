@@ -18,7 +18,7 @@ from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.runs.display import printable
-from maskloom.training.interruption import Interrupted, StopRequests
+from maskloom.training.faults.interruption import Interrupted, StopRequests
 
 app = typer.Typer(
     name="maskloom",
@@ -129,7 +129,7 @@ def _end_quietly_when_interrupted() -> None:
 
 def _check_arguments() -> None:
     """Raise DataError for an argument that is not UTF-8: names and texts end up in files that are."""
-    from maskloom.foreign_files import is_utf8, shown_name
+    from maskloom.system.foreign_files import is_utf8, shown_name
 
     for argument in sys.argv[1:]:
         if not is_utf8(argument):
@@ -159,12 +159,12 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
 def _expected_failure(error: Exception) -> int | None:
     """Return the exit code of a failure that a message explains, or None for a bug, whose traceback is wanted."""
     if isinstance(error, OSError):
-        from maskloom.files import DISK_ERRORS
+        from maskloom.system.files import DISK_ERRORS
 
         return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
     if "torch" not in sys.modules:
         return None
     from maskloom.training.loop import MemoryExhaustedError, NumericalError
-    from maskloom.training.ranks import RankLostError
+    from maskloom.training.ranks.ranks import RankLostError
 
     return EXIT_FAILED if isinstance(error, (NumericalError, MemoryExhaustedError, RankLostError)) else None

@@ -87,7 +87,7 @@ def rerun(
     as_json: AsJson = False,
 ) -> None:
     """Repeat a run from its folder and check that the result is the same bit for bit (else exit code 1)."""
-    from maskloom.folder_lock import refuse_if_in_use
+    from maskloom.system.folder_lock import refuse_if_in_use
 
     if out is None:
         whole = run.resolve()

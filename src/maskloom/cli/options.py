@@ -18,9 +18,9 @@ import typer
 from typer.core import TyperGroup
 
 from maskloom.errors import ConfigError, UsageError, not_one_of
-from maskloom.files import open_file_number
-from maskloom.launch import is_first_process
 from maskloom.runs.display import lines_of, printable, printable_json
+from maskloom.system.files import open_file_number
+from maskloom.system.launch import is_first_process
 
 Texts = Annotated[
     list[Path], typer.Argument(help="Text files or folders: .txt, .jsonl with a `text` field, .gz, .zst, .parquet.")
@@ -49,7 +49,7 @@ Verify = Annotated[
 
 def _take_device(name: str | None) -> None:
     """Let everything in this process compute on a device; an unknown name is refused before anything heavy."""
-    from maskloom.config import DEVICE_NAMES
+    from maskloom.system.launch import DEVICE_NAMES
 
     if name is not None and not re.fullmatch(DEVICE_NAMES, name):
         raise typer.BadParameter(f"{name!r} is not known; known: auto, cpu, cuda, cuda:0 and so on, mps")
@@ -131,7 +131,7 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
-    from maskloom.foreign_files import check_model_name
+    from maskloom.system.foreign_files import check_model_name
 
     chosen = [*(model or [])]
     if model and ensemble is not None:
@@ -164,8 +164,8 @@ def chosen_recipe(
 
     Raises FolderInUseError where one works.
     """
-    from maskloom.folder_lock import refuse_if_in_use
     from maskloom.runs.recipes import recipe_of_run, run_to_resume
+    from maskloom.system.folder_lock import refuse_if_in_use
 
     refuse_if_in_use(out)  # before the heavy imports
     resumes = run_to_resume(out, resume, lambda line: say(line, err=True))

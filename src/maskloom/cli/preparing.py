@@ -29,7 +29,7 @@ RayAddress = Annotated[
 
 def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None) -> Any:
     from maskloom.runs.ray_tasks import chosen_engine
-    from maskloom.worker_processes import Work
+    from maskloom.system.worker_processes import Work
 
     return Work(workers, chosen_engine(engine, ray_address))
 
@@ -104,13 +104,13 @@ def vocab_extend(
     as_json: AsJson = False,
 ) -> None:
     """Add pieces from your text to a model's vocabulary; their embeddings start as means of old ones."""
-    from maskloom.data.documents import source_files
-    from maskloom.foreign_files import check_model_name
+    from maskloom.data.corpus.documents import source_files
+    from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
     source_files(texts)
     from maskloom.runs.vocabulary_extension import NewPieces, extend_vocabulary  # heavy: wrong paths are refused first
-    from maskloom.worker_processes import Work
+    from maskloom.system.worker_processes import Work
 
     wanted, work, watch = NewPieces(add, min_frequency, use_unused), Work(workers), stage_callback(terminal_progress())
     report = extend_vocabulary(texts, wanted, model=model, out=out, work=work, on_bad_text=on_bad_text, progress=watch)
@@ -155,7 +155,7 @@ def corpus_build(
     as_json: AsJson = False,
 ) -> None:
     """Turn text into token shards, in parallel; an interrupted build continues when run again."""
-    from maskloom.data.corpus_building import CorpusSettings
+    from maskloom.data.corpus.building import CorpusSettings
     from maskloom.runs.corpus import build_corpus_from_files
 
     settings = CorpusSettings(sentences, language, on_bad_text, documents=documents)

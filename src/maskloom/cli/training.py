@@ -52,8 +52,8 @@ def pretrain(
     epochs = flags.pop("epochs")
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
-    from maskloom.data.corpus_manifest import read_manifest
-    from maskloom.foreign_files import check_model_name
+    from maskloom.data.corpus.manifest import read_manifest
+    from maskloom.system.foreign_files import check_model_name
 
     read_manifest(corpus)
     chosen = with_epochs(chosen, epochs, flags["steps"], corpus)
@@ -167,8 +167,8 @@ def quickstart(
     as_json: AsJson = False,
 ) -> None:
     """Train a BERT and two classifiers on the documentation inside your Python installation, in about 15 minutes."""
-    from maskloom.runs.quickstart.journey import quickstart as run
-    from maskloom.runs.quickstart.journey import summary_lines
+    from maskloom.quickstart.journey import quickstart as run
+    from maskloom.quickstart.journey import summary_lines
 
     show(run(out=out, seed=seed, progress=terminal_progress()), as_json, lines=summary_lines)
 
@@ -202,8 +202,8 @@ def run_glue(
     if grid is None and not continues(out, resume):
         grid = ["paper"]
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    from maskloom.foreign_files import check_model_name
     from maskloom.runs.glue.files import chosen_tasks
+    from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
     names = None if tasks is None else tasks.split(",")

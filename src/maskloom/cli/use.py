@@ -83,7 +83,7 @@ def fill_mask(
     as_json: AsJson = False,
 ) -> None:
     """Predict the words for [MASK]."""
-    from maskloom.foreign_files import check_model_name
+    from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
     from maskloom.inference import Predictor  # heavy: an absent model is refused before it
@@ -213,7 +213,7 @@ def features(
     as_json: AsJson = False,
 ) -> None:
     """Write a model's activations, of any layer, for every word or token of a file."""
-    from maskloom.foreign_files import check_model_name, check_regular
+    from maskloom.system.foreign_files import check_model_name, check_regular
 
     check_model_name(model)
     check_regular(input_file)
@@ -280,7 +280,7 @@ def generate(
 ) -> None:
     """Continue a text, or every text of a file, with a left-to-right model."""
     from maskloom.errors import UsageError
-    from maskloom.foreign_files import check_model_name
+    from maskloom.system.foreign_files import check_model_name
 
     if (prompt is None) == (input_file is None):
         raise UsageError("give either --prompt TEXT or --input FILE")

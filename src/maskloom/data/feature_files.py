@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from maskloom.errors import DataError
-from maskloom.files import file_sha256, sync, write_bytes, write_json
-from maskloom.foreign_files import check_regular, read_json_object
+from maskloom.system.files import file_sha256, sync, write_bytes, write_json
+from maskloom.system.foreign_files import check_regular, read_json_object
 
 FORMAT_VERSION = 1
 MANIFEST, FEATURES, OFFSETS = "manifest.json", "features.bin", "offsets.bin"

@@ -15,7 +15,7 @@ from maskloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from maskloom.config import PretrainingData
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from maskloom.errors import DataError
 
 if TYPE_CHECKING:
     from maskloom.config import PretrainingData
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
 
 # The kinds of draw.
 _DOCUMENTS, _ROWS = 401, 402

@@ -13,7 +13,7 @@ from maskloom.errors import DataError
 
 if TYPE_CHECKING:
     from maskloom.config import PretrainingData
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
 
 BLOCK_SENTENCES = 200_000
 """Number of sentences that a block of documents holds on average; instances are shuffled within a block."""

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config
-from maskloom.checkpoints.sentence_transformers import PoolingMode, SentenceModules, read_modules
+from maskloom.checkpoints.published.sentence_transformers import PoolingMode, SentenceModules, read_modules
 from maskloom.data.batch import PackedBatch
-from maskloom.devices import chosen_device
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Generation, continue_texts
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import GeneratedText, MaskCandidate, Prediction
-from maskloom.layers.int8 import quantize_dense_layers
-from maskloom.layers.matrix_products import pack_for_inference
+from maskloom.layers.processor.int8 import quantize_dense_layers
+from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch
+from maskloom.system.devices import chosen_device
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples

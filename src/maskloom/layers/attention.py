@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.layers.grouped_attention import grouped_attention
-from maskloom.layers.matrix_products import Dense
-from maskloom.layers.packed_attention import packed_attention, prefers_packed
+from maskloom.layers.processor.grouped_attention import grouped_attention
+from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.processor.packed_attention import packed_attention, prefers_packed
 from maskloom.layers.sequence_layout import SequenceLayout
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.layers.matrix_products import filled_number
+from maskloom.layers.processor.matrix_products import filled_number
 
 # A hash of 32 bits in two multiplications, with the factors of Chris Wellons's "lowbias32".
 _FACTOR_1, _FACTOR_2 = 0x7FEB352D, 0x846CA68B - 2**32

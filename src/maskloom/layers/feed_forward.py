@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from maskloom.layers.activations import activation
-from maskloom.layers.matrix_products import Dense
+from maskloom.layers.processor.matrix_products import Dense
 
 
 class FeedForward(nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.copies import to_device
-from maskloom.layers.matrix_products import filled_number
+from maskloom.layers.processor.matrix_products import filled_number
 
 # Sequences share one attention call when the shorter ones waste at most this fraction of it (or a few positions).
 _GROUP_TOLERANCE = 8

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.layers.matrix_products import prefers_onednn, product, row_step, transposed_product
+from maskloom.layers.processor.matrix_products import prefers_onednn, product, row_step, transposed_product
 
 # Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
 _NUM_LOGITS = (1 << 23) - (1 << 12)

@@ -10,11 +10,11 @@ from torch import nn
 
 from maskloom.errors import ConfigError
 from maskloom.layers.initialization import initialize
-from maskloom.machine_memory import require_memory
 from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
 from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
 from maskloom.models.model_config import ModelConfig
+from maskloom.system.machine_memory import require_memory
 
 # What a head takes beside sizes and labels, by the name of the head.
 HeadOptions = Mapping[str, Mapping[str, Any]]

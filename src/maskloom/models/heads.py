@@ -14,7 +14,7 @@ from maskloom.errors import ConfigError
 from maskloom.layers.activations import activation
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
-from maskloom.layers.matrix_products import Dense
+from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.encoder import Encoder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maskloom.data.corpus import Corpus
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corruption import MASKING, NEXT_TOKENS, Corruption
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.running_text import RunningTextLoader

@@ -9,16 +9,16 @@ from typing import Any
 
 from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
 from maskloom.checkpoints.pickled_weights import open_pickled
-from maskloom.checkpoints.sentence_transformers import MODULES
+from maskloom.checkpoints.published.sentence_transformers import MODULES
 from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
 from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
 from maskloom.errors import DataError
-from maskloom.foreign_files import file_inside, read_json_object
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import HEADS
 from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, pretrained_tag, write_model_folder
+from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 

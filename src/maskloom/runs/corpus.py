@@ -13,13 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import CorpusSettings, build_corpus
-from maskloom.data.corpus_estimate import estimated_corpus
-from maskloom.data.corpus_lint import lint_corpus
-from maskloom.data.corpus_manifest import describe_file
-from maskloom.data.corpus_statistics import corpus_statistics
-from maskloom.data.documents import (
+from maskloom.data.corpus.building import CorpusSettings, build_corpus
+from maskloom.data.corpus.documents import (
     Document,
     ReadingReport,
     SourceFile,
@@ -28,12 +23,18 @@ from maskloom.data.documents import (
     refuse_output_inside,
     source_files,
 )
+from maskloom.data.corpus.estimate import estimated_corpus
+from maskloom.data.corpus.lint import lint_corpus
+from maskloom.data.corpus.manifest import describe_file
+from maskloom.data.corpus.opening import Corpus
+from maskloom.data.corpus.statistics import corpus_statistics
 from maskloom.errors import ConfigError, DataError
-from maskloom.fault_points import fault_point
-from maskloom.files import naming_disk, sync, write_json
-from maskloom.folder_lock import alone_in_folder
-from maskloom.foreign_files import check_name, read_json_object
 from maskloom.runs.run_folder import environment
+from maskloom.system.fault_points import fault_point
+from maskloom.system.files import naming_disk, sync, write_json
+from maskloom.system.folder_lock import alone_in_folder
+from maskloom.system.foreign_files import check_name, read_json_object
+from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
@@ -47,7 +48,6 @@ from maskloom.text.vocabulary_training import (
 )
 from maskloom.text.word_counting import count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.worker_processes import ONE_PROCESS, Work
 
 _DEFAULTS = CorpusSettings()
 _SHOWN = (

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from maskloom.config import TrainingSection
-from maskloom.cores import usable_cores
 from maskloom.data.batch import PretrainingBatch
-from maskloom.devices import chosen_device, describe_device, found_devices
-from maskloom.layers.matrix_products import library_of_products
-from maskloom.machine_memory import available_memory
+from maskloom.layers.processor.matrix_products import library_of_products
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.display import Progress, aligned
 from maskloom.runs.run_folder import environment
+from maskloom.system.cores import usable_cores
+from maskloom.system.devices import chosen_device, describe_device, found_devices
+from maskloom.system.machine_memory import available_memory
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import write_json
 from maskloom.inference import Ensemble, Predictor, open_models, resolve_model_folder
 from maskloom.inference.ensemble import Average
 from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
 from maskloom.metrics.calibration import CalibrationMetric, calibration
 from maskloom.runs.display import Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
+from maskloom.system.files import write_json
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import make_task
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import ModelOutputs, Outputs, Task, score_outputs
 from maskloom.tasks.tuning import THRESHOLD_SETTINGS
-from maskloom.training.memory import release_free_memory
+from maskloom.training.faults.memory import release_free_memory
 
 _PIECE = 4096
 

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config
-from maskloom.checkpoints.sentence_transformers import PoolingMode, write_modules
+from maskloom.checkpoints.published.sentence_transformers import PoolingMode, write_modules
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import copy_files, replacing, replacing_folder
-from maskloom.foreign_files import read_json_object
 from maskloom.inference.model_folder import load_tokenizer, read_settings, task_tokenizer
 from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model
@@ -37,10 +35,18 @@ from maskloom.runs.pretrain import start_config
 from maskloom.runs.pretraining_plan import heads_of
 from maskloom.runs.resuming import BEST_STEP
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id, saved_sum
+from maskloom.system.files import copy_files, replacing, replacing_folder
+from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.checkpoints import check_checkpoint, check_shapes, checkpoint_weights, step_folders, step_of
+from maskloom.training.checkpointing.checkpoints import (
+    check_checkpoint,
+    check_shapes,
+    checkpoint_weights,
+    step_folders,
+    step_of,
+)
 from maskloom.training.events import read_events
 
 _SHOWN = 12

@@ -14,10 +14,7 @@ import numpy as np
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.data.batch import sorted_batches
 from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
-from maskloom.devices import chosen_device
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import output_file
-from maskloom.folder_lock import alone_in_folder
 from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import EncoderWithHeads
@@ -26,6 +23,9 @@ from maskloom.runs.display import Progress
 from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.first_look import check_place
 from maskloom.runs.run_folder import fingerprint, model_files
+from maskloom.system.devices import chosen_device
+from maskloom.system.files import output_file
+from maskloom.system.folder_lock import alone_in_folder
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.tables import ReadingOptions, read_rows

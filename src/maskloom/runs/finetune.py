@@ -15,13 +15,8 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import CONFIG, read_config
 from maskloom.config import FinetuneRecipe, TrainingSection
-from maskloom.devices import describe_device
 from maskloom.errors import ConfigError, UsageError
-from maskloom.files import write_json
-from maskloom.folder_lock import alone_in_folder
-from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, task_tokenizer
-from maskloom.launch import claim, is_restarted
 from maskloom.models.architectures import published_config
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import check_tunable, tune_folder
@@ -38,6 +33,11 @@ from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
 from maskloom.runs.run_folder import METRICS, TASK, described, fingerprint, model_files, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import finetuning_lines, model_line
+from maskloom.system.devices import describe_device
+from maskloom.system.files import write_json
+from maskloom.system.folder_lock import alone_in_folder
+from maskloom.system.foreign_files import read_json_object, read_json_value
+from maskloom.system.launch import claim, is_restarted
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
@@ -55,7 +55,7 @@ from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log
 from maskloom.training.loop import NumericalError
-from maskloom.training.ranks import Ranks, joined_ranks
+from maskloom.training.ranks.ranks import Ranks, joined_ranks
 
 _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
 

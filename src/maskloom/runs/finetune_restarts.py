@@ -12,8 +12,6 @@ from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, sa
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import copy_files, replacing_folder, write_json
-from maskloom.foreign_files import read_json_object, read_json_value
 from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
@@ -23,12 +21,14 @@ from maskloom.runs.display import Progress
 from maskloom.runs.resuming import BEST_STEP, verify_resuming
 from maskloom.runs.run_folder import METRICS, run_id, saved_sum
 from maskloom.runs.start_summary import step_display
+from maskloom.system.files import copy_files, replacing_folder, write_json
+from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.task import Task, evaluate_task
-from maskloom.training.checkpoints import drop_old_checkpoints
+from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
-from maskloom.training.ranks import Ranks
+from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.session import TrainingSession
 
 _RESULT = "result.json"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.files import is_stream
-from maskloom.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
+from maskloom.system.files import is_stream
+from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
 from maskloom.tasks.tables import ReadingOptions

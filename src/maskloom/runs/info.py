@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import DataError
-from maskloom.foreign_files import read_json_object
 from maskloom.recipe_files import read_toml
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, kind_of_run
+from maskloom.system.foreign_files import read_json_object
 
 
 def describe_folder(folder: str | Path) -> dict[str, Any]:

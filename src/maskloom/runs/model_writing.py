@@ -17,11 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from maskloom.checkpoints.huggingface import CONFIG, save_model
-from maskloom.checkpoints.sentence_transformers import copy_modules
+from maskloom.checkpoints.published.sentence_transformers import copy_modules
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
 from maskloom.errors import ConfigError
-from maskloom.files import copy_files, replacing_folder, write_json, write_text
-from maskloom.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.inference.model_folder import SETTINGS_FILE
 from maskloom.metrics.language_model import PAIR_TASKS, PARTS
 from maskloom.models.architectures import architecture_of
@@ -30,9 +28,11 @@ from maskloom.models.bert_config import BertConfig
 from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.display import printable
+from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
+from maskloom.system.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.checkpoints import MODEL, REST, step_folders
+from maskloom.training.checkpointing.checkpoints import MODEL, REST, step_folders
 
 # The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
 HUB_METRICS = {

@@ -12,22 +12,22 @@ from typing import IO, Any
 
 import numpy as np
 
-from maskloom.checkpoints.sentence_transformers import PoolingMode
+from maskloom.checkpoints.published.sentence_transformers import PoolingMode
 from maskloom.errors import ConfigError
-from maskloom.files import is_stream, output_file
 from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_place, check_questions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_texts
+from maskloom.system.files import is_stream, output_file
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
 from maskloom.tasks.span.encoding import EncodedQuestions
 from maskloom.tasks.span.reading import Question
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Task
-from maskloom.training.memory import release_free_memory
+from maskloom.training.faults.memory import release_free_memory
 
 _WINDOW = 4096
 _STEP = 64

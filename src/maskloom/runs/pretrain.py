@@ -14,17 +14,11 @@ import torch
 
 from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
 from maskloom.config import PretrainRecipe, TrainingSection
-from maskloom.data.corpus import Corpus, split_documents
+from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.data.running_text import RunningTextLoader
-from maskloom.devices import describe_device
 from maskloom.errors import ConfigError
-from maskloom.files import write_json
-from maskloom.folder_lock import alone_in_folder
-from maskloom.foreign_files import file_inside
 from maskloom.inference.model_folder import resolve_model_folder
-from maskloom.launch import claim, is_restarted
-from maskloom.machine_memory import require_memory
 from maskloom.metrics.language_model import pair_task_of, part_of
 from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
@@ -44,11 +38,17 @@ from maskloom.runs.pretraining_plan import (
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, fingerprint, model_files, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
+from maskloom.system.devices import describe_device
+from maskloom.system.files import write_json
+from maskloom.system.folder_lock import alone_in_folder
+from maskloom.system.foreign_files import file_inside
+from maskloom.system.launch import claim, is_restarted
+from maskloom.system.machine_memory import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate
-from maskloom.training.ranks import Ranks, joined_ranks
+from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64

@@ -14,7 +14,7 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from maskloom.data.corpus import Corpus
+    from maskloom.data.corpus.opening import Corpus
 
 # So large that no id of a special token is refused before the corpus tells its own number.
 _ANY_VOCABULARY = 10_000_000

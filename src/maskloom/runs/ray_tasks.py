@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from maskloom.errors import ConfigError
-from maskloom.worker_processes import Engine, Patience, Start
+from maskloom.system.worker_processes import Engine, Patience, Start
 
 _NUM_RETRIES = 3
 _SECONDS_BETWEEN_LOOKS = 1.0

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError
-from maskloom.launch import is_first_process
 from maskloom.recipe_files import recipe_keys, recipe_path, shipped_recipes
 from maskloom.runs.run_folder import RECIPE
+from maskloom.system.launch import is_first_process
 
 RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 
@@ -123,7 +123,7 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
         why = "every phase has its own steps" if recipe.phases else f"{decides}; give one of the two"
         raise ConfigError(f"--epochs: {why}")
     # here, so that other starts do without them
-    from maskloom.data.corpus import Corpus, split_documents
+    from maskloom.data.corpus.opening import Corpus, split_documents
     from maskloom.data.pretraining_loader import PretrainingLoader
 
     opened, batch_size = Corpus.open(corpus, verify=False), recipe.training.batch_size

@@ -13,13 +13,11 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
-from maskloom.data.corpus import Corpus
-from maskloom.data.corpus_building import CorpusSettings, build_corpus, describe_source
-from maskloom.data.corpus_manifest import BUILD, MANIFEST, check_files, file_sum, read_manifest
-from maskloom.data.documents import source_files
+from maskloom.data.corpus.building import CorpusSettings, build_corpus, describe_source
+from maskloom.data.corpus.documents import source_files
+from maskloom.data.corpus.manifest import BUILD, MANIFEST, check_files, file_sum, read_manifest
+from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import check_regular, read_json_object
-from maskloom.launch import num_processes
 from maskloom.runs.corpus import REPORT
 from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import LabelledFiles, finetune
@@ -37,6 +35,8 @@ from maskloom.runs.run_folder import (
     runs_within,
 )
 from maskloom.runs.search import PLAN
+from maskloom.system.foreign_files import check_regular, read_json_object
+from maskloom.system.launch import num_processes
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 

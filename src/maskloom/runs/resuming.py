@@ -17,10 +17,18 @@ from safetensors.torch import load_file
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.config import Extension, FinetuneRecipe, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import read_json_value
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.run_folder import METRICS, RECIPE, check_same_recipe, run_id
-from maskloom.training.checkpoints import MODEL, OPTIMIZER, REST, Snapshot, check_checkpoint, step_folders, step_of
+from maskloom.system.foreign_files import read_json_value
+from maskloom.training.checkpointing.checkpoints import (
+    MODEL,
+    OPTIMIZER,
+    REST,
+    Snapshot,
+    check_checkpoint,
+    step_folders,
+    step_of,
+)
 from maskloom.training.events import NoLog
 from maskloom.training.loop import StepReport
 from maskloom.training.session import TrainingSession

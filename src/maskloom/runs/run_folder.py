@@ -17,10 +17,10 @@ from typing import Any, Literal
 import maskloom
 from maskloom.config import Section, load_recipe, recipe_toml
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import remove_tree, write_json, write_text
-from maskloom.folder_lock import LOCK
-from maskloom.foreign_files import check_name, check_regular, read_json_object, shown_name
-from maskloom.launch import num_processes
+from maskloom.system.files import remove_tree, write_json, write_text
+from maskloom.system.folder_lock import LOCK
+from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
+from maskloom.system.launch import num_processes
 from maskloom.tasks.choice.reading import race_files
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"

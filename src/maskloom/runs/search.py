@@ -15,9 +15,6 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.files import copy_files, replacing_folder, write_bytes, write_json, write_text
-from maskloom.folder_lock import alone_in_folder
-from maskloom.foreign_files import check_regular, read_json_object
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles, finetune, with_task
@@ -33,8 +30,11 @@ from maskloom.runs.search_space import (
     space_of_data,
 )
 from maskloom.runs.search_table import markdown_of, ranked, search_rows
+from maskloom.system.files import copy_files, replacing_folder, write_bytes, write_json, write_text
+from maskloom.system.folder_lock import alone_in_folder
+from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.training.events import check_log_targets
-from maskloom.training.interruption import Interrupted
+from maskloom.training.faults.interruption import Interrupted
 
 PLAN = "search.json"
 Method = Literal["grid", "optuna"]

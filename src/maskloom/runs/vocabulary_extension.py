@@ -10,21 +10,21 @@ from typing import Any, Literal
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
-from maskloom.checkpoints.sentence_transformers import copy_modules
-from maskloom.data.documents import ReadingReport, read_documents, refuse_output_inside
+from maskloom.checkpoints.published.sentence_transformers import copy_modules
+from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import replacing_folder, write_bytes, write_json
-from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_bytes
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder, resolve_model_folder
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import MaskedLMHead
+from maskloom.system.files import replacing_folder, write_bytes, write_json
+from maskloom.system.foreign_files import MAX_JSON_BYTES, file_inside, read_bytes
+from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.vocabulary_extension import NewPiece, choose_pieces
 from maskloom.text.vocabulary_training import VocabularySettings, measure_coverage
 from maskloom.text.word_counting import count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.worker_processes import ONE_PROCESS, Work
 
 REPORT = "vocabulary_extension.json"
 _UNUSED = "[unused"

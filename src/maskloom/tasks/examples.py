@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from maskloom.errors import DataError
-from maskloom.foreign_files import is_utf8
+from maskloom.system.foreign_files import is_utf8
 from maskloom.tasks.tables import BLANK, BadRowError
 
 ExampleT = TypeVar("ExampleT")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import is_utf8, read_bytes
+from maskloom.system.foreign_files import is_utf8, read_bytes
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.examples import Example, ReadExamples, are_labelled
 from maskloom.tasks.tables import ReadingOptions

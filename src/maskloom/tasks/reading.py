@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import is_utf8
+from maskloom.system.foreign_files import is_utf8
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, kept_examples

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import check_regular, is_utf8, read_bytes
+from maskloom.system.foreign_files import check_regular, is_utf8, read_bytes
 
 MAX_ROW_BYTES = 16 << 20
 """16 MiB of UTF-8: five times the longest novel in one row."""

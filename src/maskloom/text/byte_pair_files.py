@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from maskloom.errors import DataError
-from maskloom.foreign_files import file_inside, read_json_object
+from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.text.tokenizer_files import ROLES, read_limit, read_object, refuse_foreign_rules
 from maskloom.text.vocabulary import (
     END_OF_WORD,

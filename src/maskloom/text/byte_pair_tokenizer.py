@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from maskloom.errors import ConfigError
-from maskloom.files import write_json, write_text
+from maskloom.system.files import write_json, write_text
 from maskloom.text.byte_pair_files import read_byte_pairs
 from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.templates import GPT_TEXTS, ONE_TEXT, RUNNING_TEXT, SequenceTemplate

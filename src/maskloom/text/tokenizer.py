@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from maskloom.errors import ConfigError
-from maskloom.files import write_json
+from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part
 from maskloom.text.templates import SequenceTemplate
 from maskloom.text.tokenizer_files import ROLES

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import DataError
-from maskloom.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
+from maskloom.system.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
 from maskloom.text.vocabulary import MAX_VOCABULARY_BYTES, Vocabulary
 
 SETTINGS_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import write_text
-from maskloom.foreign_files import file_inside, parse_json, read_bytes
+from maskloom.system.files import write_text
+from maskloom.system.foreign_files import file_inside, parse_json, read_bytes
 
 CONTINUATION_PREFIX = "##"
 MAX_WORD_LENGTH = 200

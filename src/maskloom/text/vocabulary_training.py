@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from maskloom.errors import ConfigError, DataError
+from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.pair_merging import Score, merge_pairs
 from maskloom.text.tokenizer import Tokenizer
@@ -26,7 +27,6 @@ from maskloom.text.vocabulary import (
 )
 from maskloom.text.word_counting import WordCounts, count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.worker_processes import ONE_PROCESS, Work
 
 Progress = Callable[[str, int, int], None]
 Model = Literal["wordpiece", "bpe"]

@@ -17,9 +17,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from maskloom.fault_points import fault_point
+from maskloom.system.fault_points import fault_point
+from maskloom.system.worker_processes import ONE_PROCESS, Work, results
 from maskloom.text.normalization import split_chunks, words
-from maskloom.worker_processes import ONE_PROCESS, Work, results
 
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64

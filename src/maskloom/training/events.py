@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from maskloom.errors import ConfigError
-from maskloom.fault_points import fault_point
-from maskloom.files import DISK_ERRORS, write_text
-from maskloom.foreign_files import check_regular
+from maskloom.system.fault_points import fault_point
+from maskloom.system.files import DISK_ERRORS, write_text
+from maskloom.system.foreign_files import check_regular
 
 _TENSORBOARD = "tensorboard"
 _SHOWN = ("loss", "learning_rate", "gradient_norm", "tokens_per_second")

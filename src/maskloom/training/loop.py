@@ -13,14 +13,14 @@ import torch
 
 from maskloom.config import TrainingSection
 from maskloom.data.counter_random import integers
-from maskloom.fault_points import fault_point
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, SummedObjective
-from maskloom.training.memory import give_up_kernels, is_out_of_memory, release_cached_memory
+from maskloom.system.fault_points import fault_point
+from maskloom.training.faults.memory import give_up_kernels, is_out_of_memory, release_cached_memory
 from maskloom.training.optimizers import factor_of, make_optimizer, rate_of
 from maskloom.training.precision import FIRST_LOSS_SCALE
-from maskloom.training.ranks import ONE_RANK, Ranks
+from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 
 NextBatch = Callable[[dict[str, int]], tuple[Any, dict[str, int]]]
 

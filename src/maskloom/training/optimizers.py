@@ -17,7 +17,7 @@ from torch import nn
 
 from maskloom.config import TrainingSection
 from maskloom.rows import Rows
-from maskloom.training.ranks import ONE_RANK, Ranks
+from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 
 # The name rule of the published code: everything decays except LayerNorm parameters and biases.
 _EXEMPT = re.compile(r"(^|[._])(layer_?norm|bias)([._]|$)", re.IGNORECASE)

@@ -14,10 +14,17 @@ from typing import Any
 from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.objectives.objective import Objective
-from maskloom.training.background_saves import BackgroundSaves, Saves
-from maskloom.training.checkpoints import drop_old_checkpoints, restore_checkpoint
+from maskloom.training.checkpointing.background_saves import BackgroundSaves, Saves
+from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints, restore_checkpoint
 from maskloom.training.events import EventLog
-from maskloom.training.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
+from maskloom.training.faults.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
+from maskloom.training.faults.memory import (
+    fitting_micro_batch_size,
+    note_micro_batch_size,
+    noted_micro_batch_size,
+    release_free_memory,
+)
+from maskloom.training.faults.step_dumps import LossWatch, write_dump
 from maskloom.training.loop import (
     MemoryExhaustedError,
     NextBatch,
@@ -27,16 +34,9 @@ from maskloom.training.loop import (
     TrainState,
     train_steps,
 )
-from maskloom.training.memory import (
-    fitting_micro_batch_size,
-    note_micro_batch_size,
-    noted_micro_batch_size,
-    release_free_memory,
-)
 from maskloom.training.optimizers import TimeBudget
 from maskloom.training.precision import fastest_precision, in_precision
-from maskloom.training.ranks import ONE_RANK, Ranks
-from maskloom.training.step_dumps import LossWatch, write_dump
+from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 
 # What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
 # time, and it bounds what batches of different sizes leave behind.
@@ -376,7 +376,9 @@ class TrainingSession:
 
         keep, folder = self.settings.keep_checkpoints, self.checkpoints
         if self.ranks.is_sharded:
-            from maskloom.training.sharded_checkpoints import ShardedSaves  # heavy, and of no use to a process alone
+            from maskloom.training.checkpointing.sharded_checkpoints import (
+                ShardedSaves,  # heavy, and of no use to a process alone
+            )
 
             return ShardedSaves(folder, self.ranks, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
         if not self.ranks.is_first:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from maskloom.checkpoints.bert_names import model_names
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
+from maskloom.checkpoints.published.bert import model_names
 from maskloom.errors import ConfigError, DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

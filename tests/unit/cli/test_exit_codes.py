@@ -9,7 +9,7 @@ import pytest
 
 from maskloom import cli
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.training.interruption import Interrupted
+from maskloom.training.faults.interruption import Interrupted
 from maskloom.training.loop import MemoryExhaustedError, NumericalError
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from maskloom.cli import app
 from maskloom.cli.options import Size, complete_key, space_beside, verification
 from maskloom.config import FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
-from maskloom.data.corpus_building import CorpusSettings
+from maskloom.data.corpus.building import CorpusSettings
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import recipe_keys
 from maskloom.runs.predict import VectorForm

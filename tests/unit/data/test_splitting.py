@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.data.corpus import split_documents
+from maskloom.data.corpus.opening import split_documents
 from maskloom.errors import ConfigError
 
 

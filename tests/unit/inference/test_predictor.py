@@ -9,10 +9,10 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import write_json
 from maskloom.inference import Ensemble, Predictor, resolve_model_folder
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import Bert, BertConfig
+from maskloom.system.files import write_json
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

@@ -12,7 +12,7 @@ import pytest
 from maskloom.errors import ConfigError
 from maskloom.runs import ray_tasks
 from maskloom.runs.ray_tasks import chosen_engine, results_of_ray
-from maskloom.worker_processes import Patience
+from maskloom.system.worker_processes import Patience
 
 
 class TaskError(Exception):

@@ -5,8 +5,8 @@ import pytest
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.folder_lock import folder_lock
 from maskloom.runs.run_folder import RECIPE, prepare_run_folder, run_id
+from maskloom.system.folder_lock import folder_lock
 
 
 def test_a_run_folder_is_created_once(tmp_path) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from maskloom.config import FinetuneRecipe, load_recipe, recipe_toml, validate_recipe
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.files import write_json, write_text
 from maskloom.runs import search as search_run
 from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles
@@ -24,6 +23,7 @@ from maskloom.runs.search_space import (
     space_of_data,
 )
 from maskloom.runs.search_table import markdown_of, print_table, search_rows
+from maskloom.system.files import write_json, write_text
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.loop import NumericalError
 

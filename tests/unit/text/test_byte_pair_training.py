@@ -11,10 +11,10 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from maskloom.errors import ConfigError, DataError
+from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.vocabulary import GPT_TOKENS
 from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
-from maskloom.worker_processes import ONE_PROCESS, Work
 
 TEXTS = [
     "The lowest of the low rivers was lower than the newest and widest one. Low, lower, lowest!",

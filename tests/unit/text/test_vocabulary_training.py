@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from maskloom.errors import ConfigError, DataError
+from maskloom.system.worker_processes import Work
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.vocabulary_training import (
     TrainedVocabulary,
@@ -17,7 +18,6 @@ from maskloom.text.vocabulary_training import (
     train_vocabulary,
 )
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.worker_processes import Work
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog; the dog sleeps, the fox runs quickly.",

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maskloom.system.worker_processes import Work
 from maskloom.text import word_counting
 from maskloom.text.normalization import words
 from maskloom.text.word_counting import count_words
-from maskloom.worker_processes import Work
 
 TEXTS = ["The cat, the Dog\x00 THE", "a b a\tb", "", "Ünï \ud800x 中文 ΟΔΟΣ.", "the cat " * 50]
 
@@ -23,7 +23,7 @@ TEXTS = ["The cat, the Dog\x00 THE", "a b a\tb", "", "Ünï \ud800x 中文 ΟΔ�
 def workers() -> list[int]:
     """The processes that this one started to do tasks."""
     children = [number for path in Path("/proc/self/task").glob("*/children") for number in path.read_text().split()]
-    return [int(n) for n in children if b"maskloom.worker_processes" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    return [int(n) for n in children if b"maskloom.system.worker_processes" in Path(f"/proc/{n}/cmdline").read_bytes()]
 
 
 @pytest.fixture(autouse=True)

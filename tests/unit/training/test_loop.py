@@ -10,7 +10,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import NumericalError, StepDraws, TrainState, accumulate_gradients, evaluate, train_steps
-from maskloom.training.ranks import Ranks
+from maskloom.training.ranks.ranks import Ranks
 
 VOCABULARY = 41
 

@@ -8,9 +8,9 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training import memory as module
-from maskloom.training.memory import fitting_micro_batch_size
-from maskloom.training.ranks import ONE_RANK, Ranks
+from maskloom.training.faults import memory as module
+from maskloom.training.faults.memory import fitting_micro_batch_size
+from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 
 OBJECTIVE = MaskedLanguageModeling(pair_part=None)
 

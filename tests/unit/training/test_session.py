@@ -16,9 +16,9 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training.checkpoints import restore_checkpoint
+from maskloom.training.checkpointing.checkpoints import restore_checkpoint
 from maskloom.training.events import EventLog, read_events
-from maskloom.training.interruption import Interrupted
+from maskloom.training.faults.interruption import Interrupted
 from maskloom.training.loop import MemoryExhaustedError, NumericalError, TrainState
 from maskloom.training.session import TrainingSession
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import check_regular
+from maskloom.system.foreign_files import check_regular
 from maskloom.tasks.tables import read_rows
 
 _MATCHED = frozenset({"fiction", "government", "slate", "telephone", "travel"})

@@ -12,9 +12,6 @@ from typing import Any
 
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.files import is_stream, output_file, write_json, write_text
-from maskloom.folder_lock import alone_in_folder
-from maskloom.foreign_files import read_json_object
 from maskloom.inference import Prediction, Predictor
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.glue_score import OFFICIAL_METRICS, GlueScore, leaderboard_score, paper_average
@@ -38,6 +35,9 @@ from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, ki
 from maskloom.runs.search import AllTrialsFailedError, Trials, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.runs.search_table import glue_report
+from maskloom.system.files import is_stream, output_file, write_json, write_text
+from maskloom.system.folder_lock import alone_in_folder
+from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS

@@ -13,7 +13,6 @@ from typing import Any
 from markupsafe import escape
 
 from maskloom.errors import ConfigError
-from maskloom.files import output_file
 from maskloom.metrics.language_model import PAIR_TASKS, PARTS, pair_task_of, part_of
 from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, page_template, visible
 from maskloom.runs.display import Progress
@@ -29,6 +28,7 @@ from maskloom.runs.report.record import (
     with_unit,
 )
 from maskloom.runs.search_table import glue_rows, notes_of, restarts_text, search_rows
+from maskloom.system.files import output_file
 
 _MAX_RUNS = 12
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe
-from maskloom.data.corpus import Corpus
+from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import read_bytes, read_json_object
 from maskloom.metrics.answers import is_percent
 from maskloom.runs.charts import visible
 from maskloom.runs.display import lines_of
 from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described, flat, kind_of_run, runs_within
 from maskloom.runs.task_summaries import examples_text
+from maskloom.system.foreign_files import read_bytes, read_json_object
 from maskloom.training.events import read_events
 
 _TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import file_inside, is_utf8
+from maskloom.system.foreign_files import file_inside, is_utf8
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport, kept_examples

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.foreign_files import is_utf8, parse_json, read_bytes
 from maskloom.metrics.answers import AnswerReport, score_answers
+from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes
 from maskloom.tasks import tables
 from maskloom.tasks.examples import ReadExamples, ReadingReport, kept_examples
 from maskloom.tasks.tables import BadRowError, ReadingOptions, Row

@@ -1,0 +1,150 @@
+"""BERT's parameter names in the three published dialects, one table (published BERT code; Hugging Face layout)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName
+
+
+def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
+    return (
+        TensorName(f"{ours}.weight", part, f"{huggingface}.weight", f"{tensorflow}/kernel", is_transposed=True),
+        TensorName(f"{ours}.bias", part, f"{huggingface}.bias", f"{tensorflow}/bias"),
+    )
+
+
+def _norm(ours: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
+    return (
+        TensorName(f"{ours}.weight", None, f"{huggingface}.weight", f"{tensorflow}/gamma"),
+        TensorName(f"{ours}.bias", None, f"{huggingface}.bias", f"{tensorflow}/beta"),
+    )
+
+
+_TABLES = {"word": "word_embeddings", "segment": "token_type_embeddings", "position": "position_embeddings"}
+_EMBEDDINGS = (
+    *(
+        TensorName(
+            f"encoder.embeddings.{ours}.weight", None, f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}"
+        )
+        for ours, name in _TABLES.items()
+    ),
+    *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
+)
+
+_OURS, _HF, _TF = "encoder.layers.{}", "bert.encoder.layer.{}", "bert/encoder/layer_{}"
+
+_LAYER = (
+    *(
+        row
+        for part, name in enumerate(("query", "key", "value"))
+        for row in _dense(
+            f"{_OURS}.attention.qkv", f"{_HF}.attention.self.{name}", f"{_TF}/attention/self/{name}", part
+        )
+    ),
+    *_dense(f"{_OURS}.attention.output", f"{_HF}.attention.output.dense", f"{_TF}/attention/output/dense"),
+    *_norm(f"{_OURS}.attention_layer_norm", f"{_HF}.attention.output.LayerNorm", f"{_TF}/attention/output/LayerNorm"),
+    *_dense(f"{_OURS}.feed_forward.up", f"{_HF}.intermediate.dense", f"{_TF}/intermediate/dense"),
+    *_dense(f"{_OURS}.feed_forward.down", f"{_HF}.output.dense", f"{_TF}/output/dense"),
+    *_norm(f"{_OURS}.feed_forward_layer_norm", f"{_HF}.output.LayerNorm", f"{_TF}/output/LayerNorm"),
+)
+
+_POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
+
+
+def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
+    """Return the rows of an output layer. TensorFlow's hold (classes, hidden), as ours do: they are not transposed."""
+    return (
+        TensorName(f"heads.{head}.dense.weight", None, f"{huggingface}.weight", f"{tensorflow}output_weights"),
+        TensorName(f"heads.{head}.dense.bias", None, f"{huggingface}.bias", f"{tensorflow}output_bias"),
+    )
+
+
+HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
+    "mlm": (
+        *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
+        *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
+        TensorName("heads.mlm.bias", None, "cls.predictions.bias", "cls/predictions/output_bias"),
+    ),
+    "nsp": _output("nsp", "cls.seq_relationship", "cls/seq_relationship/"),
+    "classifier": _output("classifier", "classifier", ""),
+    "tagger": _output("tagger", "classifier", ""),
+    "choice": _output("choice", "classifier", ""),
+    "span": _output("span", "qa_outputs", "cls/squad/"),
+    **OWN_HEADS,
+}
+
+# Heads of one published name: config.json's architecture says which of them a file holds.
+SAME_NAME = ("classifier", "tagger", "choice")
+
+WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+_TIED_COPIES = {
+    "cls.predictions.decoder.weight": WORD_EMBEDDINGS,
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+# Buffers and optimiser state that published files hold beside the weights.
+_IGNORED_ENDS = (
+    *("embeddings.position_ids", "embeddings.token_type_ids"),
+    *("/adam_m", "/adam_v", "/AdamWeightDecayOptimizer", "/Adam", "/Adam_1"),
+)
+_IGNORED = (
+    *("global_step", "good_steps", "bad_steps", "loss_scale", "beta1_power", "beta2_power"),
+    "_CHECKPOINTABLE_OBJECT_GRAPH",
+)
+
+
+def model_names(num_layers: int, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    """Return the tensors of an encoder of that many layers with pooler and heads."""
+    layers = (row.for_layer(layer) for layer in range(num_layers) for row in _LAYER)
+    pooler = _POOLER if has_pooler else ()
+    return [*_EMBEDDINGS, *layers, *pooler, *(row for head in heads for row in HEAD_NAMES[head])]
+
+
+def is_ignored(name: str) -> bool:
+    """Tell whether a tensor of that name carries nothing that a model needs."""
+    return name in _IGNORED or name.endswith(_IGNORED_ENDS)
+
+
+def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
+    """Return the Hugging Face name, with prefix, of a name in any dialect, and whether its matrix is transposed.
+
+    `rows` are known by their names. A name that no dialect knows comes back as it is.
+    """
+    row = rows.get(name.removesuffix(":0"))
+    if row is not None and row.huggingface != name:
+        return row.huggingface, row.is_transposed
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+        name = f"bert.{name}"
+    return name, False
+
+
+# What transformers calls a model with these heads; the first row whose heads are all there names it.
+_CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("classifier",), "BertForSequenceClassification"),
+    (("tagger", "crf"), "MaskloomBertCrfForTokenClassification"),
+    (("tagger",), "BertForTokenClassification"),
+    (("choice",), "BertForMultipleChoice"),
+    (("span",), "BertForQuestionAnswering"),
+    (("mlm", "nsp"), "BertForPreTraining"),
+    (("mlm",), "BertForMaskedLM"),
+    (("nsp",), "BertForNextSentencePrediction"),
+    ((), "BertModel"),
+)
+
+BERT_FORMAT = PublishedFormat(
+    name="BERT",
+    prefix="bert.",
+    rows=lambda config, heads, **options: model_names(config.num_hidden_layers, heads, **options),
+    heads=HEAD_NAMES,
+    class_names=lambda _: _CLASS_NAMES,
+    tied_copies=lambda _: _TIED_COPIES,
+    is_ignored=is_ignored,
+    canonical=canonical,
+    pooler=_POOLER,
+    same_name=SAME_NAME,
+    token_heads=frozenset({"tagger", "span", "crf"}),
+)

@@ -1,0 +1,89 @@
+"""GPT's parameter names in the published files: those of openai-gpt, and those of GPT-2's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName
+from maskloom.models.gpt_config import GptConfig
+
+_LAYER = "encoder.layers.{}"
+# The second name of the word embeddings, as decoder.
+_COPY = "lm_head.weight"
+
+
+def _tables(config: GptConfig) -> tuple[str, str]:
+    return ("wte", "wpe") if config.pre_norm else ("tokens_embed", "positions_embed")
+
+
+def _dense(ours: str, theirs: str) -> tuple[TensorName, ...]:
+    """Return the rows of a dense layer, whose published matrix has rows and columns exchanged."""
+    return (
+        TensorName(f"{ours}.weight", None, f"transformer.{theirs}.weight", is_transposed=True),
+        TensorName(f"{ours}.bias", None, f"transformer.{theirs}.bias"),
+    )
+
+
+def _plain(ours: str, theirs: str) -> tuple[TensorName, ...]:
+    return tuple(TensorName(f"{ours}.{end}", None, f"{theirs}.{end}") for end in ("weight", "bias"))
+
+
+_BLOCK = (
+    *_dense(f"{_LAYER}.attention.qkv", "h.{}.attn.c_attn"),
+    *_dense(f"{_LAYER}.attention.output", "h.{}.attn.c_proj"),
+    *_plain(f"{_LAYER}.attention_layer_norm", "transformer.h.{}.ln_1"),
+    *_dense(f"{_LAYER}.feed_forward.up", "h.{}.mlp.c_fc"),
+    *_dense(f"{_LAYER}.feed_forward.down", "h.{}.mlp.c_proj"),
+    *_plain(f"{_LAYER}.feed_forward_layer_norm", "transformer.h.{}.ln_2"),
+)
+
+
+_HEADS: dict[str, tuple[TensorName, ...]] = {
+    "lm": (),
+    "classifier": (TensorName("heads.classifier.dense.weight", None, "score.weight"),),
+    "tagger": _plain("heads.tagger.dense", "classifier"),
+    "choice": _plain("heads.choice.dense", "multiple_choice_head.summary"),
+    "span": _plain("heads.span.dense", "qa_outputs"),
+    **OWN_HEADS,
+}
+
+
+def _rows(config: GptConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    tables = [
+        TensorName(f"encoder.embeddings.{ours}.weight", None, f"transformer.{theirs}.weight")
+        for ours, theirs in zip(("word", "position"), _tables(config), strict=True)
+    ]
+    layers = [row.for_layer(layer) for layer in range(config.num_hidden_layers) for row in _BLOCK]
+    norm = _plain("encoder.final_norm", "transformer.ln_f") if config.pre_norm else ()
+    return [*tables, *layers, *norm, *(row for head in heads for row in _HEADS[head])]
+
+
+def _class_names(config: GptConfig) -> Sequence[tuple[tuple[str, ...], str]]:
+    family = "GPT2" if config.pre_norm else "OpenAIGPT"
+    return (
+        (("classifier",), f"{family}ForSequenceClassification"),
+        (("tagger", "crf"), f"Maskloom{family}CrfForTokenClassification"),
+        (("tagger",), f"{family}ForTokenClassification"),
+        (("choice",), f"{family}DoubleHeadsModel"),
+        (("span",), f"{family}ForQuestionAnswering"),
+        (("lm",), f"{family}LMHeadModel"),
+        ((), f"{family}Model"),
+    )
+
+
+def _canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
+    full = name if name in rows or name == _COPY else f"transformer.{name}"
+    return full, full in rows and rows[full].is_transposed
+
+
+GPT_FORMAT = PublishedFormat(
+    name="GPT",
+    prefix="transformer.",
+    rows=_rows,
+    heads=_HEADS,
+    class_names=_class_names,
+    tied_copies=lambda config: {_COPY: f"transformer.{_tables(config)[0]}.weight"},
+    is_ignored=lambda name: name.endswith((".attn.bias", ".attn.masked_bias", "position_ids")),
+    canonical=_canonical,
+    are_transposed=True,
+)

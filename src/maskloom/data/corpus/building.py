@@ -1,0 +1,379 @@
+"""Text files into a corpus folder: parallel, resumable, and the same bytes for any number of processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from maskloom.data.corpus.deduplication import DigestSet, document_digest
+from maskloom.data.corpus.documents import (
+    Document,
+    DocumentRule,
+    ReadingReport,
+    SourceFile,
+    read_documents,
+    refuse_output_inside,
+    source_files,
+)
+from maskloom.data.corpus.manifest import (
+    BUILD,
+    DOCUMENT_OFFSETS,
+    MANIFEST,
+    SENTENCE_LENGTHS,
+    SENTENCE_OFFSETS,
+    SHARD_FOLDER,
+    check_files,
+    describe_file,
+    read_manifest,
+    shard_name,
+    write_manifest,
+)
+from maskloom.data.corpus.sentence_encoding import SentenceEncoder, SentenceRule, token_type
+from maskloom.data.corpus.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
+from maskloom.errors import ConfigError, DataError
+from maskloom.system.fault_points import fault_point
+from maskloom.system.files import naming_disk, sync, write_json
+from maskloom.system.folder_lock import folder_lock
+from maskloom.system.worker_processes import ONE_PROCESS, Work, results
+from maskloom.text.sentences import check_language
+from maskloom.text.tokenizer import Tokenizer
+
+SHARD_TOKENS = 1 << 22
+MAX_SHARD_BYTES = 1 << 26
+"""Bytes of text that a shard is made of at most, unless a single document has more: what a task is in memory."""
+
+_CHARACTERS_PER_TOKEN = 4
+_SMALLEST_SHARD = 1 << 17
+_SHARE_OF_TEXT = 16
+_NUM_NAMED = 20
+# part of the digest of what shards are made of: those of a layout of old are made again
+_LAYOUT = b"lengths 2"
+_LENGTHS_AT_ONCE = 1 << 20
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """What beside text and tokenizer decides the bytes of a corpus.
+
+    `sentences` are found by the rules of `language` (None takes those of English), or are the lines; `documents` says
+    what ends a document of a .txt file. A shard has about `shard_tokens` tokens.
+    """
+
+    sentences: SentenceRule = "split"
+    language: str | None = None
+    on_bad_text: Literal["error", "skip"] = "error"
+    shard_tokens: int = SHARD_TOKENS
+    documents: DocumentRule = "blank-line"
+
+    def encoder(self, tokenizer: Tokenizer) -> SentenceEncoder:
+        """Return what finds and encodes the sentences."""
+        return SentenceEncoder(tokenizer, sentences=self.sentences, language=self.language or "en")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as the manifest has them: no key for the rule of documents of old."""
+        values = {**asdict(self), "language": self.language or "en"}
+        if self.documents == "blank-line":
+            del values["documents"]
+        return values
+
+
+@dataclass
+class _ShardTask:
+    """Documents of UTF-8 that make one shard, a digest of each, and where the first and the last one stand."""
+
+    number: int
+    settings: str
+    documents: list[bytes] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    num_bytes: int = 0
+    num_characters: int = 0
+    first: str = ""
+    last: str = ""
+
+    def add(self, document: Document, digest: bytes) -> None:
+        """Put a document into the shard."""
+        self.documents.append(document.content)
+        self.digests.append(digest)
+        self.num_bytes += len(document.content)
+        self.num_characters += document.num_characters
+        self.last = f"{document.source}, line {document.line}"
+        self.first = self.first or self.last
+
+    @property
+    def input_digest(self) -> str:
+        """The digest of the settings and all documents."""
+        return hashlib.blake2b(self.settings.encode() + b"".join(self.digests), person=_LAYOUT).hexdigest()
+
+    def __str__(self) -> str:
+        """Return what a person looks for when the task goes wrong."""
+        return f"shard {self.number} (documents from {self.first} to {self.last})"
+
+
+_DEFAULTS = CorpusSettings()
+
+
+@dataclass
+class _Counts:
+    reading: ReadingReport = field(default_factory=ReadingReport)
+    num_duplicates: int = 0
+
+
+def build_corpus(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    tokenizer: Tokenizer,
+    out: str | Path,
+    settings: CorpusSettings = _DEFAULTS,
+    work: Work = ONE_PROCESS,
+    origin: dict[str, Any] | None = None,
+    before_reading: Callable[[list[SourceFile]], None] = lambda files: None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Build a corpus folder from text files and return its manifest (BERT paper 3.3.2: document-level text).
+
+    This process reads, the workers of `work` encode; those of an engine must see `out` under the same absolute path.
+    The bytes are the same for any engine and number of workers and after any interruption: run again, it keeps the
+    `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicates of
+    documents are dropped, at 27 to 53 bytes of memory for each document; other memory is bounded by the shards in work
+    (at most `MAX_SHARD_BYTES` of text each; two for each worker and two more) and by the cache of words.
+    `before_reading` is given the files, `progress` ("reading and encoding", bytes done, all bytes), and `build.json`
+    takes `origin`.
+
+    Raises ConfigError for a wrong setting, and when the folder holds a corpus made otherwise or anything else, or lies
+    in a folder of the text; FolderInUseError when another process builds in it; DataError when the text holds no
+    document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a full disk.
+    """
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    out = Path(out).absolute()
+    _check_settings(tokenizer, out, settings)
+    refuse_output_inside(paths, out)
+    counts = _Counts()
+    files = source_files(paths, counts.reading)
+    made_with = {**tokenizer.identity(), "max_length": tokenizer.max_length, **settings.as_dict()}
+    if (out / MANIFEST).exists():
+        return _finished_corpus(out, {"settings": made_with, "sources": list(map(describe_source, files))})
+    before_reading(files)
+    with _building(out):
+        tokenizer.save(out)
+        paths, report = [source.path for source in files], counts.reading
+        found = read_documents(paths, on_bad_text=settings.on_bad_text, documents=settings.documents, report=report)
+        tasks = _shard_tasks(_unique_documents(found, counts), made_with)
+        total = sum(source.path.stat().st_size for source in files)
+        kept, made = list[ShardRecord](), list[ShardRecord]()
+        unfinished = _unfinished(out, tasks, kept)
+        with closing(results(_start_encoding, (str(out), tokenizer, settings), unfinished, work)) as records:
+            for record in records:
+                made.append(record)
+                if progress:
+                    progress("reading and encoding", counts.reading.num_bytes_read, total)
+        records = sorted([*kept, *made], key=lambda record: record.number)
+        if not any(record.num_documents for record in records):
+            raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
+        recipe = {"settings": made_with, "sources": [_source_as_read(source, counts.reading) for source in files]}
+        manifest = _finish(out, records, recipe, counts, tokenizer, origin)
+        return {**manifest, "num_kept_shards": len(kept)}
+
+
+def _check_settings(tokenizer: Tokenizer, out: Path, settings: CorpusSettings) -> None:
+    if not tokenizer.cuts_at_white_space:
+        raise ConfigError(
+            "a corpus keeps sentences apart and encodes word by word, but this byte-level vocabulary (GPT-2) holds the "
+            "white space between words; build the corpus with a vocabulary of words"
+        )
+    check_language(settings.language or "en")
+    if settings.sentences not in ("split", "lines"):
+        raise ConfigError(f"sentences is {settings.sentences!r}; it must be 'split' or 'lines'")
+    if settings.shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {settings.shard_tokens}; it must be positive")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: the corpus needs a folder, and this is a file")
+
+
+def describe_source(source: SourceFile) -> dict[str, Any]:
+    """Return a text file's name, size and SHA-256, as the manifest lists it."""
+    return {"name": source.name, **describe_file(source.path)}
+
+
+def _source_as_read(source: SourceFile, reading: ReadingReport) -> dict[str, Any]:
+    """Return what `describe_source` does, with the sum of the bytes that became documents."""
+    return {"name": source.name, "num_bytes": source.path.stat().st_size, "sha256": reading.sums[source.path]}
+
+
+def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
+    manifest = read_manifest(out)
+    before, now = manifest["settings"], recipe["settings"]
+    changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    changed += [] if manifest["sources"] == recipe["sources"] else ["the text files"]
+    if changed:
+        raise ConfigError(
+            f"{out}: already holds a corpus that was made otherwise ({', '.join(changed)} differ); "
+            "choose another folder or remove this one"
+        )
+    check_files(out, manifest, sums=True)
+    shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
+    return {"already_built": True, **manifest, "num_kept_shards": len(manifest["shards"])}
+
+
+@contextmanager
+def _building(out: Path) -> Iterator[None]:
+    """Make the folders and hold the lock of one build; a folder of anything else is left alone."""
+    if out.is_dir() and not (out / BUILDING_FOLDER).is_dir():
+        # a build would replace a model's vocabulary, for one
+        others = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+        if others:
+            raise ConfigError(f"{out}: the folder holds other files, such as {others[0]}; choose a new or empty folder")
+    (out / BUILDING_FOLDER).mkdir(parents=True, exist_ok=True)
+    (out / SHARD_FOLDER).mkdir(exist_ok=True)
+    with folder_lock(out):
+        # a build that was killed may have left large files under temporary names
+        for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
+            _remove_temporaries(folder)
+        with naming_disk(out):
+            yield
+
+
+def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, Document]]:
+    """Yield (digest, document) of each different document."""
+    seen = DigestSet()
+    for document in documents:
+        digest = document_digest(document.content)
+        if seen.add(digest):
+            yield digest, document
+        else:
+            counts.num_duplicates += 1
+        # or it would live while the next one is read
+        del document
+
+
+def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str, Any]) -> Iterator[_ShardTask]:
+    """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
+
+    Where a shard ends depends on the text alone. The caller holds the only reference to a task.
+    """
+    max_characters = settings["shard_tokens"] * _CHARACTERS_PER_TOKEN
+    recipe, total = json.dumps(settings, sort_keys=True), 0
+    task = _ShardTask(0, recipe)
+    for own_digest, document in documents:
+        if task.documents and task.num_bytes + len(document.content) > MAX_SHARD_BYTES:
+            total += task.num_characters
+            full, task = [task], _ShardTask(task.number + 1, recipe)
+            yield full.pop()
+        task.add(document, own_digest)
+        del document
+        smallest = max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, (total + task.num_characters) // _SHARE_OF_TEXT)
+        if task.num_characters >= min(max_characters, smallest):
+            total += task.num_characters
+            full, task = [task], _ShardTask(task.number + 1, recipe)
+            yield full.pop()
+    if task.documents:
+        yield task
+
+
+def _unfinished(out: Path, tasks: Iterator[_ShardTask], kept: list[ShardRecord]) -> Iterator[_ShardTask]:
+    """Yield the tasks that are to be done; the records of shards that an earlier build finished go to `kept`."""
+    for task in tasks:
+        record = finished_shard(out, task.number, task.input_digest)
+        if record is None:
+            yield task
+        else:
+            kept.append(record)
+        # or it would live while the next one is read
+        del task
+
+
+def _start_encoding(out: str, tokenizer: Tokenizer, settings: CorpusSettings) -> Callable[[_ShardTask], ShardRecord]:
+    """Return the function that encodes a task and writes its shard; runs in the worker process."""
+    encoder = settings.encoder(tokenizer)
+
+    def encode(task: _ShardTask) -> ShardRecord:
+        return write_shard(Path(out), task.number, task.input_digest, encoder.parts(task.documents))
+
+    return encode
+
+
+def _finish(
+    out: Path,
+    records: list[ShardRecord],
+    recipe: dict[str, Any],
+    counts: _Counts,
+    tokenizer: Tokenizer,
+    origin: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Join the lengths of all shards, force everything to disk, and write the manifest last."""
+    if origin is not None:
+        write_json(out / BUILD, origin)
+    kept = [record for record in records if record.num_tokens]
+    _join_lengths(out, kept)
+    files = {shard_name(r.number): {"num_bytes": r.num_bytes, "sha256": r.sha256} for r in kept}
+    small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *tokenizer.files)
+    files |= {name: describe_file(out / name) for name in small}
+    # shards of other builds, and what a killed build was writing under temporary names
+    _remove_temporaries(out)
+    for path in (out / SHARD_FOLDER).iterdir():
+        if path.relative_to(out).as_posix() not in files:
+            path.unlink(missing_ok=True)
+    for name in [*files, SHARD_FOLDER]:
+        fault_point("corpus.sync")
+        sync(out / name)
+    sync(out.parent)
+    reading = counts.reading
+    manifest = write_manifest(
+        out,
+        {
+            "num_documents": sum(record.num_documents for record in kept),
+            "num_sentences": sum(record.num_sentences for record in kept),
+            "num_tokens": sum(record.num_tokens for record in kept),
+            "num_duplicate_documents": counts.num_duplicates,
+            "num_empty_documents": reading.num_empty_documents + sum(r.num_empty_documents for r in records),
+            "num_empty_sentences": sum(record.num_empty_sentences for record in records),
+            "num_skipped_documents": reading.num_skipped_documents,
+            "skipped_documents": reading.skipped,
+            "empty_files": reading.empty_files[:_NUM_NAMED],
+            "num_ignored_files": len(reading.ignored_files),
+            "ignored_files": reading.ignored_files[:_NUM_NAMED],
+            "token_type": token_type(len(tokenizer.vocabulary)).str,
+            **recipe,
+            "shards": [{"file": shard_name(r.number), "num_tokens": r.num_tokens} for r in kept],
+            "files": files,
+        },
+    )
+    # a process of an earlier build that was killed may still put a file there; it counts no more
+    shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
+    return manifest
+
+
+def _remove_temporaries(folder: Path) -> None:
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
+    """Write the three index files of the corpus from the lengths of its shards, one shard in memory at a time."""
+    first_sentence, first_token = 0, 0
+    with (
+        (out / DOCUMENT_OFFSETS).open("wb") as documents,
+        (out / SENTENCE_OFFSETS).open("wb") as offsets,
+        (out / SENTENCE_LENGTHS).open("wb") as lengths,
+    ):
+        documents.write(np.zeros(1, "<i8").tobytes())
+        offsets.write(np.zeros(1, "<i8").tobytes())
+        for record in records:
+            fault_point("corpus.lengths")
+            # a shard of short lines has tens of millions of sentences
+            for part in read_lengths(out, record, "sentences", _LENGTHS_AT_ONCE):
+                lengths.write(part.tobytes())
+                offsets.write((first_token + np.cumsum(part, dtype="<i8")).tobytes())
+                first_token += int(part.sum(dtype=np.int64))
+            for part in read_lengths(out, record, "documents", _LENGTHS_AT_ONCE):
+                documents.write((first_sentence + np.cumsum(part, dtype="<i8")).tobytes())
+                first_sentence += int(part.sum(dtype=np.int64))

@@ -1,0 +1,133 @@
+"""Reading plain, gzip and Zstandard files as one kind of byte stream."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from maskloom.errors import DataError
+from maskloom.system.foreign_files import check_regular
+
+COMPRESSIONS = (".gz", ".zst")
+_BLOCK = 1 << 20
+# Four bytes of Zstandard can stand for 128 KiB, so that a slice unpacks to 32 MiB at most.
+_SLICE = 1024
+
+
+@contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Turn what reading or decompressing `path` may raise into a DataError that names the file."""
+    try:
+        yield
+    except EOFError:
+        raise DataError(f"{path}: the compressed file ends too early: it was cut short") from None
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+        raise DataError(f"{path}: not a whole {path.suffix} file: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+class _SummedFile(io.RawIOBase):
+    """A file that is read once from start to end, and the SHA-256 of what was read.
+
+    Raises DataError for a file that grows while it is read: the reader would never reach its end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._raw = io.FileIO(path)
+        self._size = os.fstat(self._raw.fileno()).st_size
+        self.sum = hashlib.sha256()
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        size = self._raw.readinto(buffer) or 0
+        self.sum.update(memoryview(buffer)[:size])
+        self.position += size
+        if self.position > self._size:
+            raise DataError(f"{self._raw.name}: grew while it was read; run again when nothing writes to it any more")
+        return size
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class ByteStream:
+    """A buffered stream of the decompressed bytes of a file; `position` counts bytes on disk, for progress."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file; the suffix says how it is compressed. Raises DataError for what is no regular file."""
+        check_regular(path)
+        self._raw = _SummedFile(path)
+        suffix = path.suffix.lower()
+        if suffix in COMPRESSIONS and not path.stat().st_size:
+            self._raw.close()
+            raise EOFError
+        source: Any = self._raw
+        if suffix == ".gz":
+            source = gzip.GzipFile(fileobj=self._raw, mode="rb")
+        elif suffix == ".zst":
+            source = _ZstandardReader(self._raw)
+        self.lines = io.BufferedReader(source, _BLOCK)
+
+    @property
+    def position(self) -> int:
+        """Number of bytes of the file on disk that were taken so far."""
+        return self._raw.position
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the bytes on disk that were taken so far."""
+        return self._raw.sum.hexdigest()
+
+    def close(self) -> None:
+        """Close the stream and the file."""
+        self.lines.close()
+        self._raw.close()
+
+
+class _ZstandardReader(io.RawIOBase):
+    """Frames one after another; unlike the library's own reader it notices a frame that is cut short."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+        self._frame = None
+        self._compressed = memoryview(b"")
+        self._plain = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        while not self._plain:
+            if not self._compressed:
+                self._compressed = memoryview(self._raw.read(_BLOCK // 8) or b"")
+                if not self._compressed:
+                    if self._frame is not None:
+                        raise EOFError
+                    return 0
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            part = self._compressed[:_SLICE]
+            self._plain = memoryview(self._frame.decompress(part))
+            num_used = len(part)
+            if self._frame.eof:
+                num_used -= len(self._frame.unused_data)
+                self._frame = None
+            self._compressed = self._compressed[num_used:]
+        size = min(len(buffer), len(self._plain))
+        buffer[:size] = self._plain[:size]
+        self._plain = self._plain[size:]
+        return size

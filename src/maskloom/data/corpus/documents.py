@@ -1,0 +1,438 @@
+"""Documents from text files: .txt, .jsonl, .parquet, compressed or not, and folders of these (BERT paper 3.3.2).
+
+A blank line ends a document of a .txt file, or each file is one. Memory holds one document at a time, and a document is
+at most `MAX_DOCUMENT_BYTES` large.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
+from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
+from maskloom.errors import ConfigError, DataError
+from maskloom.system.files import file_sha256
+from maskloom.system.foreign_files import check_name, check_regular, shown_name
+
+MAX_DOCUMENT_BYTES = 1 << 26
+"""64 MiB of UTF-8: about ten times the longest novel."""
+
+DocumentRule = Literal["blank-line", "file"]
+TEXT_FIELD = "text"
+_KINDS = (".txt", ".jsonl")
+_PARQUET = ".parquet"
+_NUM_SKIPS_NAMED = 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# a character takes up to four bytes once it is decoded, so that long text is looked at piece by piece
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: its text in UTF-8 with LF as line ends, the file, and the line or row where it starts, from 1."""
+
+    content: bytes
+    source: str
+    line: int
+
+    @property
+    def text(self) -> str:
+        """The text, decoded."""
+        return self.content.decode("utf-8")
+
+    @property
+    def num_characters(self) -> int:
+        """How many characters the text has."""
+        return len(self.content) if self.content.isascii() else sum(map(len, _decoded(self.content)))
+
+
+@dataclass
+class ReadingReport:
+    """What reading met besides documents; counts grow while the documents are drawn."""
+
+    num_documents: int = 0
+    num_empty_documents: int = 0
+    num_skipped_documents: int = 0
+    num_bytes_read: int = 0
+    empty_files: list[str] = field(default_factory=list)
+    ignored_files: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Why documents were skipped, the first 20."""
+    sums: dict[Path, str] = field(default_factory=dict)
+    """SHA-256 of each file that was read to its end, of the bytes that were read."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts and names as plain values, without the sums."""
+        shown = {name: value for name, value in vars(self).items() if name != "sums"}
+        return {name: list(value) if isinstance(value, list) else value for name, value in shown.items()}
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file to read: its path, and its name as a person gave it or, inside a given folder, relative to that."""
+
+    path: Path
+    name: str
+
+
+def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport | None = None) -> list[SourceFile]:
+    """List the files that `paths` stand for: files in the order given, folders searched whole and sorted by name.
+
+    Files of unknown kinds inside folders, and links to folders, are named in `report.ignored_files`. Raises DataError
+    for a missing path, for a given file of unknown kind, for a folder without any file to read, for a text that is no
+    regular file or whose name is not UTF-8, and for a link that leads out of a folder or nowhere.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not given:
+        raise DataError("no text files were given")
+    found: list[SourceFile] = []
+    for path in map(Path, given):
+        check_name(path)
+        if path.is_dir():
+            found.extend(_files_of_folder(path, report))
+        elif not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+        elif not _is_known(path):
+            raise DataError(f"{path}: unknown kind of file; {_known_kinds()} can be read")
+        else:
+            check_regular(path)
+            found.append(SourceFile(path, path.name))
+    return found
+
+
+def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
+    """Raise ConfigError for a document per file where no file has text whose documents a rule could end."""
+    if documents == "file" and not any(_kind(source.path) == ".txt" for source in files):
+        raise ConfigError(
+            "--documents file: there is no .txt file in the text, and each row of a .jsonl or .parquet is a document "
+            "in any case; leave it out"
+        )
+
+
+def refuse_output_inside(paths: str | Path | Iterable[str | Path], out: Path) -> None:
+    """Raise ConfigError when `out` lies in a folder of text: what is written there would be read as text next time."""
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        folder = Path(path)
+        if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"--out {out} lies inside {folder}, which is read as text; write to a folder outside it")
+
+
+def read_documents(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    on_bad_text: Literal["error", "skip"] = "error",
+    documents: DocumentRule = "blank-line",
+    report: ReadingReport | None = None,
+) -> Iterator[Document]:
+    """Return the documents of files and folders in the order given, one at a time.
+
+    A document of a .txt file ends at a "blank-line", or with the "file", in which blank lines then stay; rows of the
+    other kinds are documents in any case. Line ends: see `data.corpus.text_blocks`. Bad text is bytes that are not
+    UTF-8, NUL characters and lone surrogates: with "error" it raises, with "skip" the document or row is left out,
+    counted and named in `report`. Documents without any visible character are left out and counted too.
+
+    Raises DataError (file with line, row or byte offset) for bad text, for bad JSON, for a missing or ill-typed
+    `text` field, for compressed files that are cut short, for too large documents, for a file that changes while it is
+    read, and as `source_files` does; ConfigError for another `on_bad_text` or rule of documents.
+    """
+    if on_bad_text not in ("error", "skip"):
+        raise ConfigError(f"on_bad_text is {on_bad_text!r:.80}; it must be 'error' or 'skip'")
+    if documents not in ("blank-line", "file"):
+        raise ConfigError(f"documents is {documents!r:.80}; it must be 'blank-line' or 'file'")
+    report = ReadingReport() if report is None else report
+    files = source_files(paths, report)
+    return _documents_of_files(files, on_bad_text == "skip", documents, report)
+
+
+def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceFile]:
+    inside: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        inside.extend(Path(parent) / name for name in names)
+        # a linked folder could lead back here, so it is named, never entered
+        inside.extend(Path(parent) / name for name in folders if (Path(parent) / name).is_symlink())
+    found: list[SourceFile] = []
+    home = folder.resolve()
+    for path in sorted(inside, key=lambda path: path.relative_to(folder).parts):
+        if path.is_symlink():
+            _check_link(path, home)
+        if path.is_dir() or not _is_known(path):
+            if report is not None:
+                report.ignored_files.append(shown_name(str(path)))
+            continue
+        check_name(path)
+        check_regular(path)
+        found.append(SourceFile(path, path.relative_to(folder).as_posix()))
+    if not found:
+        raise DataError(f"{folder}: the folder holds no file that can be read; {_known_kinds()} can be")
+    return found
+
+
+def _check_link(path: Path, home: Path) -> None:
+    """Raise DataError for a link of a folder of text that leads nowhere, or to what the folder does not hold."""
+    place = shown_name(str(path))
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise DataError(f"{place}: a link that leads nowhere; remove it") from None
+    if not target.is_relative_to(home):
+        raise DataError(
+            f"{place}: a link to {shown_name(str(target))}, outside of the folder; give that path itself as text, or "
+            "put a copy in its place"
+        )
+
+
+def _decoded(content: bytes) -> Iterator[str]:
+    """Decode UTF-8 piece by piece, cut where characters start."""
+    start = 0
+    while start < len(content):
+        end = start + _PIECE
+        while end < len(content) and content[end] & 0xC0 == 0x80 and end > start + _PIECE - 4:
+            end -= 1
+        try:
+            yield content[start:end].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UnicodeDecodeError("utf-8", content, start + error.start, start + error.end, error.reason) from None
+        start = end
+
+
+def _kind(path: Path) -> str:
+    """Return the suffix that says what a file holds, without that of its compression."""
+    name = path.name.lower()
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return Path(name).suffix
+
+
+def _is_known(path: Path) -> bool:
+    return _kind(path) in _KINDS or path.suffix.lower() == _PARQUET
+
+
+def _known_kinds() -> str:
+    return f"{', '.join(_KINDS)}, these with {' or '.join(COMPRESSIONS)}, and {_PARQUET}"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Judges the texts of one file."""
+
+    path: Path
+    skips_bad_text: bool
+    report: ReadingReport
+
+    def reject(self, problem: str) -> None:
+        """Count a document with bad text, or raise DataError."""
+        problem = f"{self.path}, {problem}"
+        if not self.skips_bad_text:
+            raise DataError(f"{problem}; --on-bad-text skip leaves such documents out and counts them")
+        self.report.num_skipped_documents += 1
+        if len(self.report.skipped) < _NUM_SKIPS_NAMED:
+            self.report.skipped.append(problem)
+
+    def is_good(self, content: bytes, place: str, offset: int = 0) -> bool:
+        """Return whether a document or a row is UTF-8; `offset` is where it starts in the file's text, in bytes."""
+        try:
+            for _ in _decoded(content):
+                pass
+        except UnicodeDecodeError as error:
+            hint = "; it looks like UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+            value = f"0x{content[error.start]:02x}"
+            self.reject(f"{place}: byte {offset + error.start} ({value}) is not UTF-8 ({error.reason}){hint}")
+            return False
+        return True
+
+    def document(self, content: bytes, line: int, place: str, offset: int = 0) -> Document | None:
+        """Return the document of bytes that may be no UTF-8, or None for one that is empty or rejected."""
+        return self.accept(content, line, place) if self.is_good(content, place, offset) else None
+
+    def accept(self, content: bytes, line: int, place: str) -> Document | None:
+        """Return the document of UTF-8, or None for one that is empty or rejected."""
+        nul = content.find(b"\0")
+        if nul >= 0:
+            before = len(content[:nul].decode("utf-8"))
+            self.reject(f"{place}: a NUL character after {before} characters; is it binary or UTF-16?")
+            return None
+        content = unix_line_ends(content).strip(b"\n")
+        if not content[:1].isalnum() and all(piece.isspace() for piece in _decoded(content)):
+            self.report.num_empty_documents += 1
+            return None
+        self.report.num_documents += 1
+        return Document(content, str(self.path), line)
+
+
+def _documents_of_files(
+    files: list[SourceFile], skips_bad_text: bool, rule: DocumentRule, report: ReadingReport
+) -> Iterator[Document]:
+    finished = 0
+    for source in files:
+        path = source.path
+        reader = _Reader(path, skips_bad_text, report)
+        check_regular(path)
+        with reading_errors(path):
+            before = path.stat()
+        if path.suffix.lower() == _PARQUET:
+            with reading_errors(path):
+                report.sums[path] = file_sha256(path)
+            yield from filter(None, _documents_of_table(reader))
+        else:
+            with reading_errors(path):
+                stream = ByteStream(path)
+            try:
+                rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _documents_of_text(stream, reader, rule)
+                for document in _with_reading_errors(filter(None, rows), path):
+                    report.num_bytes_read = finished + stream.position
+                    yield document
+                    # or it would live while the next one is read
+                    del document
+                report.sums[path] = stream.sha256
+            finally:
+                stream.close()
+        _check_unchanged(path, before)
+        if not before.st_size:
+            report.empty_files.append(str(path))
+        finished += before.st_size
+        report.num_bytes_read = finished
+
+
+def _check_unchanged(path: Path, before: os.stat_result) -> None:
+    with reading_errors(path):
+        now = path.stat()
+    if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
+        raise DataError(
+            f"{path}: was changed while it was read ({before.st_size:,} bytes before, {now.st_size:,} now); "
+            "run again when nothing writes to it any more"
+        )
+
+
+def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[Document]:
+    """Draw documents such that only errors of reading are translated, never those of the code that uses them."""
+    while True:
+        with reading_errors(path):
+            document = next(documents, None)
+        if document is None:
+            return
+        yield document
+        del document
+
+
+def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
+    """Yield the documents of a .txt file; None for one that is empty or rejected."""
+    start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
+    stream.lines.read(start)
+    by_line = rule == "blank-line"
+    advice = "put blank lines between documents" if by_line else "split the file"
+
+    def too_large(line: int) -> DataError:
+        return DataError(f"{_too_large(reader.path, f'line {line}')}; {advice}")
+
+    for raw in raw_documents(
+        stream.lines.read, ends_at_blank_lines=by_line, limit=MAX_DOCUMENT_BYTES, too_large=too_large, start=start
+    ):
+        document = reader.document(raw.content, raw.line, f"document at line {raw.line}", raw.offset)
+        del raw
+        yield document
+        del document
+
+
+def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document | None]:
+    """Yield the documents of a .jsonl file: the text field of each line; None for one that is empty or rejected."""
+    lines = iter(partial(stream.lines.readline, MAX_DOCUMENT_BYTES + 1), b"")
+    for number, line in enumerate(lines, start=1):
+        place = f"line {number}"
+        line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        if len(line) > MAX_DOCUMENT_BYTES:
+            raise DataError(_too_large(reader.path, place))
+        if line.isspace() or not reader.is_good(line, place):
+            continue
+        try:
+            content = _text_of_row(line, f"{reader.path}, {place}")
+        except UnicodeEncodeError:
+            reader.reject(f"{place}: {TEXT_FIELD!r:.80} holds half a surrogate pair, which is no character")
+            continue
+        yield reader.accept(content, number, place)
+
+
+def _text_of_row(line: bytes, place: str) -> bytes:
+    """Return the text of a row in UTF-8; raises UnicodeEncodeError for half a surrogate pair."""
+    if len(line) > _PIECE and not line.isascii() and b"\\u" not in line:
+        # a character for each byte takes a quarter of the memory, and the structure of JSON is ASCII
+        try:
+            return _text_of_json(line.decode("latin-1"), place).encode("latin-1")
+        except DataError:
+            pass  # which is to be told in the characters of the row
+    return _text_of_json(line, place).encode("utf-8")
+
+
+def _text_of_json(line: bytes | str, place: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: a row must be an object with the field {TEXT_FIELD!r:.80}, not {type(row).__name__}")
+    if TEXT_FIELD not in row:
+        held = ", ".join(f"{key!r:.40}" for key in list(row)[:12])
+        raise DataError(f"{place}: no field {TEXT_FIELD!r:.80}; the row has {held or 'no fields'}")
+    if not isinstance(row[TEXT_FIELD], str):
+        raise DataError(f"{place}: field {TEXT_FIELD!r:.80} must be a string, not {type(row[TEXT_FIELD]).__name__}")
+    return row[TEXT_FIELD]
+
+
+def _too_large(path: Path, place: str) -> str:
+    return f"{path}, {place}: a document of more than {MAX_DOCUMENT_BYTES:,} bytes"
+
+
+_ROWS_AT_ONCE = 256
+
+
+def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
+    """Yield the documents of a .parquet file: the text field of each row; None for one that is empty or rejected."""
+    path, column = reader.path, TEXT_FIELD
+    try:  # pyarrow is an extra
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ConfigError(
+            f"{path}: reading .parquet needs pyarrow; install it with: pip install 'maskloom[parquet]'"
+        ) from None
+    check_regular(path)
+    # names and numbers of a damaged file can also fail on their way to Python
+    damage = (pa.ArrowException, OSError, ValueError, OverflowError)
+    try:
+        file = pq.ParquetFile(path)
+        schema = {name: file.schema_arrow.field(name).type for name in set(file.schema_arrow.names)}
+    except (*damage, KeyError) as error:
+        raise DataError(f"{path}: not a whole Parquet file: {error}") from None
+    with file:
+        if column not in schema:
+            held = ", ".join(sorted(name[:40] for name in schema)[:12])
+            raise DataError(f"{path}: no column {column!r}; the file has {held or 'none'}")
+        kind = schema[column]
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise DataError(f"{path}: column {column!r} must hold strings, not {kind}")
+        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column])
+        row = 0
+        while True:
+            try:
+                batch = next(batches, None)
+            except damage as error:
+                raise DataError(f"{path}, after row {row}: the Parquet file is damaged: {error}") from None
+            if batch is None:
+                return
+            values = batch.column(0)
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            for content in values.cast(pa.large_binary()).to_pylist():
+                row += 1
+                if content is None:
+                    raise DataError(f"{path}, row {row}: column {column!r} has no value")
+                if len(content) > MAX_DOCUMENT_BYTES:
+                    raise DataError(_too_large(path, f"row {row}"))
+                yield reader.document(content, row, f"row {row}")

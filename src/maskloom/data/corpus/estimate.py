@@ -1,0 +1,84 @@
+"""How large a corpus will become, from samples of its text, before anything is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
+from maskloom.data.corpus.documents import TEXT_FIELD, SourceFile
+from maskloom.data.corpus.sentence_encoding import SentenceEncoder
+
+_NUM_FILES = 8
+_BLOCK = 1 << 20
+_SAMPLE_BYTES = 1 << 16
+# beside its tokens: the length of a sentence, and where it starts
+_BYTES_OF_SENTENCE = 12
+
+
+@dataclass(frozen=True)
+class CorpusEstimate:
+    """What was counted of the files, and what is expected of the corpus; None where only .parquet files are given."""
+
+    num_files: int
+    num_file_bytes: int
+    num_text_bytes: int
+    num_tokens: int
+    num_sentences: int
+    token_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the corpus on disk."""
+        return self.num_tokens * self.token_bytes + self.num_sentences * _BYTES_OF_SENTENCE
+
+
+def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> CorpusEstimate | None:
+    """Estimate a corpus from the beginnings of a few files, spread over all; duplicates are not foreseen.
+
+    Tables of .parquet are left out, because nothing short of reading them tells how much text they hold. Raises
+    DataError for a file that cannot be read.
+    """
+    sizes = {source.path: source.path.stat().st_size for source in files if source.path.suffix.lower() != ".parquet"}
+    paths = [path for path, size in sizes.items() if size]
+    if not paths:
+        return None
+    num_read = num_unpacked = num_text = num_sampled = num_tokens = num_sentences = 0
+    for path in paths[:: -(-len(paths) // _NUM_FILES)]:
+        with reading_errors(path):
+            stream = ByteStream(path)
+            try:
+                block = stream.lines.read(_BLOCK)
+                num_read += stream.position if path.suffix.lower() in COMPRESSIONS else len(block)
+            finally:
+                stream.close()
+        text = _text_of_rows(block) if ".jsonl" in path.name.lower() else block
+        num_unpacked += len(block)
+        num_text += len(text)
+        sample = text[:_SAMPLE_BYTES].decode("utf-8", "ignore")
+        encoded = encoder.encode([sample])
+        num_sampled += len(sample.encode("utf-8"))
+        num_tokens += int(encoded.sentence_lengths.sum())
+        num_sentences += len(encoded.sentence_lengths)
+    num_text_bytes = sum(sizes.values()) * num_unpacked / num_read * num_text / max(1, num_unpacked)
+    fraction = num_text_bytes / max(1, num_sampled)
+    return CorpusEstimate(
+        num_files=len(sizes),
+        num_file_bytes=sum(sizes.values()),
+        num_text_bytes=round(num_text_bytes),
+        num_tokens=round(num_tokens * fraction),
+        num_sentences=round(num_sentences * fraction),
+        token_bytes=encoder.type.itemsize,
+    )
+
+
+def _text_of_rows(block: bytes) -> bytes:
+    """Return the texts of whole rows, as long as they are whole; what is wrong with others is found by reading them."""
+    texts = []
+    for line in block.split(b"\n"):
+        try:
+            text = json.loads(line)[TEXT_FIELD]
+            texts.append(text.encode("utf-8"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return b"\n\n".join(texts)

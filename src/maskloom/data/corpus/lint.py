@@ -1,0 +1,256 @@
+"""Finding what would ruin a pre-training run before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from maskloom.data.corpus.opening import Corpus
+from maskloom.data.corpus.statistics import document_lengths, repeated_sentences, sentence_blocks, token_counts
+
+Level = Literal["error", "warning", "info"]
+
+_FEW_DOCUMENTS = 50
+_FEW_TOKENS, _TOO_FEW_TOKENS = 1_000_000, 20_000
+_LONG_DOCUMENT = 20_000
+_SINGLE_WARNING, _SINGLE_ERROR = 0.5, 0.9
+# Documents may be the paragraphs of books where a file has so many, where half have fewer tokens, and where one in
+# five is a sentence and half are two at most: of 56 novels 50 % and 70 %, of articles of an encyclopedia 2 % and 15 %.
+_MANY_DOCUMENTS, _SHORT_DOCUMENT, _SOME_SINGLE, _SHORT_SHARE = 20, 128, 0.2, 0.5
+_REPEATED_WARNING, _REPEATED_ERROR = 0.1, 0.5
+_UNKNOWN_WARNING, _UNKNOWN_ERROR = 0.01, 0.1
+_LETTERS_WARNING, _LETTERS_ERROR = 0.25, 0.5
+_LONG_SENTENCE, _LONG_SHARE = 512, 0.05
+# one character is a whole word in these scripts, or nearly
+_WHOLE_CHARACTERS = ((0x2E80, 0x30FF), (0x31C0, 0x9FFF), (0xAC00, 0xD7AF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a corpus: how bad, a stable name, and figures with what to do."""
+
+    level: Level
+    code: str
+    message: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the finding as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Examined:
+    """A corpus with what several checks need."""
+
+    corpus: Corpus
+    counts: np.ndarray
+    document_tokens: np.ndarray
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.corpus.manifest
+
+    @property
+    def by_lines(self) -> bool:
+        return self.manifest["settings"].get("sentences") == "lines"
+
+
+def lint_corpus(corpus: Corpus) -> list[Finding]:
+    """Return what is wrong with a corpus, errors first; an empty list means that nothing was found.
+
+    An error ruins the run; a warning costs quality or says that text is missing.
+    """
+    examined = _Examined(corpus, token_counts(corpus), document_lengths(corpus))
+    found = [finding for check in _CHECKS for finding in check(examined)]
+    return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding.level))
+
+
+def _documents(examined: _Examined) -> Iterator[Finding]:
+    corpus = examined.corpus
+    if corpus.num_documents == 1:
+        yield Finding(
+            "error",
+            "one_document",
+            "the corpus has 1 document: next-sentence prediction takes its wrong pairs from other documents, and "
+            "nothing can be held out; put blank lines between documents, give more files, or train with "
+            "--set data.next_sentence=false",
+        )
+    elif corpus.num_documents < _FEW_DOCUMENTS:
+        yield Finding(
+            "warning",
+            "few_documents",
+            f"the corpus has {corpus.num_documents} documents, fewer than {_FEW_DOCUMENTS}: the held-out part is a "
+            "document or two and says little; put blank lines between documents or add text",
+        )
+
+
+def _document_boundaries(examined: _Examined) -> Iterator[Finding]:
+    corpus = examined.corpus
+    num_files = sum(".txt" in source["name"].lower() for source in examined.manifest["sources"])
+    mean = corpus.num_tokens / corpus.num_documents
+    is_wanted = examined.manifest["settings"].get("documents") == "file"
+    if num_files and not is_wanted and corpus.num_documents <= num_files and mean > _LONG_DOCUMENT:
+        yield Finding(
+            "warning",
+            "no_document_boundaries",
+            f"{corpus.num_documents} documents from {num_files} .txt files, {mean:,.0f} tokens each: no blank line "
+            "ends a document, so each file is one; if the files hold several texts, put a blank line after each",
+        )
+
+
+def _single_sentences(examined: _Examined) -> Iterator[Finding]:
+    """Documents of a sentence or two: lines with blank lines between, or the paragraphs of books."""
+    num_sentences = np.diff(examined.corpus.document_offsets)
+    single, short = float((num_sentences == 1).mean()), float((num_sentences <= 2).mean())
+    median = float(np.median(examined.document_tokens))
+    paragraphs = _why_paragraphs(examined)
+    if single >= _SINGLE_WARNING:
+        yield Finding(
+            "error" if single >= _SINGLE_ERROR else "warning",
+            "single_sentence_documents",
+            f"{single:.1%} of the documents are one sentence: these give wrong next sentences only, so next-sentence "
+            "prediction learns nothing from them; if a blank line follows every line, remove those inside documents"
+            f"{'; if lines hold several sentences, build with --sentences split' if examined.by_lines else ''}"
+            f"{paragraphs}, or train with --set data.next_sentence=false",
+        )
+    elif paragraphs and single >= _SOME_SINGLE and short >= _SHORT_SHARE and median < _SHORT_DOCUMENT:
+        yield Finding(
+            "warning",
+            "paragraphs_as_documents",
+            f"{short:.1%} of the documents are one or two sentences ({single:.1%} one), with a median of {median:,.0f} "
+            f"tokens: next-sentence prediction learns little from these and sequences of {_SHORT_DOCUMENT} tokens are "
+            f"seldom full{paragraphs}, or train with --set data.next_sentence=false",
+        )
+
+
+def _why_paragraphs(examined: _Examined) -> str:
+    """Return what to do where the documents may be the paragraphs of files, "" where they cannot be."""
+    manifest = examined.manifest
+    num_files = sum(".txt" in source["name"].lower() for source in manifest["sources"])
+    num_documents = examined.corpus.num_documents
+    if not num_files or manifest["settings"].get("documents") == "file" or num_documents < _MANY_DOCUMENTS * num_files:
+        return ""
+    return (
+        f"; if the blank lines of the {num_files:,} .txt files ({num_documents / num_files:,.0f} documents each) stand "
+        "between paragraphs of one text, build again with --documents file"
+    )
+
+
+def _repeated(examined: _Examined) -> Iterator[Finding]:
+    corpus = examined.corpus
+    repeated = repeated_sentences(corpus)
+    if repeated.fraction < _REPEATED_WARNING:
+        return
+    example = corpus.tokenizer.decode(corpus.sentence(repeated.example)[:12].tolist(), skip_special_tokens=False)
+    yield Finding(
+        "error" if repeated.fraction >= _REPEATED_ERROR else "warning",
+        "repeated_sentences",
+        f"{repeated.fraction:.1%} of the sentences repeat an earlier one, most often {example!r} "
+        f"({repeated.num_example:,} times): the model will learn them by heart; remove menus, headers and other "
+        "boilerplate from the text",
+    )
+
+
+def _unknown(examined: _Examined) -> Iterator[Finding]:
+    rate = examined.counts[examined.corpus.vocabulary.unk_id] / examined.corpus.num_tokens
+    unknown = examined.corpus.vocabulary.special.unknown
+    if rate >= _UNKNOWN_WARNING:
+        yield Finding(
+            "error" if rate >= _UNKNOWN_ERROR else "warning",
+            "unknown_tokens",
+            f"{rate:.1%} of the tokens are {unknown}, above {_UNKNOWN_WARNING:.0%}: the vocabulary does not know this "
+            "text; train the vocabulary on the same text, or with a larger --size",
+        )
+
+
+def _script(examined: _Examined) -> Iterator[Finding]:
+    """A foreign script falls apart into single letters, when a vocabulary knows its letters, or into [UNK]."""
+    corpus = examined.corpus
+    vocabulary = corpus.vocabulary
+    letters = np.array([_is_letter(vocabulary.bare(token)) for token in vocabulary.tokens])
+    unknown = examined.counts[vocabulary.unk_id]
+    fraction = float((examined.counts[letters].sum() + unknown) / corpus.num_tokens)
+    if fraction >= _LETTERS_WARNING:
+        yield Finding(
+            "error" if fraction >= _LETTERS_ERROR else "warning",
+            "other_script",
+            f"{fraction:.1%} of the tokens are single letters or {vocabulary.special.unknown}: the text is in another "
+            "script or language than the vocabulary; train the vocabulary on this text, or with a larger --size",
+        )
+
+
+def _is_letter(token: str) -> bool:
+    if len(token) != 1 or not token.isalpha():
+        return False
+    return not any(first <= ord(token) <= last for first, last in _WHOLE_CHARACTERS)
+
+
+def _size(examined: _Examined) -> Iterator[Finding]:
+    num_tokens = examined.corpus.num_tokens
+    if num_tokens < _FEW_TOKENS:
+        yield Finding(
+            "error" if num_tokens < _TOO_FEW_TOKENS else "warning",
+            "few_tokens",
+            f"the corpus has {num_tokens:,} tokens; under {_FEW_TOKENS:,} a model repeats what it read instead of "
+            "learning the language; add text, or start from published weights with --init",
+        )
+
+
+def _long_sentences(examined: _Examined) -> Iterator[Finding]:
+    corpus = examined.corpus
+    num_tokens, longest = 0, 0
+    for block in sentence_blocks(corpus):
+        lengths = corpus.sentence_lengths[block]
+        num_tokens += int(lengths[lengths > _LONG_SENTENCE].sum(dtype=np.int64))
+        longest = max(longest, int(lengths.max()))
+    fraction = num_tokens / corpus.num_tokens
+    if fraction >= _LONG_SHARE:
+        advice = "build with --sentences split, and " if examined.by_lines else ""
+        yield Finding(
+            "warning",
+            "long_sentences",
+            f"{fraction:.1%} of the tokens lie in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
+            f"{longest:,}); a sequence holds only part of one; "
+            f"{advice}look for tables, code or text without punctuation",
+        )
+
+
+def _left_out(examined: _Examined) -> Iterator[Finding]:
+    manifest = examined.manifest
+    if skipped := manifest["num_skipped_documents"]:
+        yield Finding(
+            "warning",
+            "skipped_documents",
+            f"{skipped:,} documents were skipped because of bad text, the first: {manifest['skipped_documents'][0]}",
+        )
+    if ignored := manifest["num_ignored_files"]:
+        yield Finding(
+            "info",
+            "ignored_files",
+            f"{ignored:,} files in the folders were of unknown kinds or links to folders, and not read, the first: "
+            f"{manifest['ignored_files'][0]}",
+        )
+    duplicates, kept = manifest["num_duplicate_documents"], manifest["num_documents"]
+    if duplicates > kept:
+        yield Finding(
+            "warning",
+            "duplicate_documents",
+            f"{duplicates:,} documents were dropped as exact duplicates of the {kept:,} that are left; "
+            "check that the files do not hold the same text several times",
+        )
+
+
+_CHECKS: tuple[Callable[[_Examined], Iterator[Finding]], ...] = (
+    _documents,
+    _document_boundaries,
+    _single_sentences,
+    _repeated,
+    _unknown,
+    _script,
+    _size,
+    _long_sentences,
+    _left_out,
+)

@@ -1,0 +1,158 @@
+"""The manifest of a corpus folder: what it holds, how it was made, and the sums that prove every file whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from maskloom.errors import DataError
+from maskloom.system.files import file_sha256, write_json
+from maskloom.system.foreign_files import check_regular, read_json, why_unreadable
+
+FORMAT = "maskloom corpus"
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+# By which command, where and of which files the corpus was built: the one file whose bytes differ between two builds.
+BUILD = "build.json"
+
+SHARD_FOLDER = "shards"
+SENTENCE_LENGTHS = "sentence_lengths.bin"
+SENTENCE_OFFSETS = "sentence_offsets.bin"
+DOCUMENT_OFFSETS = "document_offsets.bin"
+_NUM_NAMED = 10
+# a line for each source file and shard
+_MAX_MANIFEST_BYTES = 1 << 28
+_TOKEN_BYTES = {"<u2": 2, "<u4": 4}
+
+
+def shard_name(number: int) -> str:
+    """Return the place of a token shard inside the corpus folder."""
+    return f"{SHARD_FOLDER}/{number:05d}.tokens"
+
+
+def file_sum(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal; raises DataError for what is no regular file."""
+    check_regular(path)
+    return file_sha256(path)
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return the size and the SHA-256 of a file."""
+    return {"num_bytes": path.stat().st_size, "sha256": file_sum(path)}
+
+
+def write_manifest(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest, whole or not at all, with a checksum of itself; return what was written."""
+    content = {"format": FORMAT, "format_version": FORMAT_VERSION, **content}
+    content["checksum"] = _own_checksum(content)
+    write_json(folder / MANIFEST, content)
+    return content
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read and check the manifest of a corpus folder.
+
+    Raises DataError when there is none, when it is damaged, and when its format is newer than this code.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise DataError(_no_manifest(folder))
+    try:
+        content = read_json(path, limit=_MAX_MANIFEST_BYTES)
+    except DataError as error:
+        raise DataError(f"{error}; the corpus is damaged: copy it again, or build it again") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DataError(f"{path}: not the manifest of a maskloom corpus")
+    version = content.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise DataError(
+            f"{path}: format version {version}, but this maskloom reads versions up to {FORMAT_VERSION}; "
+            "upgrade maskloom or build the corpus again"
+        )
+    if content.get("checksum") != _own_checksum(content):
+        raise DataError(f"{path}: damaged: its checksum does not fit its content; build the corpus again")
+    try:
+        is_sound = _is_sound(content)
+    except (KeyError, TypeError, AttributeError):
+        is_sound = False
+    if not is_sound:
+        raise DataError(f"{path}: its parts do not fit together, so maskloom did not write it; build the corpus again")
+    return content
+
+
+def check_files(folder: Path, manifest: dict[str, Any], *, sums: bool) -> None:
+    """Compare every file of a corpus with the manifest: its size and, with `sums`, its SHA-256.
+
+    Raises DataError that names the files that are missing, cut short or changed.
+    """
+
+    def problem(item: tuple[str, dict[str, Any]]) -> str | None:
+        name, expected = item
+        path = folder / name
+        why = why_unreadable(path) if path.exists() else None
+        if why:
+            return f"{name} {why}"
+        try:
+            size = path.stat().st_size
+            if size != expected["num_bytes"]:
+                return f"{name} has {size:,} bytes instead of {expected['num_bytes']:,}"
+            if sums and file_sum(path) != expected["sha256"]:
+                return f"{name} was changed (its SHA-256 differs)"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        return None
+
+    # hashing lets other threads run, so several files are read at once
+    with ThreadPoolExecutor(4) as threads:
+        problems = [found for found in threads.map(problem, manifest["files"].items()) if found]
+    if problems:
+        more = f" and {len(problems) - _NUM_NAMED} more" if len(problems) > _NUM_NAMED else ""
+        raise DataError(
+            f"{folder}: the corpus is damaged: {'; '.join(problems[:_NUM_NAMED])}{more}; "
+            "copy it again, or remove the folder and build it again"
+        )
+
+
+def _own_checksum(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")).hexdigest()
+
+
+def _is_sound(content: dict[str, Any]) -> bool:
+    """Whether all is there that a reader takes for granted; what is missing or ill-typed may raise instead."""
+    files, shards = content["files"], content["shards"]
+    names = [PurePosixPath(name) for name in files]
+    counts = [content[name] for name in ("num_documents", "num_sentences", "num_tokens")]
+    counts += [shard["num_tokens"] for shard in shards] + [entry["num_bytes"] for entry in files.values()]
+    left_out = {"num_skipped_documents": "skipped_documents", "num_ignored_files": "ignored_files"}
+    others = [content[name] for name in (*left_out, "num_duplicate_documents", "num_empty_documents")]
+    width = _TOKEN_BYTES[content["token_type"]]
+    return (
+        all(type(count) is int and count >= 0 for count in (*counts, *others))
+        and min(counts[:3]) > 0
+        and all(
+            isinstance(content[named], list) and bool(content[named]) >= bool(content[count])
+            for count, named in left_out.items()
+        )
+        and all(isinstance(source["name"], str) for source in content["sources"])
+        and all(isinstance(entry["sha256"], str) for entry in files.values())
+        and isinstance(content["settings"]["vocabulary_sha256"], str)
+        and isinstance(content["sources"], list)
+        and not any(name.is_absolute() or ".." in name.parts for name in names)
+        and {SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, "tokenizer_config.json"} <= files.keys()
+        and all(files[shard["file"]]["num_bytes"] == width * shard["num_tokens"] for shard in shards)
+        and sum(shard["num_tokens"] for shard in shards) == content["num_tokens"]
+    )
+
+
+def _no_manifest(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder}: no such folder"
+    if (folder / SHARD_FOLDER).is_dir():
+        return f"{folder}: the corpus was not finished; run the same build again, it continues where it stopped"
+    return f"{folder}: no {MANIFEST}, so it is not a corpus; `maskloom corpus build` makes one"

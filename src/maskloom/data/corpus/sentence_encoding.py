@@ -1,0 +1,276 @@
+"""Documents into token ids, sentence by sentence, encoding each distinct word once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from maskloom.data.corpus.word_spans import LONGEST_NAMED, WordSpans, byte_classes, word_names, word_spans
+from maskloom.data.corpus.word_table import RaggedIds, WordTable
+from maskloom.text.sentences import sentences_of_long_text, split_sentences
+from maskloom.text.tokenizer import Tokenizer
+
+SentenceRule = Literal["split", "lines"]
+MAX_CACHED_WORDS = 1 << 17
+"""Words whose ids are kept, about 8 MB. Most words that come after so many never come again."""
+
+_MAX_NOT_KEPT = 1 << 19
+"""New words met by a full cache before it starts again from nothing, for text whose language has changed."""
+
+_BLOCK_BYTES = 1 << 18
+_LONGEST_RUN = 1 << 18
+_LINE_END = 10
+# White space, and characters that are words by themselves whatever stands around them: Chinese ones, and the symbols
+# of ASCII but for brackets, which can name a special token, and those that Python looks past for a final sigma.
+_BETWEEN_WORDS = re.compile(rb"[ \t\n!-&(-\-/;-@\\_{-~]|[\xe5-\xe9][\x80-\xbf]{2}")
+
+
+@dataclass(frozen=True)
+class EncodedDocuments:
+    """Documents as token ids.
+
+    `tokens` holds the ids of all sentences joined, as little-endian bytes; `sentence_lengths` (sentences,) tokens of
+    each sentence; `document_lengths` (documents,) sentences of each document. Sentences without tokens, and documents
+    without sentences, are left out and counted.
+    """
+
+    tokens: bytes
+    sentence_lengths: np.ndarray
+    document_lengths: np.ndarray
+    num_empty_sentences: int
+    num_empty_documents: int
+
+
+def token_type(vocabulary_size: int) -> np.dtype:
+    """Return the smallest unsigned type that holds every id: two bytes for up to 65,536 tokens, else four."""
+    return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
+
+
+class SentenceEncoder:
+    """Encodes documents; keeps the ids of words that it met, because a few thousand words make most of a text.
+
+    "split" finds sentences by the rules of a language, "lines" takes each line for one. The ids are those that
+    `Tokenizer.token_ids` gives for each sentence.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:
+        self._tokenizer = tokenizer
+        self.type = token_type(len(tokenizer.vocabulary))
+        self._finds_sentences = sentences == "split"
+        self._language = language
+        # where special tokens are read, a bracket can open one, which has its case and which others can tell
+        reads_brackets = tokenizer.reads_special_tokens
+        self._classes = byte_classes(b"[" if reads_brackets else b"")
+        self._lowers_first = tokenizer.lowercase and not reads_brackets
+        self._known = WordTable(self.type)
+        self._num_not_kept = 0
+
+    def encode(self, texts: Iterable[str]) -> EncodedDocuments:
+        """Encode documents in their order."""
+        parts = list(self.parts([text.encode("utf-8", "surrogatepass") for text in texts]))
+        return EncodedDocuments(
+            tokens=b"".join(part.tokens for part in parts),
+            sentence_lengths=np.concatenate([part.sentence_lengths for part in parts]),
+            document_lengths=np.concatenate([part.document_lengths for part in parts]),
+            num_empty_sentences=sum(part.num_empty_sentences for part in parts),
+            num_empty_documents=sum(part.num_empty_documents for part in parts),
+        )
+
+    def parts(self, documents: list[bytes]) -> Iterator[EncodedDocuments]:
+        """Encode documents of UTF-8 some at a time, a long one in several parts, in their order; there is always one.
+
+        Each document is taken out of the list before it is encoded, so that memory falls while the ids are made.
+        """
+        documents.reverse()
+        while True:
+            if documents and len(documents[-1]) > _BLOCK_BYTES:
+                yield from self._parts_of_document(documents.pop())
+            else:
+                block: list[bytes] = []
+                size = 0
+                while documents and size <= _BLOCK_BYTES >= len(documents[-1]):
+                    block.append(documents.pop())
+                    size += len(block[-1])
+                yield self._encode_block(block)
+            if not documents:
+                return
+
+    def _encode_block(self, documents: list[bytes]) -> EncodedDocuments:
+        content, num_lines = self._lines(documents)
+        encoded, lengths = self._encode_lines(content)
+        # one line is left over where there is no document at all
+        lengths = lengths[: int(num_lines.sum())]
+        owners = np.repeat(np.arange(len(documents)), num_lines)
+        counts = np.bincount(owners[lengths > 0], minlength=len(documents))
+        return EncodedDocuments(
+            tokens=encoded.tobytes(),
+            sentence_lengths=lengths[lengths > 0].astype("<i4"),
+            document_lengths=counts[counts > 0].astype("<i4"),
+            num_empty_sentences=int((lengths == 0).sum()),
+            num_empty_documents=int((counts == 0).sum()),
+        )
+
+    def _parts_of_document(self, document: bytes) -> Iterator[EncodedDocuments]:
+        """Encode one document piece by piece; its number of sentences comes with the last piece."""
+        num_sentences = num_open = 0
+        for piece, ends_line, is_last in _with_last(self._pieces_of_document(document)):
+            encoded, lengths = self._encode_lines(piece)
+            lengths[0] += num_open
+            num_open = 0 if ends_line else int(lengths[-1])
+            lengths = lengths if ends_line else lengths[:-1]
+            found = lengths[lengths > 0]
+            num_sentences += len(found)
+            yield EncodedDocuments(
+                tokens=encoded.tobytes(),
+                sentence_lengths=found.astype("<i4"),
+                document_lengths=np.array([num_sentences] if is_last and num_sentences else [], dtype="<i4"),
+                num_empty_sentences=len(lengths) - len(found),
+                num_empty_documents=int(is_last and not num_sentences),
+            )
+
+    def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Yield the lines of a document, some at a time, and whether the last of them ends there."""
+        if not self._finds_sentences:
+            yield from _pieces(document)
+            return
+        lines: list[bytes] = []
+        size = 0
+        for sentence in sentences_of_long_text(document, language=self._language):
+            lines.append(sentence.encode("utf-8"))
+            size += len(lines[-1])
+            if size > _BLOCK_BYTES:
+                yield from _pieces(b"\n".join(lines))
+                lines, size = [], 0
+        if lines:
+            yield from _pieces(b"\n".join(lines))
+
+    def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return (tokens,) ids of some lines, and (lines,) int64: the tokens of each."""
+        if self._lowers_first:
+            # ASCII letters only; the tokenizer sees to all others
+            content = content.lower()
+        spans = word_spans(content, self._classes)
+        encoded = self._ids_of_words(content, spans)
+        line_ends = np.append(np.flatnonzero(np.frombuffer(content, np.uint8) == _LINE_END), len(content))
+        token_ends = encoded.edges[np.searchsorted(spans.starts, line_ends)]
+        return encoded.flat, np.diff(token_ends, prepend=0)
+
+    def _lines(self, documents: list[bytes]) -> tuple[bytes, np.ndarray]:
+        """Return all sentences, a line each, and (documents,) int64: how many lines each document has."""
+        if not self._finds_sentences:
+            num_lines = (document.count(b"\n") + 1 for document in documents)
+            return b"\n".join(documents), np.fromiter(num_lines, np.int64, len(documents))
+        texts = (document.decode("utf-8", "surrogatepass") for document in documents)
+        found = [split_sentences(text, language=self._language) for text in texts]
+        lines = "\n".join(sentence for sentences in found for sentence in sentences)
+        return lines.encode("utf-8", "surrogatepass"), np.fromiter(map(len, found), np.int64, len(documents))
+
+    def _ids_of_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
+        """Return the ids of each word; those that the table does not keep are worked out here and forgotten."""
+        if self._num_not_kept > _MAX_NOT_KEPT:
+            self._known, self._num_not_kept = WordTable(self.type), 0
+        is_named = spans.ends - spans.starts <= LONGEST_NAMED
+        if spans.is_odd.any() and b"\0" in content:
+            is_named &= ~spans.is_odd
+        named, others = np.flatnonzero(is_named), np.flatnonzero(~is_named)
+        numbers = np.empty(len(spans.starts), dtype=np.int64)
+        numbers[named], not_kept = self._numbers_of_words(content, _some(spans, named))
+        ids = self._known.ids if not_kept is None else self._known.ids.joined(not_kept)
+        numbers[others] = len(ids) + np.arange(len(others))
+        if len(others):
+            ids = ids.joined(self._encode_words(content, _some(spans, others)))
+        return ids.take(numbers)
+
+    def _numbers_of_words(self, content: bytes, spans: WordSpans) -> tuple[np.ndarray, RaggedIds | None]:
+        """Return (words,) int64, the place of each word in the table, after new ones were put there while it had room.
+
+        Numbers beyond the table count in the lists that come second: the ids of words that are not kept.
+        """
+        names = word_names(content, spans.starts, spans.ends)
+        numbers = self._known.find(names)
+        missing = _first_of_each(names, np.flatnonzero(numbers < 0))
+        if not len(missing):
+            return numbers, None
+        room = max(0, MAX_CACHED_WORDS - len(self._known))
+        kept, others = missing[:room], missing[room:]
+        if len(kept):
+            self._known.add(names[:, kept], self._encode_words(content, _some(spans, kept)))
+            is_new = np.flatnonzero(numbers < 0)
+            numbers[is_new] = self._known.find(names[:, is_new])
+        if not len(others):
+            return numbers, None
+        self._num_not_kept += len(others)
+        of_this_text = WordTable(self.type)
+        of_this_text.add(names[:, others], self._encode_words(content, _some(spans, others)))
+        is_new = np.flatnonzero(numbers < 0)
+        numbers[is_new] = len(self._known) + of_this_text.find(names[:, is_new])
+        return numbers, of_this_text.ids
+
+    def _encode_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
+        """Encode words one by one: a plain word is normal but for its case, an odd one goes the whole way."""
+        texts = [
+            content[start:end].decode("utf-8", "surrogatepass")
+            for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
+        ]
+        is_odd = spans.is_odd.tolist()
+        plain, odd = ([text for text, of_odd in zip(texts, is_odd, strict=True) if of_odd == kind] for kind in (0, 1))
+        if self._tokenizer.lowercase:
+            plain = map(str.lower, plain)
+        both = self._tokenizer.word_ids(plain), iter(self._tokenizer.token_ids_batch(odd))
+        lists = [next(both[of_odd]) for of_odd in is_odd]
+        return RaggedIds.of_lists(lists, self.type)
+
+
+def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Cut text at line ends, and long lines where no word is cut, and say whether the last line of a piece ends there.
+
+    A run of `_LONGEST_RUN` bytes without any such place is cut all the same: no word is so long.
+    """
+    start = 0
+    while len(content) - start > _BLOCK_BYTES:
+        end = content.rfind(b"\n", start, start + _BLOCK_BYTES)
+        if end >= 0:
+            yield content[start:end], True
+            start = end + 1
+            continue
+        place = start + _BLOCK_BYTES // 2
+        found = _BETWEEN_WORDS.search(content, place, start + _LONGEST_RUN)
+        if found:
+            end = found.start()
+        elif len(content) - start <= _LONGEST_RUN:
+            break
+        else:
+            end = start + _LONGEST_RUN
+            while content[end] & 0xC0 == 0x80:
+                end -= 1
+        is_line_end = content[end : end + 1] == b"\n"
+        yield content[start:end], is_line_end
+        start = end + is_line_end
+    yield content[start:] if start else content, True
+
+
+def _with_last(pieces: Iterator[tuple[bytes, bool]]) -> Iterator[tuple[bytes, bool, bool]]:
+    """Yield what comes with whether it is the last; an empty line where nothing comes."""
+    before = next(pieces, (b"", True))
+    for following in pieces:
+        yield before[0], before[1], False
+        before = following
+    yield before[0], before[1], True
+
+
+def _some(spans: WordSpans, chosen: np.ndarray) -> WordSpans:
+    return WordSpans(spans.starts[chosen], spans.ends[chosen], spans.is_odd[chosen])
+
+
+def _first_of_each(names: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return where each different name among the chosen ones stands first, in the order of the text."""
+    order = np.lexsort((names[1, chosen], names[0, chosen]))
+    ordered = names[:, chosen[order]]
+    is_first = np.ones(len(chosen), dtype=bool)
+    is_first[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    # the sort is stable, so the first of equal names is the first in the text
+    return np.sort(chosen[order[is_first]])

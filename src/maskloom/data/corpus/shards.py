@@ -1,0 +1,199 @@
+"""Token shards on disk: flat little-endian ids, written by the process that encoded them, read through memory maps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+
+from maskloom.data.corpus.manifest import file_sum, shard_name
+from maskloom.data.corpus.sentence_encoding import EncodedDocuments
+from maskloom.system.fault_points import fault_point
+from maskloom.system.foreign_files import MAX_JSON_BYTES, read_bytes
+
+BUILDING_FOLDER = "building"
+_LENGTH_TYPE = np.dtype("<i4")
+_MAX_OPEN_SHARDS = 256
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A finished shard: what it was made from, how much it holds, and the sums of its two files."""
+
+    number: int
+    input_digest: str
+    num_documents: int
+    num_sentences: int
+    num_tokens: int
+    num_empty_sentences: int
+    num_empty_documents: int
+    num_bytes: int
+    sha256: str
+    index_sha256: str
+
+
+def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[EncodedDocuments]) -> ShardRecord:
+    """Write a shard's tokens, its lengths, and last the record that makes it count; each appears whole or not at all.
+
+    Tokens and lengths go to their files part by part, so that memory holds those of one part, and the sentences of each
+    document. Nothing is forced to disk here: what a loss of power takes is found by its sum and made again.
+    """
+    tokens_sum, index_sum = hashlib.sha256(), hashlib.sha256()
+    document_lengths: list[bytes] = []
+    totals: Counter[str] = Counter()
+    with _replacing(_index_path(folder, number), "shards.lengths") as index:
+        with _replacing(folder / shard_name(number), "shards.tokens") as file:
+            for part in parts:
+                fault_point("shards.write")
+                file.write(part.tokens)
+                tokens_sum.update(part.tokens)
+                lengths = part.sentence_lengths.tobytes()
+                index.write(lengths)
+                index_sum.update(lengths)
+                document_lengths.append(part.document_lengths.tobytes())
+                totals.update(
+                    num_sentences=len(part.sentence_lengths),
+                    num_tokens=int(part.sentence_lengths.sum(dtype=np.int64)),
+                    num_empty_sentences=part.num_empty_sentences,
+                    num_empty_documents=part.num_empty_documents,
+                )
+            num_bytes = file.tell()
+        of_documents = b"".join(document_lengths)
+        index.write(of_documents)
+        index_sum.update(of_documents)
+    record = ShardRecord(
+        number=number,
+        input_digest=input_digest,
+        num_documents=len(of_documents) // _LENGTH_TYPE.itemsize,
+        **totals,
+        num_bytes=num_bytes,
+        sha256=tokens_sum.hexdigest(),
+        index_sha256=index_sum.hexdigest(),
+    )
+    content = json.dumps(asdict(record)).encode()
+    with _replacing(_record_path(folder, number), "shards.record") as file:
+        file.write(content + b"\n" + _sum_line(content))
+    return record
+
+
+def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord | None:
+    """Return the record of a shard that an earlier build finished from the same input, if its files are whole."""
+    try:
+        content, sum_line = read_bytes(_record_path(folder, number), limit=MAX_JSON_BYTES).split(b"\n", 1)
+        record = ShardRecord(**json.loads(content))
+        is_whole = (
+            sum_line == _sum_line(content)
+            and record.number == number
+            and record.input_digest == input_digest
+            and file_sum(folder / shard_name(number)) == record.sha256
+            and file_sum(_index_path(folder, number)) == record.index_sha256
+        )
+    except (OSError, ValueError, TypeError):
+        return None
+    return record if is_whole else None
+
+
+def read_lengths(
+    folder: Path, record: ShardRecord, of: Literal["sentences", "documents"], most: int
+) -> Iterator[np.ndarray]:
+    """Yield the tokens of each sentence, or the sentences of each document, of a shard that is being built.
+
+    At most so many come at once.
+    """
+    start = 0 if of == "sentences" else record.num_sentences
+    left = record.num_sentences if of == "sentences" else record.num_documents
+    with _index_path(folder, record.number).open("rb") as file:
+        file.seek(start * _LENGTH_TYPE.itemsize)
+        while left:
+            part = np.fromfile(file, dtype=_LENGTH_TYPE, count=min(left, most))
+            if not len(part):
+                raise OSError(f"{file.name}: was cut short; run the same build again")
+            left -= len(part)
+            yield part
+
+
+def _index_path(folder: Path, number: int) -> Path:
+    return folder / BUILDING_FOLDER / f"{number:05d}.lengths"
+
+
+def _record_path(folder: Path, number: int) -> Path:
+    return folder / BUILDING_FOLDER / f"{number:05d}.json"
+
+
+def _sum_line(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+@contextmanager
+def _replacing(path: Path, place: str) -> Iterator[BinaryIO]:
+    """Open a temporary file that is renamed to `path` at the end, without a sync; an error leaves nothing.
+
+    A process of another machine may be at the same shard, when it was taken for lost; so names are drawn.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            fault_point(place)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class TokenShards:
+    """The token ids of a corpus as if they were one array, read through memory maps of which a few stay open."""
+
+    def __init__(self, paths: list[Path], num_tokens: list[int], dtype: np.dtype) -> None:
+        self._paths = paths
+        self._dtype = dtype
+        self._starts = [0, *accumulate(num_tokens)]
+        self._open: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return len(self._starts) - 1
+
+    def shard(self, number: int) -> np.ndarray:
+        """Return (tokens,) of one shard, memory-mapped and read-only."""
+        tokens = self._open.get(number)
+        if tokens is None:
+            # a plain array over the map: slices of np.memmap are several times slower to make
+            tokens = np.memmap(self._paths[number], dtype=self._dtype, mode="r").view(np.ndarray)
+            self._open[number] = tokens
+            # each map holds a file descriptor, of which a process may have about a thousand
+            while len(self._open) > _MAX_OPEN_SHARDS:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(number)
+        return tokens
+
+    def slice(self, first: int, last: int) -> np.ndarray:
+        """Return tokens `first` to `last` (exclusive) of the corpus; a copy only where they cross shards."""
+        number = bisect_right(self._starts, first) - 1
+        if first >= last:
+            return np.empty(0, dtype=self._dtype)
+        base = self._starts[number]
+        if last <= self._starts[number + 1]:
+            return self.shard(number)[first - base : last - base]
+        parts = []
+        while first < last:
+            end = min(last, self._starts[number + 1])
+            parts.append(self.shard(number)[first - self._starts[number] : end - self._starts[number]])
+            first, number = end, number + 1
+        return np.concatenate(parts)

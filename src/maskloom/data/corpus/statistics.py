@@ -1,0 +1,169 @@
+"""A corpus in figures, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maskloom.data.corpus.opening import Corpus
+from maskloom.data.counter_random import mixed
+
+_PERCENTILES = (5, 25, 50, 75, 95, 99)
+_BLOCK = 1 << 20
+_NUM_FREQUENT = 20
+_LENGTHS = (128, 512)
+_NUM_SPECIAL = 3
+_SHARE_CONSUMED = 0.75
+_MAX_KEPT = 1 << 22
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_LENGTH_FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
+_LAST_POSITION = 1 << 16
+
+
+def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
+    """Return counts, lengths, unknown-token rate, unigram entropy, frequent tokens and sizes of a corpus.
+
+    Lengths are in tokens where the name does not say otherwise; `unigram_entropy` is in nats a token: the loss of a
+    model that knows only how frequent each token is. `estimated_instances_per_epoch` is an estimate for two lengths
+    of sequences with next-sentence prediction. Memory does not grow with the corpus, but for 8 bytes a document.
+    """
+    counts = token_counts(corpus)
+    document_tokens = document_lengths(corpus)
+    document_sentences = np.diff(corpus.document_offsets)
+    order = np.argsort(-counts, kind="stable")[:_NUM_FREQUENT]
+    tokens = corpus.vocabulary.tokens
+    return {
+        "num_documents": corpus.num_documents,
+        "num_sentences": corpus.num_sentences,
+        "num_tokens": corpus.num_tokens,
+        "tokens_per_document": _described(np.bincount(document_tokens)),
+        "sentences_per_document": _described(np.bincount(document_sentences)),
+        "tokens_per_sentence": _described(_length_counts(corpus)),
+        "unknown_rate": float(counts[corpus.vocabulary.unk_id] / corpus.num_tokens),
+        "unigram_entropy": unigram_entropy(counts),
+        "num_distinct_tokens": int((counts > 0).sum()),
+        "vocabulary_size": len(tokens),
+        "most_frequent_tokens": {tokens[index]: int(counts[index]) for index in order.tolist() if counts[index]},
+        "estimated_instances_per_epoch": {
+            str(length): estimated_instances(document_tokens, length) for length in _LENGTHS
+        },
+        "num_bytes": sum(entry["num_bytes"] for entry in corpus.manifest["files"].values()),
+        "num_shards": corpus.shards.num_shards,
+        "num_duplicate_documents": corpus.manifest["num_duplicate_documents"],
+        "num_empty_documents": corpus.manifest["num_empty_documents"],
+        "num_skipped_documents": corpus.manifest["num_skipped_documents"],
+    }
+
+
+def token_counts(corpus: Corpus) -> np.ndarray:
+    """Return (vocabulary,) int64: how often each token occurs."""
+    counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
+    for number in range(corpus.shards.num_shards):
+        shard = corpus.shards.shard(number)
+        for start in range(0, len(shard), _BLOCK):
+            counts += np.bincount(shard[start : start + _BLOCK], minlength=len(counts))
+    return counts
+
+
+def unigram_entropy(counts: np.ndarray) -> float:
+    """Return the entropy in nats of tokens drawn by their counts."""
+    fractions = counts[counts > 0] / counts.sum()
+    return float(-(fractions * np.log(fractions)).sum())
+
+
+def document_lengths(corpus: Corpus) -> np.ndarray:
+    """Return (documents,) int64: the tokens of each document."""
+    return np.diff(corpus.sentence_offsets[corpus.document_offsets])
+
+
+def estimated_instances(document_tokens: np.ndarray, max_length: int) -> int:
+    """Estimate the instances of one pass: half of them give back about half of their tokens to the next.
+
+    A document gives at least one; `document_tokens` (documents,) holds its tokens.
+    """
+    consumed = _SHARE_CONSUMED * (max_length - _NUM_SPECIAL)
+    return int(np.maximum(1, np.ceil(document_tokens / consumed)).sum())
+
+
+def _length_counts(corpus: Corpus) -> np.ndarray:
+    counts = np.zeros(1, dtype=np.int64)
+    for block in sentence_blocks(corpus):
+        found = np.bincount(corpus.sentence_lengths[block])
+        if len(found) > len(counts):
+            counts, found = found, counts
+        counts[: len(found)] += found
+    return counts
+
+
+def sentence_blocks(corpus: Corpus) -> Iterator[slice]:
+    """Yield slices of sentences of bounded size that cover the corpus."""
+    for start in range(0, corpus.num_sentences, _BLOCK):
+        yield slice(start, min(start + _BLOCK, corpus.num_sentences))
+
+
+def _described(counts: np.ndarray) -> dict[str, float]:
+    """Describe lengths of which `counts[length]` occur: mean, percentiles, smallest and largest."""
+    totals = np.cumsum(counts)
+    present = np.flatnonzero(counts)
+    described = {"mean": float((counts * np.arange(len(counts))).sum() / totals[-1])}
+    for percentile in _PERCENTILES:
+        # the nearest rank: a length that does occur
+        rank = max(1, int(np.ceil(percentile / 100 * totals[-1])))
+        described[f"p{percentile}"] = int(np.searchsorted(totals, rank))
+    return described | {"min": int(present[0]), "max": int(present[-1])}
+
+
+@dataclass(frozen=True)
+class RepeatedSentences:
+    """`fraction` of the sentences that an earlier one equals; the most frequent, by index, and how often it occurs."""
+
+    fraction: float
+    example: int
+    num_example: int
+
+
+def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
+    """Tell how many sentences repeat an earlier one, comparing them by a 64-bit hash of their ids.
+
+    Of more than four million sentences those with some values of the hash stand for all: equal sentences are kept or
+    left out together, so the fraction of repetitions is estimated without bias.
+    """
+    # of an odd number modulo 2**64, one for each position; later positions share the last
+    powers = np.multiply.accumulate(np.full(_LAST_POSITION, _MULTIPLIER))
+    stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
+    hashes, places = [], []
+    for block in sentence_blocks(corpus):
+        found = _hashes(corpus, block, powers)
+        kept = np.flatnonzero(found % stride == 0)
+        hashes.append(found[kept])
+        places.append(kept + block.start)
+    values, first, counts = np.unique(np.concatenate(hashes), return_index=True, return_counts=True)
+    if not len(values):
+        return RepeatedSentences(0.0, 0, 1)
+    most = int(counts.argmax())
+    fraction = 1.0 - len(values) / int(counts.sum())
+    return RepeatedSentences(fraction, int(np.concatenate(places)[first[most]]), int(counts[most]))
+
+
+def _hashes(corpus: Corpus, block: slice, powers: np.ndarray) -> np.ndarray:
+    """Return (sentences,) uint64: sums of mixed ids times powers of their position, computed with wrap-around."""
+    lengths = corpus.sentence_lengths[block].astype(np.int64)
+    hashes = np.empty(len(lengths), dtype=np.uint64)
+    # sentences are taken in runs of bounded numbers of tokens, whatever their lengths
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < len(lengths):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + (1 << 20))))
+        tokens = corpus.sentences(block.start + first, block.start + last).astype(np.uint64)
+        starts = np.cumsum(lengths[first:last]) - lengths[first:last]
+        positions = np.arange(len(tokens)) - np.repeat(starts, lengths[first:last])
+        spread = mixed(tokens + np.uint64(1)) * powers[np.minimum(positions, _LAST_POSITION - 1)]
+        hashes[first:last] = mixed(
+            np.add.reduceat(spread, starts) + lengths[first:last].astype(np.uint64) * _LENGTH_FACTOR
+        )
+        first = last
+    return hashes

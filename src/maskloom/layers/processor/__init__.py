@@ -1,0 +1,1 @@
+"""Kernels made for the processor at hand."""

@@ -1,0 +1,206 @@
+"""Two labelled tasks drawn from documentation, with every document that they use kept out of pre-training."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maskloom.data.counter_random import Permutation, integers, uniform
+from maskloom.errors import DataError
+from maskloom.quickstart.documentation import STANDARD_LIBRARY, GatheredDocument
+from maskloom.system.files import write_text
+
+NEXT, OTHER = "next", "other"
+PASSAGE_SENTENCES = 2
+_ALIASES = {
+    "torch": ("torch", "pytorch", "aten", "inductor", "dynamo", "caffe"),
+    "scikit-learn": ("scikit", "sklearn"),
+    "numpy": ("numpy", "ndarray"),
+    "networkx": ("networkx",),
+    STANDARD_LIBRARY: ("python", "cpython", "pep"),
+}
+_SPLIT, _PASSAGE, _PARTNER, _LABEL, _ORDER = range(5)
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """How much is drawn: documents for train and for dev over all areas, and examples from each document."""
+
+    max_areas: int = 6
+    train_documents: int = 600
+    dev_documents: int = 600
+    sentences_per_document: int = 2
+    pairs_per_document: int = 2
+    max_held_out_fraction: float = 0.35
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """Examples of one task in one part: rows with `text` or `sentence1` and `sentence2`, and a `label`."""
+
+    rows: tuple[dict[str, str], ...]
+
+    @property
+    def majority_fraction(self) -> float:
+        """The accuracy of always giving the commonest label."""
+        counts = Counter(row["label"] for row in self.rows)
+        return max(counts.values()) / len(self.rows)
+
+    def write(self, path: Path) -> None:
+        """Write the rows as JSON lines."""
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
+
+
+@dataclass(frozen=True)
+class QuickstartTasks:
+    """The documents left for pre-training, and train and dev sets of the sentence task and the pair task."""
+
+    areas: tuple[str, ...]
+    pretraining: tuple[GatheredDocument, ...]
+    train_documents: tuple[GatheredDocument, ...]
+    dev_documents: tuple[GatheredDocument, ...]
+    sets: dict[str, LabelledSet]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts that a report shows."""
+        return {
+            "areas": list(self.areas),
+            "num_pretraining_documents": len(self.pretraining),
+            "num_train_documents": len(self.train_documents),
+            "num_dev_documents": len(self.dev_documents),
+            "num_examples": {name: len(part.rows) for name, part in self.sets.items()},
+            "majority_fraction": {name: part.majority_fraction for name, part in self.sets.items()},
+        }
+
+
+def build_tasks(
+    documents: Iterable[GatheredDocument], *, seed: int, settings: TaskSettings | None = None
+) -> QuickstartTasks:
+    """Draw both tasks from whole documents and return them with the documents left over.
+
+    The sentence task asks which package a sentence documents: the same number of sentences for each package, none of
+    which names a package. The pair task asks whether a passage of two sentences goes on with the next two of its
+    document or with two of another document, half and half. A document is used for train, for dev or for
+    pre-training, never for two of them. Raises DataError when fewer than two packages have enough documents.
+    """
+    settings = settings or TaskSettings()
+    documents = list(documents)
+    areas = _areas(documents, settings)
+    train, dev = _split(documents, areas, seed, settings)
+    used = {id(document) for document in (*train, *dev)}
+    rest = tuple(document for document in documents if id(document) not in used)
+    names = mention_pattern(areas)
+    sets = {}
+    for part, (name, chosen) in enumerate((("train", train), ("dev", dev))):
+        sets[f"sentence-{name}"] = LabelledSet(_sentence_rows(chosen, areas, names, (seed, part), settings))
+        sets[f"pair-{name}"] = LabelledSet(_pair_rows(chosen, (seed, part), settings))
+    return QuickstartTasks(areas, rest, tuple(train), tuple(dev), sets)
+
+
+def mention_pattern(areas: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that finds the name of any package, also inside a longer word."""
+    names = {alias for area in areas for alias in (area, *_ALIASES.get(area, ()))}
+    return re.compile("|".join(sorted(map(re.escape, names))), re.IGNORECASE)
+
+
+def _areas(documents: list[GatheredDocument], settings: TaskSettings) -> tuple[str, ...]:
+    """Choose the packages with the most documents; each must give its share and keep most for pre-training."""
+    counts = Counter(document.area for document in documents if _fits(document))
+    ranked = sorted(counts, key=lambda area: (-counts[area], area))
+    for num_areas in range(min(settings.max_areas, len(ranked)), 1, -1):
+        chosen = ranked[:num_areas]
+        needed = _share(settings.train_documents, num_areas) + _share(settings.dev_documents, num_areas)
+        if all(counts[area] * settings.max_held_out_fraction >= needed for area in chosen):
+            return tuple(sorted(chosen))
+    found = ", ".join(f"{area} {counts[area]}" for area in ranked[:5]) or "none"
+    raise DataError(
+        f"the documentation on this machine is too little for the tasks: two packages need "
+        f"{settings.train_documents + settings.dev_documents} documents between them, and at most "
+        f"{settings.max_held_out_fraction:.0%} of their own may be used; found: {found}"
+    )
+
+
+def _fits(document: GatheredDocument) -> bool:
+    return document.kind != "module" and len(document.sentences) >= 2 * PASSAGE_SENTENCES
+
+
+def _share(num_documents: int, num_areas: int) -> int:
+    return -(-num_documents // num_areas)
+
+
+def _split(
+    documents: list[GatheredDocument], areas: tuple[str, ...], seed: int, settings: TaskSettings
+) -> tuple[list[GatheredDocument], list[GatheredDocument]]:
+    train, dev = [], []
+    for number, area in enumerate(areas):
+        own = [document for document in documents if document.area == area and _fits(document)]
+        order = Permutation(len(own), seed, _SPLIT, number)
+        first, last = _share(settings.train_documents, len(areas)), _share(settings.dev_documents, len(areas))
+        train += [own[order[place]] for place in range(first)]
+        dev += [own[order[place]] for place in range(first, first + last)]
+    return train, dev
+
+
+def _sentence_rows(
+    documents: list[GatheredDocument],
+    areas: tuple[str, ...],
+    names: re.Pattern[str],
+    key: tuple[int, int],
+    settings: TaskSettings,
+) -> tuple[dict[str, str], ...]:
+    """Take the longest sentences of each document that name no package, then as many for each package."""
+    seed, part = key
+    by_area: dict[str, list[dict[str, str]]] = {area: [] for area in areas}
+    for document in documents:
+        fitting = [sentence for sentence in document.sentences if not names.search(sentence)]
+        longest = sorted(fitting, key=lambda sentence: (-len(sentence), sentence))[: settings.sentences_per_document]
+        by_area[document.area] += [{"text": sentence, "label": document.area} for sentence in longest]
+    fewest = min(len(rows) for rows in by_area.values())
+    return _shuffled([row for rows in by_area.values() for row in rows[:fewest]], seed, part)
+
+
+def _pair_rows(
+    documents: list[GatheredDocument], key: tuple[int, int], settings: TaskSettings
+) -> tuple[dict[str, str], ...]:
+    seed, part = key
+    rows = []
+    for number, document in enumerate(documents):
+        num_pairs = min(settings.pairs_per_document, len(document.sentences) // (2 * PASSAGE_SENTENCES))
+        stride = len(document.sentences) // num_pairs
+        for pair in range(num_pairs):
+            draw = (seed, part, number, pair)
+            room = stride - 2 * PASSAGE_SENTENCES + 1
+            start = pair * stride + int(integers(room, *draw, _PASSAGE))
+            first = _passage(document, start)
+            if float(uniform(*draw, _LABEL)) < 0.5:
+                rows.append(_pair(first, _passage(document, start + PASSAGE_SENTENCES), NEXT))
+            else:
+                step = 1 + int(integers(len(documents) - 1, *draw, _PARTNER))
+                other = documents[(number + step) % len(documents)]
+                place = int(integers(len(other.sentences) - PASSAGE_SENTENCES + 1, *draw, _ORDER))
+                rows.append(_pair(first, _passage(other, place), OTHER))
+    fewest = min(sum(row["label"] == label for row in rows) for label in (NEXT, OTHER))
+    kept, counts = [], Counter()
+    for row in rows:
+        counts[row["label"]] += 1
+        if counts[row["label"]] <= fewest:
+            kept.append(row)
+    return _shuffled(kept, seed, part)
+
+
+def _passage(document: GatheredDocument, start: int) -> str:
+    return " ".join(document.sentences[start : start + PASSAGE_SENTENCES])
+
+
+def _pair(first: str, second: str, label: str) -> dict[str, str]:
+    return {"sentence1": first, "sentence2": second, "label": label}
+
+
+def _shuffled(rows: list[dict[str, str]], seed: int, part: int) -> tuple[dict[str, str], ...]:
+    order = Permutation(len(rows), seed, _ORDER, part)
+    return tuple(rows[order[place]] for place in range(len(rows)))

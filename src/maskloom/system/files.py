@@ -1,0 +1,262 @@
+"""Writing files and folders so that a reader finds the old one, the new one or none, never half of one."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from maskloom.system.fault_points import fault_point
+
+# What a full or broken disk answers; no fault of the program, and gone when there is room again.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+_CHUNK = 4 * 2**20
+_LONGEST_STEM = 255 - len(".") - len(".1234567.12345678.tmp")
+# What a shell hands down as standard output and its like. Opening such a name anew would cut a file that >> appends to.
+_OPEN_FILES = re.compile("/dev/(?:(stdout)|(stderr)|fd/([0-9]{1,6}))|/proc/self/fd/([0-9]{1,6})")
+
+
+@contextmanager
+def naming_disk(path: Path) -> Iterator[None]:
+    """Put a path into an OSError that names none: a full disk does not say which one it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
+    """Open a temporary file in the same folder; at the end it is synced to disk and renamed into place.
+
+    Text is UTF-8 and its line ends stay as they are written. On an error nothing is left, and an older file stands;
+    what a killed process left is removed when the same file is written again.
+    """
+    encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
+    path = Path(path)
+    name = os.fsencode(path.name)  # a temporary name is longer, and must not exceed 255 bytes either
+    start = f".{path.name if len(name) <= _LONGEST_STEM else hashlib.sha256(name).hexdigest()}."
+    with suppress(OSError):
+        for left in path.parent.glob(f"{escape(start)}*.tmp"):
+            process = left.name.removeprefix(start).partition(".")[0]
+            if process.isdigit() and not is_running(int(process)):
+                left.unlink()
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{start}{os.getpid()}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as file:
+            yield file
+            fault_point("files.write")
+            file.flush()
+            fault_point("files.sync")
+            os.fsync(file.fileno())
+        # mkstemp makes private files; what is written here is as readable as any file that the person creates
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        fault_point("files.rename")
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):  # what went wrong first is what a person should read
+            fault_point("files.unlink")
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            raise OSError(error.errno, f"{error.strerror}; it was not written", str(path)) from None
+        raise
+    sync(path.parent)
+
+
+@contextmanager
+def output_file(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
+    """Open the file that a person names for a result, as `replacing` does.
+
+    A link stays, and the file that it leads to is replaced. A pipe, a device or /dev/stdout is written into as it is.
+    """
+    encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
+    if is_stream(path):
+        number = open_file_number(path)
+        with open(path if number is None else os.dup(number), mode, encoding=encoding, newline=newline) as file:
+            yield file
+        return
+    with replacing(Path(path).resolve() if os.path.islink(path) else path, mode) as file:
+        yield file
+
+
+def is_stream(path: str | Path) -> bool:
+    """Tell whether a path is a pipe, a device or a file that this process was started with, such as /dev/stdout."""
+    if open_file_number(path) is not None:
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def open_file_number(path: str | Path) -> int | None:
+    """Return the number of the open file that a path such as /dev/stdout or /dev/fd/3 names; None for others."""
+    match = _OPEN_FILES.fullmatch(str(path))
+    if match is None:
+        return None
+    return 1 if match[1] else 2 if match[2] else int(match[3] or match[4])
+
+
+@contextmanager
+def replacing_folder(final: Path) -> Iterator[Path]:
+    """Yield a new folder beside `final` that takes its name at the end; on an error nothing of it is left.
+
+    An older folder of that name stands until the last moment. A link stays, and what it leads to is replaced.
+    """
+    final = final.resolve() if final.is_symlink() else final
+    temporary, former = (final.with_name(f".{final.name}.{what}-{os.getpid()}") for what in ("tmp", "tmp-old"))
+    for left in final.parent.glob(f".{escape(final.name)}.tmp-*"):
+        process = left.name.rpartition("-")[2]
+        if process.isdigit() and (int(process) == os.getpid() or not is_running(int(process))):
+            remove_tree(left)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    with taking_the_place(temporary, final, former):
+        yield temporary
+    if former.exists():
+        remove_tree(former)
+
+
+@contextmanager
+def taking_the_place(temporary: Path, final: Path, former: Path) -> Iterator[None]:
+    """Make a new folder that takes the name `final` at the end, where a folder of that name becomes `former`.
+
+    On an error nothing of the new folder is left, and the one before has its name.
+    """
+    try:
+        temporary.mkdir()
+        yield
+        sync(temporary)
+        if final.exists():
+            rename(final, former)
+        rename(temporary, final)
+        sync(final.parent)
+    except BaseException:
+        with suppress(OSError):  # what went wrong first is what a person should read
+            if former.exists() and not final.exists():
+                rename(former, final)
+        with suppress(OSError):
+            if temporary.exists():
+                remove_tree(temporary)
+        raise
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy what a folder holds into another, but for links to folders; raises OSError as `replacing` does."""
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            if not path.is_symlink():
+                (target / path.name).mkdir()
+                copy_files(path, target / path.name)
+            continue
+        with path.open("rb") as file, replacing(target / path.name) as copy:
+            while chunk := file.read(_CHUNK):
+                fault_point("files.copy")
+                copy.write(chunk)
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process of that number lives on this machine, whoever's it is."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # of another person
+    return True
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file whole, or leave what was there; folders on the way to it are made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 text atomically; line ends stay as they stand in `text`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def write_hashed(
+    path: str | Path, pieces: Iterable[bytes | memoryview], *, before_chunk: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    """Write a new file in one pass that also hashes it, sync it, and return its `bytes` and `sha256`.
+
+    `before_chunk` is called every few megabytes, and what it raises ends the writing. Other threads run meanwhile:
+    writing, hashing and syncing hold no lock of Python's.
+    """
+    digest, size = hashlib.sha256(), 0
+    with open(path, "xb", buffering=0) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), _CHUNK):
+                if before_chunk is not None:
+                    before_chunk()
+                chunk = view[start : start + _CHUNK]
+                digest.update(chunk)
+                size += len(chunk)
+                while len(chunk):  # a disk that is nearly full takes a part, and fails only at the next call
+                    fault_point("files.write")
+                    chunk = chunk[file.write(chunk) :]
+        fault_point("files.sync")
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def file_sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: str | Path) -> None:
+    """Have the disk hold a file, or a folder's list of names, before going on."""
+    fault_point("files.sync")
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file or a folder another name on the same disk; have `sync` hold the folder around it afterwards."""
+    fault_point("files.rename")
+    os.rename(source, target)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that it holds; links are removed, not followed. Raises OSError at what cannot go."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    for place, folders, names in os.walk(folder, topdown=False):
+        for name in names:
+            fault_point("files.unlink")
+            os.unlink(os.path.join(place, name))
+        for name in folders:
+            path = os.path.join(place, name)
+            fault_point("files.unlink")
+            os.unlink(path) if os.path.islink(path) else os.rmdir(path)
+    fault_point("files.unlink")
+    os.rmdir(folder)

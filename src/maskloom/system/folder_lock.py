@@ -1,0 +1,266 @@
+"""One run or build at a time in a folder: a lock that names its holder and does not outlive it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import inspect
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from maskloom.system.files import is_running
+from maskloom.system.foreign_files import read_json_object
+from maskloom.system.launch import is_first_process
+
+LOCK = ".run.lock"
+_NO_FLOCK = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
+# How long a lock without a readable holder is asked again: its holder may be writing its name, or just be dying.
+_PATIENCE = 1.0
+# Where a disk has no locks the last of those who wrote their names at once has it; so long may they take.
+_SETTLING = 0.3
+# The holder touches the file so often. A holder on another machine that misses this is gone.
+_HEARTBEAT = 30.0
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+class FolderInUseError(OSError):
+    """Another run works in the folder; the message names its machine and its process."""
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Who holds a lock: `start` is when the process started, in ticks, `boot` names the machine's last start."""
+
+    host: str
+    pid: int
+    start: str
+    boot: str
+    since: str
+    command: str
+
+    @classmethod
+    def this_process(cls) -> _Holder:
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        command = " ".join(["maskloom", *sys.argv[1:]])
+        return cls(socket.gethostname(), os.getpid(), _start_of(os.getpid()) or "", _boot(), since, command)
+
+    @classmethod
+    def read(cls, path: Path) -> _Holder | None:
+        """Return the holder that a file names, or None when it names none."""
+        try:
+            return cls(**read_json_object(path))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def why_gone(self) -> str | None:
+        """Return how this machine knows that the holder is gone, or None when it is here, or on another machine."""
+        if self.host != socket.gethostname():
+            return None
+        if self.boot != _boot():
+            return "this machine was started again since"
+        start = _start_of(self.pid)
+        if start is None:
+            return "that process is gone"
+        return None if start == self.start else "another process has its number now"
+
+    def __str__(self) -> str:
+        return f"PID {self.pid} on {self.host}, since {self.since} ({self.command})"
+
+
+def alone_in_folder(
+    *, beside: bool = False, ranks_share: bool = False
+) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
+    """Decorate a run with an argument `out` to hold that folder's lock as long as it works; see `folder_lock`."""
+
+    def decorate(run: Callable[Given, Result]) -> Callable[Given, Result]:
+        signature = inspect.signature(run)
+
+        @functools.wraps(run)
+        def locked(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            out, say = given.arguments["out"], getattr(given.arguments.get("progress"), "say", _warn)
+            with folder_lock(out, beside=beside, ranks_share=ranks_share, say=say):
+                return run(*args, **kwargs)
+
+        return locked
+
+    return decorate
+
+
+def _warn(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+@contextmanager
+def folder_lock(
+    out: str | Path, *, beside: bool = False, ranks_share: bool = False, say: Callable[[str], None] = _warn
+) -> Iterator[None]:
+    """Hold a folder, which is made, alone among all processes; where ranks share it the first one holds it for all.
+
+    The lock is the file `.run.lock` in the folder, or one `beside` it for a folder that is replaced as a whole. A kill
+    frees it; the next run says that it takes it over. Raises FolderInUseError when another run holds it.
+    """
+    out = Path(out)
+    if (ranks_share and not is_first_process()) or (out.exists() and not out.is_dir()):
+        yield  # what is no folder is refused by the run itself
+        return
+    path, is_new = _lock_path(out, beside=beside), not beside and not out.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _taken(path, out, say)
+    _held.add(descriptor)
+    end = threading.Event()
+    thread = threading.Thread(target=_touch, args=(descriptor, end), name="folder-lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        with suppress(OSError):
+            os.unlink(path)  # while it is held: who waits for it finds another file there, or none
+        _held.discard(descriptor)
+        os.close(descriptor)
+        if is_new:
+            with suppress(OSError):
+                out.rmdir()  # nothing came of the run
+
+
+def _lock_path(out: Path, *, beside: bool = False) -> Path:
+    out = out.resolve()
+    return out.parent / f".{out.name[:200]}.lock" if beside else out / LOCK
+
+
+def refuse_if_in_use(out: Path) -> None:
+    """Raise FolderInUseError when a run of this machine works in a folder; quick, and no lock is taken."""
+    holder = _Holder.read(_lock_path(out)) if is_first_process() else None
+    if holder is not None and holder.host == socket.gethostname() and holder.why_gone() is None:
+        raise _in_use(out, holder)
+
+
+def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
+    """Return the descriptor of the lock file, held, with this process's name in it."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            is_free, former = _is_free(descriptor, path), _Holder.read(path)
+            if is_free and (former is None or _may_be_taken_over(former, path, out, say)):
+                if _is_signed(descriptor, path):
+                    return descriptor
+                former = _Holder.read(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if (former is not None and former.why_gone() is None) or time.monotonic() > deadline:
+            if is_free:  # locks do not count here: of several that wrote their names at once, the last one is meant
+                time.sleep(_SETTLING)
+                former = _Holder.read(path) or former
+            raise _in_use(out, former)
+        time.sleep(0.01)
+
+
+def _is_free(descriptor: int, path: Path) -> bool:
+    """Lock the file where the disk has locks, and tell whether nobody else has it and the path still leads to it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
+    with suppress(FileNotFoundError):
+        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    return False
+
+
+def _is_signed(descriptor: int, path: Path) -> bool:
+    """Write this process's name into the lock, and tell whether it stays there."""
+    me = _Holder.this_process()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(asdict(me), indent=1).encode(), 0)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(_SETTLING)
+    return _Holder.read(path) == me
+
+
+def _may_be_taken_over(former: _Holder, path: Path, out: Path, say: Callable[[str], None]) -> bool:
+    """Tell whether the holder that a free lock names is gone, and say so.
+
+    On some network disks a lock counts on its own machine only, so one of another machine is watched for a heartbeat.
+    """
+    reason = former.why_gone()
+    if reason is None and former.host != socket.gethostname():
+        reason = "its machine gives no sign of it" if _is_silent(path, out, former, say) else None
+    if reason is not None:
+        say(f"{out}: the lock of {former} is stale: {reason}; taken over")
+    return reason is not None
+
+
+def _is_silent(path: Path, out: Path, former: _Holder, say: Callable[[str], None]) -> bool:
+    touched = path.stat().st_mtime_ns
+    if time.time() - touched / 1e9 > 3 * _HEARTBEAT:
+        return True
+    say(f"{out}: waiting {1.2 * _HEARTBEAT:.0f} s for a sign of {former}")
+    deadline = time.monotonic() + 1.2 * _HEARTBEAT
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, _HEARTBEAT / 10))
+        if path.stat().st_mtime_ns != touched:
+            raise _in_use(out, former)
+    return True
+
+
+def _in_use(out: Path, holder: _Holder | None) -> FolderInUseError:
+    who = holder or "a process that has not written its name"
+    return FolderInUseError(f"{out} is in use by {who}; wait for its end or choose another --out")
+
+
+def _touch(descriptor: int, end: threading.Event) -> None:
+    while not end.wait(_HEARTBEAT):
+        with suppress(OSError):
+            os.utime(descriptor)
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _start_of(process: int) -> str | None:
+    """Return when a process started, in ticks since the start of the machine, or None when it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None if Path("/proc/self").exists() or not is_running(process) else ""
+    return None if fields[0] in "ZX" else fields[19]
+
+
+_held: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    """Close a forked process's copies of the locks: one that outlived this process would keep them."""
+    while _held:
+        with suppress(OSError):
+            os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,167 @@
+"""Files that others made: regular files only, up to a stated size, inside their folder, and JSON that stays bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from maskloom.errors import ConfigError, DataError
+
+MAX_JSON_BYTES = 16 << 20
+"""16 MiB: a configuration, an index or a manifest is thousands of times smaller."""
+
+ValueT = TypeVar("ValueT")
+_PIECE = 1 << 20
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+# A snapshot of the Hugging Face cache is made of links to files beside it: REPO/snapshots/REVISION/x -> REPO/blobs/y.
+_SNAPSHOTS = "snapshots"
+
+
+def why_unreadable(path: str | Path) -> str | None:
+    """Return why a path is not opened, or None for a regular file or a link to one: pipes and devices may never end."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    except ValueError:
+        return "cannot be read: a NUL character is in its name"
+    return None if stat.S_ISREG(mode) else f"is {_KINDS.get(stat.S_IFMT(mode), 'no file')}; a regular file is expected"
+
+
+def check_regular(path: str | Path) -> None:
+    """Raise DataError that names the path unless it is a regular file or a link to one."""
+    problem = why_unreadable(path)
+    if problem is not None:
+        raise DataError(f"{path}: {problem}")
+
+
+def check_name(path: str | Path) -> None:
+    """Raise DataError for a path that is not UTF-8, which neither a file of ours nor a message could hold."""
+    whole = os.path.abspath(path)
+    if not is_utf8(whole):
+        raise DataError(f"{shown_name(whole)}: the name is not UTF-8; rename it")
+
+
+def is_utf8(text: str) -> bool:
+    """Tell whether UTF-8 can hold a text: one without halves of surrogate pairs, which JSON and file names may have."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown_name(path: str) -> str:
+    """Return a path that UTF-8 can hold: bytes that are no characters as \\x and two digits."""
+    try:
+        return os.fsencode(path).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a half that stands for no byte
+        return path.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def check_path(name: str, path: Any, what: str) -> None:
+    """Raise ConfigError for an argument that is no path of `what`, and DataError for a name that is not UTF-8."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{name}: {what} is expected, as a str or Path; this is {type(path).__name__}")
+    check_name(Path(path))
+
+
+def check_model_name(path: Any) -> None:
+    """Raise DataError for what is no path of a model, and for a path that leads nowhere, as a name of a hub does."""
+    if not isinstance(path, str | os.PathLike):
+        raise DataError(f"a model folder is expected, this is {type(path).__name__}")
+    path = Path(path)
+    if path.exists():
+        return
+    message = "there is no such folder; a model folder in Hugging Face layout or a run is expected"
+    if not path.is_absolute() and len(path.parts) <= 2 and not str(path).startswith("."):
+        message += (
+            "; nothing is downloaded: for a model of a hub, put its files (config.json, model.safetensors, vocab.txt "
+            "or tokenizer.json) into a folder and name that"
+        )
+    raise DataError(f"{shown_name(str(path))}: {message}")
+
+
+def file_inside(folder: Path, name: str) -> Path | None:
+    """Return the path of a file of a folder, or None where there is none of that name.
+
+    Raises DataError for what is no regular file, and for a link that leads out of the folder, as its maker would choose
+    which file of this machine is read. Links between the parts of a model in the cache of Hugging Face are inside.
+    """
+    path = folder / name
+    if not os.path.lexists(path):  # nor where a name is too long to be one
+        return None
+    check_regular(path)
+    if not path.is_symlink():
+        return path
+    home = folder.resolve()
+    inside = next((above.parent for above in home.parents[:2] if above.name == _SNAPSHOTS), home)
+    target = path.resolve()
+    if not target.is_relative_to(inside):
+        raise DataError(f"{path}: is a link to {target}, outside of the folder; put a copy of the file in its place")
+    return path
+
+
+def read_bytes(path: str | Path, *, limit: int) -> bytes:
+    """Return the content of a regular file; raises DataError that names it, also when it is larger than `limit`."""
+    check_regular(path)
+    try:
+        with open(path, "rb") as file:
+            content = b"".join(_pieces(file, limit + 1))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(content) > limit:
+        raise DataError(f"{path}: larger than {limit:,} bytes, which is the most that is read of such a file")
+    return content
+
+
+def _pieces(file: BinaryIO, limit: int) -> Iterator[bytes]:
+    """Yield at most `limit` bytes piece by piece: one read would take memory for as many before it knows the size."""
+    while limit > 0 and (piece := file.read(min(limit, _PIECE))):
+        limit -= len(piece)
+        yield piece
+
+
+def parse_json(content: bytes | str, place: str) -> Any:
+    """Return the value of JSON text in UTF-8; `place` names it in the DataError that anything else raises."""
+    try:
+        return json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: byte {error.start + 1} is not UTF-8; JSON is UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise DataError(f"{place}: not valid JSON: nested too deeply") from None
+    except ValueError:
+        raise DataError(f"{place}: not valid JSON: a number has too many digits") from None
+
+
+def read_json(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> Any:
+    """Read a JSON file of at most `limit` bytes; raises DataError that names it, with line and column."""
+    return parse_json(read_bytes(path, limit=limit), str(path))
+
+
+def read_json_object(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON file that holds an object; raises DataError that names it for anything else."""
+    values = read_json(path, limit=limit)
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: a JSON object is expected, this is {type(values).__name__}")
+    return values
+
+
+def read_json_value(path: str | Path, key: str, kind: type[ValueT]) -> ValueT:
+    """Return a value of the JSON object in a file; raises DataError that names the file where it is of another kind."""
+    value = read_json_object(path).get(key)
+    if not isinstance(value, kind):
+        raise DataError(f"{path}: the file is damaged: {key!r} is {value!r:.80}, {kind.__name__} is expected")
+    return value

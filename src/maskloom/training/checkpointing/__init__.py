@@ -1,0 +1,1 @@
+"""Checkpoints: what is written, by whom and when."""

@@ -1,0 +1,172 @@
+"""Checkpoints that a thread writes while training goes on: a step waits for a copy in memory, not for the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from maskloom.system.files import DISK_ERRORS
+from maskloom.system.machine_memory import available_memory
+from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoint
+from maskloom.training.loop import TrainState
+from maskloom.training.ranks.ranks import own_share
+
+
+class Saves(AbstractContextManager["Saves", None]):
+    """Context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing."""
+
+    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
+        """Save the state as it stands, perhaps while training goes on."""
+
+    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> object:
+        """Return when the state is saved."""
+
+    def check(self) -> None:
+        """Raise what a save that has ended failed with."""
+
+    def wait(self) -> None:
+        """Return when no save is under way; raises what it failed with."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the save under way."""
+
+
+# A copy that would take more of the memory that is left than this is not made: training waits for the disk instead.
+_LARGEST_SHARE = 0.5
+
+
+class _Abandoned(Exception):  # noqa: N818 - the person asked for it
+    """The write was given up."""
+
+
+class BackgroundSaves(Saves):
+    """Context that saves a state's checkpoints in a folder, one at a time; leaving it waits for the one under way.
+
+    `start` copies weights and moments into buffers that are kept (12 bytes a parameter with Adam in fp32) and lets a
+    thread write them, as `write_checkpoint` does; `save` writes straight from the state while training waits. The next
+    `check`, `start` or `save` after a failed write says so and training goes on; the second failure in a row is raised,
+    and every failure of `save`. `on_whole(step, path)` is called, in whichever thread wrote, once a checkpoint is on
+    disk. `run` is written into the checkpoints, those of the steps `pinned` are kept beside the newest `keep`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        on_whole: Callable[[int, Path], None],
+        say: Callable[[str], None] = print,
+        run: str | None = None,
+    ) -> None:
+        self._folder, self._keep, self._on_whole, self._say, self._run = folder, keep, on_whole, say, run
+        self._has_failed = False
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[Path] | None = None
+        self._abandoned = threading.Event()
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._copies = True
+
+    def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
+        """Take the state as it stands and write it while the caller goes on; waits for a write that is under way."""
+        self._outlive(self.wait)
+        snapshot = Snapshot.of(state, extra)
+        if not self._buffers and self._copies:
+            self._copies = self._has_room(snapshot)
+        if self._copies:
+            self._pending = self._pool.submit(self._write, self._copied(snapshot), pinned)
+        else:
+            self._outlive(lambda: self._write(snapshot, pinned))
+
+    def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
+        """Write the state and return its folder when it is on disk."""
+        self._outlive(self.wait)
+        return self._write(Snapshot.of(state, extra), pinned)
+
+    def check(self) -> None:
+        """Tell what a finished write failed with; costs nothing while none has finished."""
+        if self._pending is not None and self._pending.done():
+            self._outlive(self.wait)
+
+    def _outlive(self, work: Callable[[], object]) -> None:
+        """Do what may fail for the disk's sake, and say so; the second failure in a row is raised."""
+        try:
+            work()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS or self._has_failed:
+                raise
+            self._has_failed = True
+            self._say(f"WARNING: {error}. Training continues; if the next save fails too, it stops")
+
+    def wait(self) -> None:
+        """Return when no write is under way; raises what it failed with."""
+        if self._pending is not None:
+            self._pending.exception()  # an interrupted wait leaves it pending
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def __enter__(self) -> Self:
+        """Make the folder, which later saves do not make again around a run that was removed."""
+        with suppress(OSError):  # the first save tells it
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the write under way; Ctrl-C gives it up, another error is not replaced by the write's own."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._abandoned.set()
+        try:
+            self.wait()
+        except _Abandoned:
+            pass
+        except KeyboardInterrupt:
+            self._abandoned.set()
+            raise
+        except Exception as error:
+            if kind is None:
+                raise
+            self._say(f"warning: {error}")
+        finally:
+            self._pool.shutdown()
+            self._buffers.clear()
+
+    def _write(self, snapshot: Snapshot, pinned: Collection[int] = ()) -> Path:
+        path = self._put(snapshot, keep=self._keep, pinned=pinned, run=self._run)
+        self._has_failed = False
+        self._on_whole(snapshot.step, path)
+        return path
+
+    def _put(self, snapshot: Snapshot, **settings: Any) -> Path:
+        return write_checkpoint(snapshot, self._folder, before_chunk=self._raise_if_abandoned, **settings)
+
+    def _raise_if_abandoned(self) -> None:
+        if self._abandoned.is_set():
+            raise _Abandoned
+
+    def _copied(self, snapshot: Snapshot) -> Snapshot:
+        model = {name: self._copy(f"model.{name}", tensor) for name, tensor in snapshot.model.items()}
+        moments = {name: self._copy(f"optimizer.{name}", tensor) for name, tensor in snapshot.optimizer.items()}
+        if any(tensor.is_cuda for tensor in snapshot.model.values()):
+            torch.cuda.synchronize()
+        return replace(snapshot, model=model, optimizer=moments)
+
+    def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return self._buffers[key].copy_(tensor, non_blocking=True)
+
+    def _has_room(self, snapshot: Snapshot) -> bool:
+        needed, available = sum(own_share(t).nbytes for t in snapshot.tensors().values()), available_memory()
+        if available is None or needed <= _LARGEST_SHARE * available:
+            return True
+        self._say(
+            "saves stop the training until they are on disk: a copy of weights and moments takes "
+            f"{needed / 2**20:,.0f} MiB, and {available / 2**20:,.0f} MiB of memory are left"
+        )
+        return False

@@ -1,0 +1,407 @@
+"""Training checkpoints: a folder is whole, as its manifest proves, or it is not a checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.errors import DataError
+from maskloom.system.files import (
+    DISK_ERRORS,
+    file_sha256,
+    is_running,
+    remove_tree,
+    rename,
+    taking_the_place,
+    write_hashed,
+)
+from maskloom.system.foreign_files import check_regular, why_unreadable
+from maskloom.system.launch import num_processes
+from maskloom.training.loop import TrainState
+from maskloom.training.ranks.ranks import ONE_RANK, Ranks
+
+MANIFEST = "manifest.json"
+# Version 1 had no sum of itself and no facts beyond the step and the files.
+FORMAT_VERSION = 2
+_KEYS_OF_VERSION_1 = {"format_version", "step", "files"}
+MODEL, OPTIMIZER, REST = "model.safetensors", "optimizer.safetensors", "state.json"
+SHARDED = "sharded"
+"""The `layout` in the manifest of a checkpoint that several processes wrote, each its shard; others have none."""
+# A save is begun only when the disk has room for so many times its size.
+_ROOM = 1.2
+# of a checkpoint, or of one that a killed save had set aside
+_NAME = re.compile(r"step-[0-9]+(\.old-[0-9]+)?")
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    step: int,
+    files: dict[str, dict[str, Any]],
+    facts: dict[str, Any],
+    before_chunk: Callable[[], None] | None = None,
+) -> None:
+    """Write the manifest of a folder whose `files`, by name with `bytes` and `sha256`, are all there and synced."""
+    content = {"format_version": FORMAT_VERSION, "step": step, **facts, "files": files}
+    write_hashed(folder / MANIFEST, [_as_bytes({**content, "sha256": _sum_of(content)})], before_chunk=before_chunk)
+
+
+def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
+    """Compare a checkpoint's manifest with itself, with every file that it names, and with what a checkpoint needs.
+
+    Raises DataError for the first file that is missing, cut short or changed, a newer format, a folder whose name tells
+    of another step, and a checkpoint of another `run`.
+    """
+    manifest = _read(folder / MANIFEST)
+    files = manifest["files"]
+    for name in sorted({REST, *files}):
+        described = files.get(name)
+        if described is None or Path(name).name != name:
+            raise DataError(f"{folder / MANIFEST}: not a checkpoint manifest: {name!r} is not among its files")
+        try:
+            problem = _difference(folder / name, described)
+        except OSError as error:
+            raise DataError(f"{folder / name}: {error.strerror}") from None
+        if problem:
+            raise DataError(f"{folder / name}: {problem}")
+    number = folder.name.removeprefix("step-").partition(".")[0]
+    if number.isdigit() and int(number) != manifest["step"]:
+        raise DataError(f"{folder}: its manifest is of step {manifest['step']}: the folder was renamed or swapped")
+    missing = {MODEL, OPTIMIZER, ".metadata"} - files.keys()
+    if missing != ({MODEL, OPTIMIZER} if manifest.get("layout") == SHARDED else {".metadata"}):
+        raise DataError(f"{folder}: not a checkpoint: the manifest does not name {', '.join(sorted(missing))}")
+    owner = manifest.get("run")
+    if run is not None and owner is not None and owner != run:
+        raise DataError(f"{folder}: the checkpoint is of another run ({owner}, this one is {run})")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a manifest that is in order by itself."""
+    try:
+        if path.exists():
+            check_regular(path)
+        content = path.read_bytes()
+        manifest = json.loads(content)
+        version, rest = manifest["format_version"], {k: v for k, v in manifest.items() if k != "sha256"}
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise DataError(
+                f"{path.parent}: format version {version}; this program reads versions 1 to {FORMAT_VERSION}: "
+                "a newer one wrote it"
+            )
+        is_sound = isinstance(manifest.get("step"), int) and isinstance(manifest.get("files"), dict)
+        if version == 1:
+            is_sound &= manifest.keys() == _KEYS_OF_VERSION_1
+        else:  # the very bytes count, so that no changed blank or capital passes either
+            is_sound &= version == FORMAT_VERSION and manifest["sha256"] == _sum_of(rest)
+            is_sound &= content == _as_bytes(manifest)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{path}: not a checkpoint manifest") from None
+    if not is_sound:
+        raise DataError(f"{path}: damaged: it does not agree with its own SHA-256")
+    return manifest
+
+
+def _difference(path: Path, described: Any) -> str | None:
+    if path.exists() and (problem := why_unreadable(path)):
+        return problem
+    size = path.stat().st_size
+    expected = described.get("bytes") if isinstance(described, dict) else None
+    if size != expected:
+        return f"{size:,} bytes, the manifest says {expected!r}"
+    digest = file_sha256(path)
+    return None if digest == described.get("sha256") else "its SHA-256 differs from the manifest's"
+
+
+def _as_bytes(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1).encode()
+
+
+def _sum_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(_as_bytes(content)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was loaded, the state saved beside it, and why newer ones were skipped."""
+
+    step: int
+    extra: dict[str, Any]
+    refused: list[str]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds: weights, the optimiser's moments by `moment.parameter`, and the rest as JSON text."""
+
+    step: int
+    model: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    rest: str
+
+    @classmethod
+    def of(cls, state: TrainState, extra: dict[str, Any]) -> Snapshot:
+        """Return the state as it stands; the tensors are its own, so the next step changes them."""
+        moments: dict[str, torch.Tensor] = {}
+        steps: dict[str, float] = {}
+        for name, parameter in state.model.named_parameters():
+            for key, value in state.optimizer.state.get(parameter, {}).items():
+                if key == "step":
+                    steps[name] = float(value)
+                else:
+                    moments[f"{key}.{name}"] = value
+        rest = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
+        # every distinct parameter by its first name: tied ones appear once
+        weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
+        return cls(state.step, weights, moments, json.dumps(rest, indent=1))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return weights and moments together: `model.parameter` and `optimizer.moment.parameter`."""
+        model = {f"model.{name}": tensor for name, tensor in self.model.items()}
+        return model | {f"optimizer.{name}": tensor for name, tensor in self.optimizer.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the tensors and the rest take on disk, headers aside."""
+        return sum(tensor.nbytes for tensor in self.tensors().values()) + len(self.rest)
+
+
+def write_checkpoint(
+    snapshot: Snapshot,
+    folder: Path,
+    *,
+    keep: int = 2,
+    pinned: Collection[int] = (),
+    run: str | None = None,
+    before_chunk: Callable[[], None] | None = None,
+) -> Path:
+    """Write a snapshot under `folder/step-N`, and drop all checkpoints before it but the newest `keep` and `pinned`.
+
+    Everything is hashed as it is written and synced under a temporary name, and renamed once the manifest is in place:
+    a killed save leaves the older checkpoints and nothing that passes for a new one. `run` tells the checkpoints of one
+    run from those of another. The folder around `folder` must be there. Raises OSError of a number in
+    `files.DISK_ERRORS` that names the step, the path and the cause, also when the disk has not 1.2 times the room.
+    """
+    with new_step_folder(snapshot, folder, keep=keep, pinned=pinned) as temporary:
+        contents = {
+            MODEL: safetensors_pieces(snapshot.model),
+            OPTIMIZER: safetensors_pieces(snapshot.optimizer),
+            REST: [snapshot.rest.encode()],
+        }
+        files = {
+            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk) for name, pieces in contents.items()
+        }
+        facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
+        write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
+    return _step_folder(folder, snapshot.step)
+
+
+@contextmanager
+def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Collection[int] = ()) -> Iterator[Path]:
+    """Yield a temporary folder that becomes the checkpoint of a snapshot at the end, when older ones are dropped.
+
+    Within, files are written and synced, the manifest last. Raises OSError as `write_checkpoint` does.
+    """
+    step, final = snapshot.step, _step_folder(folder, snapshot.step)
+    temporary, former = (folder / f"{final.name}.{what}-{os.getpid()}" for what in ("tmp", "old"))
+    try:
+        folder.mkdir(exist_ok=True)
+        _tidy(folder)
+        _require_room(folder, snapshot.num_bytes)
+        with taking_the_place(temporary, final, former):  # a folder that was set aside counts under that name too
+            yield temporary
+    except OSError as error:  # whatever the cause, this place holds no file now
+        stand = "those before it stand" if folder.exists() else "the folder has vanished"
+        number = error.errno if error.errno in DISK_ERRORS else errno.EIO
+        message = f"{error.strerror}; the checkpoint of step {step} was not saved, {stand}"
+        raise OSError(number, message, str(error.filename or temporary)) from error
+    drop_old_checkpoints(folder, step, keep, pinned)
+
+
+def restore_checkpoint(
+    state: TrainState, folder: Path, *, run: str | None = None, ranks: Ranks = ONE_RANK
+) -> Restored | None:
+    """Load the newest whole checkpoint of `folder` into `state`; None when there is none at all.
+
+    Checkpoints that fail their check, or are of another model or `run`, are skipped and named in `refused`, and in the
+    DataError that is raised when none is left. With several `ranks` the first one chooses for all.
+    """
+    restored = _restored(state, folder, run) if ranks.is_first else None
+    step = int(ranks.sum_({"step": 0 if restored is None else restored.step + 1})["step"]) - 1
+    if restored is None and step >= 0:
+        found = next((path for path in step_folders(folder) if step_of(path) == step), None)
+        if found is None:
+            raise DataError(f"{folder}: rank {ranks.rank} does not see step {step}; all ranks need one file system")
+        restored = Restored(step=step, extra=_load_into(state, found), refused=[])
+    return restored
+
+
+def _restored(state: TrainState, folder: Path, run: str | None) -> Restored | None:
+    refused: list[str] = []
+    with suppress(OSError):  # a folder that may only be read can be read
+        _tidy(folder)
+    for candidate in step_folders(folder):
+        try:
+            check_checkpoint(candidate, run=run)
+            extra = _load_into(state, candidate)
+        except DataError as problem:
+            refused.append(str(problem))
+        else:
+            return Restored(step=state.step, extra=extra, refused=refused)
+    if refused:
+        raise DataError(f"no checkpoint in {folder} can be used: {'; '.join(refused)}")
+    return None
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Return checkpoint folders, newest first; one that a killed save had set aside stands for its step."""
+    if not folder.is_dir():
+        return []
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):  # what was set aside comes behind the folder that took its name
+        if _NAME.fullmatch(path.name):
+            found.setdefault(path.name.partition(".")[0], path)
+    return sorted(found.values(), key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of one of the `step_folders`."""
+    return int(folder.name.removeprefix("step-").partition(".")[0])
+
+
+def _step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def _tidy(folder: Path) -> None:
+    """Remove temporary folders whose writing process is gone, and give what a killed save set aside its name again."""
+    for path in folder.glob("step-*.tmp-*"):
+        process = path.name.rpartition("-")[2]
+        if not process.isdigit() or int(process) == os.getpid() or not is_running(int(process)):
+            _discard(path)
+    for path in folder.glob("step-*.old-*"):
+        final = path.with_name(path.name.partition(".old-")[0])
+        if final.exists():
+            _discard(path)
+        else:
+            rename(path, final)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder that counts for nothing; what stays of it is removed before the next save."""
+    with suppress(OSError):
+        remove_tree(folder)
+
+
+def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
+    """Remove checkpoints before the newest `keep` up to a step, which was just written or read and is whole.
+
+    Later ones were skipped on resume and are replaced when their step comes. What cannot be removed does no harm.
+    """
+    for path in folder.glob(f"step-{step:08d}.old-*"):
+        _discard(path)
+    upto = [path for path in step_folders(folder) if step_of(path) <= step]
+    for path in (old for old in upto[keep:] if step_of(old) not in pinned):
+        doomed = path.with_name(f"{path.name.partition('.')[0]}.tmp-{os.getpid()}")
+        with suppress(OSError):
+            rename(path, doomed)  # so that a kill leaves no half of a checkpoint under its name
+            remove_tree(doomed)
+
+
+def _require_room(folder: Path, num_bytes: int) -> None:
+    total, _used, free = shutil.disk_usage(folder)
+    if total and free < _ROOM * num_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: {free / 2**20:,.1f} MiB are free, "
+            f"{_ROOM} times the checkpoint are {_ROOM * num_bytes / 2**20:,.1f} MiB",
+            str(folder),
+        )
+
+
+def _load_into(state: TrainState, folder: Path) -> dict[str, Any]:
+    content = json.loads((folder / REST).read_text(encoding="utf-8"))
+    if (folder / ".metadata").exists():
+        from maskloom.training.checkpointing.sharded_checkpoints import read_sharded  # heavy, and rarely needed
+
+        read_sharded(state, folder, content["optimizer_steps"])
+    else:
+        _read_whole(state, folder, content["optimizer_steps"])
+    for name, parameter in state.model.named_parameters():
+        if name in content["optimizer_steps"]:
+            step = torch.tensor(content["optimizer_steps"][name], dtype=torch.float32, device=parameter.device)
+            state.optimizer.state[parameter] = {"step": step, **state.optimizer.state[parameter]}
+    state.step = content["step"]
+    state.position = content["position"]
+    return content["extra"]
+
+
+def _read_whole(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
+    """Fill weights and moments of a state, or this rank's shard of them."""
+    try:
+        weights = load_file(folder / MODEL)
+        moments = load_file(folder / OPTIMIZER)
+    except SafetensorError as error:
+        raise DataError(f"{folder}: {error}") from None
+    parameters = dict(state.model.named_parameters())
+    check_shapes(folder, {name: tuple(tensor.shape) for name, tensor in weights.items()}, parameters)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(_shared_like(weights[name], parameter))
+    for name in optimizer_steps:
+        parameter = parameters[name]
+        keys = [full.removesuffix(f".{name}") for full in moments if full.partition(".")[2] == name]
+        entry = {key: _shared_like(moments[f"{key}.{name}"], parameter).to(parameter.device) for key in keys}
+        state.optimizer.state[parameter] = entry
+
+
+def check_shapes(folder: Path, found: dict[str, tuple[int, ...]], expected: Mapping[str, torch.Tensor]) -> None:
+    """Raise DataError that names the folder when the tensors that it holds are not those expected."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    if found != shapes:
+        differing = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
+        raise DataError(
+            f"{folder}: the checkpoint is of another model; {len(differing)} parameters differ: {differing[:4]}"
+        )
+
+
+def _shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return of a whole tensor what this rank holds of a parameter: all of it, or its shard."""
+    if not hasattr(parameter, "device_mesh"):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # pyright: ignore[reportAttributeAccessIssue]
+    return distribute_tensor(full.to(parameter.device), mesh, placements, src_data_rank=None)
+
+
+def checkpoint_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return all weights of a checkpoint by parameter; raises DataError for files not as its manifest says, or gone."""
+    check_checkpoint(folder)
+    try:
+        if (folder / ".metadata").exists():
+            from maskloom.training.checkpointing.sharded_checkpoints import (
+                read_sharded_weights,  # heavy, and rarely needed
+            )
+
+            return read_sharded_weights(folder)
+        return load_file(folder / MODEL)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{folder}: cannot be read, perhaps removed by the run just now: {error}") from None

@@ -1,0 +1,213 @@
+"""Checkpoints that several processes write together, each its shard, by torch.distributed.checkpoint (DCP).
+
+DCP itself proves nothing about its files, rewrites them in place and reads a pickle. Here every save has a folder and
+manifest of its own, and the pickle is read only after its hash agrees, by a reader that knows a few harmless types.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from maskloom.errors import DataError
+from maskloom.system.files import file_sha256, write_hashed
+from maskloom.training.checkpointing.background_saves import BackgroundSaves
+from maskloom.training.checkpointing.checkpoints import (
+    REST,
+    SHARDED,
+    Snapshot,
+    check_shapes,
+    new_step_folder,
+    write_manifest,
+)
+from maskloom.training.loop import TrainState
+from maskloom.training.ranks.distributed import DistributedRanks
+from maskloom.training.ranks.ranks import Ranks
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+# What the description of a DCP folder is made of. Nothing here does anything when it is made from data.
+_HARMLESS = {
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("pathlib._local", "PosixPath"),
+    ("torch", "Size"),
+    *(("torch", name) for name in ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+    *((_METADATA, name) for name in ("ChunkStorageMetadata", "TensorProperties", "TensorStorageMetadata")),
+}
+
+
+def write_sharded(
+    snapshot: Snapshot,
+    folder: Path,
+    ranks: DistributedRanks,
+    *,
+    keep: int,
+    pinned: Collection[int] = (),
+    run: str | None = None,
+) -> Path:
+    """Write the shards of all ranks as one checkpoint; every rank calls it, and gets OSError if one cannot write."""
+    number = int(ranks.sum_({"process": float(os.getpid() if ranks.is_first else 0)})["process"])
+    temporary = folder / f"step-{snapshot.step:08d}.tmp-{number}"
+    with ExitStack() as stack:
+        with _failing_together(ranks, snapshot.step):
+            if ranks.is_first:
+                stack.enter_context(new_step_folder(snapshot, folder, keep=keep, pinned=pinned))
+        writer = FileSystemWriter(temporary, sync_files=True, overwrite=False)
+        try:
+            save(snapshot.tensors(), storage_writer=writer, process_group=ranks.control)
+        except CheckpointException as failed:
+            rank, (cause, _trace) = min(failed.failures.items())
+            number, step = getattr(cause, "errno", None) or errno.EIO, snapshot.step
+            message = f"rank {rank} could not write: {cause}; the checkpoint of step {step} was not saved"
+            raise OSError(number, message) from None
+        with _failing_together(ranks, snapshot.step):
+            if ranks.is_first:
+                written = sorted(temporary.iterdir())
+                files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in written}
+                files[REST] = write_hashed(temporary / REST, [snapshot.rest.encode()])
+                facts = {"layout": SHARDED, "world_size": ranks.world_size, "run": run, "torch": torch.__version__}
+                write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
+                stack.close()
+    return folder / f"step-{snapshot.step:08d}"
+
+
+class ShardedSaves(BackgroundSaves):
+    """Saves of a state of which every rank has its shard, by a thread of each rank; all ranks start them together.
+
+    What a write failed with is told by the next `start`, `save` or `wait`, which all ranks come to at the same step.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks, **settings: Any) -> None:
+        if not isinstance(ranks, DistributedRanks):
+            raise TypeError(f"{type(ranks).__name__} does not share the weights")
+        super().__init__(folder, **settings)
+        self._ranks = ranks.for_saving()
+
+    def check(self) -> None:
+        """Do nothing: writes do not end at the same step on all ranks, and all must learn of a failure at the same."""
+
+    def _put(self, snapshot: Snapshot, **settings: Any) -> Path:
+        return write_sharded(snapshot, self._folder, self._ranks, **settings)
+
+    def _copy(self, key: str, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, DTensor):
+            return super()._copy(key, tensor)
+        shard, mesh = super()._copy(key, tensor.to_local()), tensor.device_mesh
+        if mesh.device_type != "cpu":
+            mesh = init_device_mesh("cpu", (self._ranks.world_size,))
+        shape = {"shape": tensor.shape, "stride": tensor.stride()}
+        return DTensor.from_local(shard, mesh, tensor.placements, run_check=False, **shape)
+
+    def _has_room(self, snapshot: Snapshot) -> bool:
+        return not self._ranks.any_(not super()._has_room(snapshot))
+
+
+def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
+    """Fill weights and moments of a state, or this rank's shard of them, from a folder whose manifest has been checked.
+
+    Raises DataError when the folder describes what no save of ours would, or another model.
+    """
+    reader = _Reader(folder)
+    entries = reader.read_metadata().state_dict_metadata
+    found = {name: tuple(entry.size) for name, entry in entries.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    keys = sorted({full.split(".")[1] for full in found if full.startswith("optimizer.")})
+    targets: dict[str, Tensor] = {}
+    for name, parameter in state.model.named_parameters():
+        targets[f"model.{name}"] = parameter.detach()
+        if name in optimizer_steps:
+            moments = {key: torch.zeros_like(parameter.detach()) for key in keys}
+            state.optimizer.state[parameter] = moments
+            targets |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
+    check_shapes(folder, found, targets)
+    _load(reader, targets)
+
+
+def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of a folder, whole and by parameter, as `read_sharded` reads them."""
+    reader = _Reader(folder)
+    entries = reader.read_metadata().state_dict_metadata
+    targets: dict[str, Tensor] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    _load(reader, targets)
+    return {name.removeprefix("model."): tensor for name, tensor in targets.items()}
+
+
+@torch.no_grad()
+def _load(reader: _Reader, targets: dict[str, Tensor]) -> None:
+    with warnings.catch_warnings():
+        # each rank reads what it needs by itself, and DCP warns of that
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(targets, storage_reader=reader, no_dist=True)
+
+
+class _Reader(FileSystemReader):
+    """Reads a folder's description without the power to call anything, and no file outside the folder."""
+
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        place = Path(self.path) / ".metadata"
+        try:
+            with place.open("rb") as file:
+                metadata = _HarmlessUnpickler(file).load()
+            if not isinstance(metadata, Metadata):
+                raise pickle.UnpicklingError(f"a {type(metadata).__name__}")
+            for name, entry in metadata.state_dict_metadata.items():
+                if not isinstance(entry, TensorStorageMetadata):  # other objects are pickles of their own
+                    raise pickle.UnpicklingError(f"{name!r} is no tensor")
+            for stored in metadata.storage_data.values():
+                if Path(stored.relative_path).name != stored.relative_path or stored.transform_descriptors:
+                    raise pickle.UnpicklingError(f"{stored.relative_path!r} is no plain file of the folder")
+        except OSError as error:
+            raise DataError(f"{place}: {error.strerror}") from None
+        except Exception as error:  # a damaged pickle may raise anything
+            raise DataError(f"{place}: not the description of a checkpoint of ours: {error}") from None
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _HarmlessUnpickler(pickle.Unpickler):  # may run code: only the names of a fixed list are let through
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _HARMLESS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+@contextmanager
+def _failing_together(ranks: Ranks, step: int) -> Iterator[None]:
+    """Within, what a rank's disk fails with is raised there, and an error of the same number on the others."""
+    problem = None
+    try:
+        yield
+    except OSError as error:
+        problem = error
+    number = (problem.errno or errno.EIO) if problem is not None else 0
+    shared = ranks.sum_({"number": float(number), "ranks": float(problem is not None)})
+    if problem is not None:
+        raise problem
+    if shared["ranks"]:
+        number = round(shared["number"] / shared["ranks"])
+        raise OSError(number, f"another rank could not write; the checkpoint of step {step} was not saved")

@@ -1,0 +1,1 @@
+"""What stops a step: signals, memory, numbers."""

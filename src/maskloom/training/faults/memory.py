@@ -1,0 +1,122 @@
+"""Memory of this machine: what is left of it, and giving back what the C library keeps for itself."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.objective import Objective, model_device
+from maskloom.system.files import write_json
+from maskloom.system.foreign_files import read_json_object
+from maskloom.system.machine_memory import available_memory
+from maskloom.training.ranks.ranks import Ranks
+
+# oneDNN has no room for its code and buffers.
+_NO_ROOM_FOR_KERNEL = "could not create a primitive"
+# How torch's allocators and the C++ library word it.
+_RAN_OUT = (
+    *("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc"),
+    _NO_ROOM_FOR_KERNEL,
+)
+_NOTE = "micro_batch_size.json"
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None  # of glibc
+
+
+def release_free_memory() -> bool:
+    """Hand free pages back to the system, which takes milliseconds; returns whether that is possible here."""
+    if _TRIM is not None:
+        _TRIM(0)
+    return _TRIM is not None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory ran out, on a processor or on an accelerator."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _RAN_OUT)
+
+
+def release_cached_memory() -> None:
+    """Give back all that was freed, on the processor and on the accelerator, before something is tried again."""
+    gc.collect()
+    release_free_memory()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def give_up_kernels(why: str) -> bool:
+    """Let this process do without oneDNN from here on, where `why` is that it had no room for a kernel.
+
+    oneDNN keeps a kernel for every shape that it has met. Returns False where that is not the trouble, or done before.
+    """
+    if _NO_ROOM_FOR_KERNEL not in why or not torch.backends.mkldnn.enabled:
+        return False
+    torch.backends.mkldnn.set_flags(False)
+    return True
+
+
+def note_micro_batch_size(folder: Path, size: int | None) -> None:
+    """Write into a run's folder the size that it is to go on with when it is started again; None is nothing to note."""
+    if size is not None:
+        write_json(folder / _NOTE, {"micro_batch_size": size})
+
+
+def noted_micro_batch_size(folder: Path) -> int | None:
+    """Return the size that was noted in a run's folder, or None."""
+    path = folder / _NOTE
+    return read_json_object(path)["micro_batch_size"] if path.exists() else None
+
+
+# Sequences that are tried, the longest of a batch.
+_NUM_TRIED = 4
+# Of the free memory, what activations may take; the backward pass has temporary ones beside those that are kept.
+_SHARE_FOR_ACTIVATIONS = 0.5
+
+
+def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batch: Any, ranks: Ranks) -> int:
+    """Return how many sequences as long as the longest of a batch fit into free memory: a power of two, or all.
+
+    A forward pass over a few of them tells what each keeps for the backward pass. All ranks return the same number.
+    """
+    parts = batch.split(1)
+    longest = sorted(parts, key=lambda part: -int(np.sum(part.lengths)))[:_NUM_TRIED]
+    per_sequence = max(1.0, sum(_kept_bytes(model, objective, part) for part in longest) / len(longest))
+    device, free = model_device(model), available_memory()
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    elif free is not None:  # processes of one machine share its memory
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    size = len(parts) if free is None else int(_SHARE_FOR_ACTIVATIONS * free / per_sequence)
+    fitting = max(1, len(parts) if size >= len(parts) else 1 << max(0, size.bit_length() - 1))
+    while ranks.any_(size < fitting) and fitting > 1:
+        fitting = (fitting + 1) // 2
+    return fitting
+
+
+def _kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> int:
+    """Return the bytes that a forward pass keeps for the backward pass, weights left out."""
+    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    device = model_device(model)
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        objective.loss_sums(model.train(), batch)
+    return sum(kept.values())

@@ -1,0 +1,172 @@
+"""What is written down of a step whose loss or gradient is not finite, and warnings of losses that jump or freeze."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.objectives.objective import Objective
+from maskloom.system.files import replacing_folder, write_hashed, write_json
+from maskloom.system.foreign_files import read_json_object
+from maskloom.training.loop import NonFiniteStepError, TrainState, counts_and_first_row
+from maskloom.training.ranks.ranks import ONE_RANK, Ranks, own_share
+
+_WINDOW = 100
+_FEWEST = 20
+_SIGMAS = 10.0
+_FROZEN_STEPS = 50
+_FROZEN_SPREAD = 1e-7
+
+
+class LossWatch:
+    """Follows the loss of each step over a window of 100 and says when it spikes or is frozen.
+
+    A spike lies more than 10 standard deviations above the mean of the window, which needs 20 losses; a frozen loss
+    is the same, to 1e-7 of itself, in 50 steps. Each is said once in 100 steps.
+    """
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._said: dict[str, int] = {}
+
+    def look(self, step: int, loss: float) -> dict[str, str]:
+        """Take in the loss of a step and return what to warn of, as texts by `spike` and `frozen`."""
+        found = {}
+        # none of n numbers lies more than sqrt(n - 1) deviations above their mean: a spike is above all of the window
+        if self._may_say("spike", step) and len(self._losses) >= _FEWEST and loss > max(self._losses):
+            mean, deviation = statistics.fmean(self._losses), statistics.pstdev(self._losses)
+            if deviation > 0.0 and loss > mean + _SIGMAS * deviation:
+                found["spike"] = (
+                    f"step {step}: loss {loss:.4g} is {(loss - mean) / deviation:.0f} standard deviations above the "
+                    f"{mean:.4g} of the {len(self._losses)} steps before"
+                )
+        self._losses.append(loss)
+        if self._may_say("frozen", step) and len(self._losses) >= _FROZEN_STEPS:
+            limit = _FROZEN_SPREAD * abs(loss)  # a loss that moves ends this at its first look
+            if all(abs(self._losses[-number] - loss) <= limit for number in range(2, _FROZEN_STEPS + 1)):
+                lasted = f"{loss:.6g} for {_FROZEN_STEPS} steps"
+                found["frozen"] = f"step {step}: the loss has been {lasted}; nothing is learned"
+        self._said.update(dict.fromkeys(found, step))
+        return found
+
+    def _may_say(self, what: str, step: int) -> bool:
+        return what not in self._said or step - self._said[what] >= _WINDOW
+
+
+FORMAT_VERSION = 1
+REPORT, BATCH, WEIGHTS = "report.json", "batch.safetensors", "model.safetensors"
+_SHOWN = 20
+# Weights are the large part of a dump; those of older ones go.
+_DUMPS_WITH_WEIGHTS = 3
+
+
+def write_dump(
+    folder: Path,
+    state: TrainState,
+    objective: Objective,
+    bad: NonFiniteStepError,
+    *,
+    seed: int,
+    micro_batch_size: int | None,
+    ranks: Ranks = ONE_RANK,
+) -> Path:
+    """Write a step that was not taken under `folder/step-N`, and return that folder; the state stays as it is.
+
+    `batch.safetensors` and `report.json` hold the batch with its place in the data and the parameters whose gradients
+    are not finite. `model.safetensors` are the weights, in the newest three dumps. A batch met again at the same step
+    is not written twice. Raises OSError when the disk fails.
+    """
+    size = state.micro_batch_size or micro_batch_size
+    counts, first_row = counts_and_first_row(objective, bad.batch, ranks)
+    report: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "step": bad.report.step,
+        "seed": seed,
+        "position": state.position,
+        "position_after": bad.position_after,
+        "micro_batch_size": size,
+        "rank": ranks.rank,
+        "world_size": ranks.world_size,
+        "objective": repr(objective),
+        "first_row": first_row,
+        "target_counts": counts,
+        "loss": _plain(bad.report.loss),
+        "losses": {name: _plain(loss) for name, loss in bad.report.losses.items()},
+        "gradient_norm": _plain(bad.report.gradient_norm),
+        "learning_rate": bad.report.learning_rate,
+        **_parameter_report(state.model),
+    }
+    final = _place(folder, report)
+    if final.exists():
+        return final
+    arrays, report["batch"] = _batch_as_data(bad.batch)
+    with replacing_folder(final) as temporary:
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        write_hashed(temporary / BATCH, safetensors_pieces(tensors))
+        if not ranks.is_sharded and ranks.is_first:
+            weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
+            write_hashed(temporary / WEIGHTS, safetensors_pieces(weights))
+        write_json(temporary / REPORT, report)
+    kept = sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)
+    for path in kept[:-_DUMPS_WITH_WEIGHTS]:
+        path.unlink(missing_ok=True)
+    return final
+
+
+def _place(folder: Path, report: dict[str, Any]) -> Path:
+    """Return the folder for a dump: that of the same step with the same batch, or one that is free."""
+    rank, number = f"-rank-{report['rank']}" if report["world_size"] > 1 else "", 1
+    while True:
+        path = folder / f"step-{report['step']:08d}{f'-{number}' if number > 1 else ''}{rank}"
+        try:
+            known = read_json_object(path / REPORT)["position"]
+        except (OSError, ValueError, KeyError):
+            known = None
+        if not path.exists() or known == report["position"]:
+            return path
+        number += 1
+
+
+def _parameter_report(model: nn.Module) -> dict[str, Any]:
+    """Name what is not finite among parameters and gradients, and the largest gradients."""
+    weights = dict(model.named_parameters())
+    gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+    largest = sorted(((_largest(gradient), name) for name, gradient in gradients.items()), reverse=True)
+    return {
+        "weights_not_finite": [name for name, weight in weights.items() if _num_not_finite(weight)],
+        "gradients_not_finite": [name for name, gradient in gradients.items() if _num_not_finite(gradient)],
+        "largest_gradients": [{"parameter": name, "largest": value} for value, name in largest[:_SHOWN]],
+    }
+
+
+def _num_not_finite(tensor: Tensor) -> int:
+    return int((~torch.isfinite(own_share(tensor))).sum())
+
+
+def _largest(tensor: Tensor) -> float:
+    """Return the largest finite magnitude in a tensor; 0 where there is none."""
+    tensor = own_share(tensor)
+    finite = torch.where(torch.isfinite(tensor), tensor, torch.zeros_like(tensor)).abs()
+    return float(finite.max()) if tensor.numel() else 0.0
+
+
+def _batch_as_data(batch: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return a batch as arrays by field, and as the plain values that are left with the name of its class."""
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    plain = {name: value for name, value in values.items() if name not in arrays}
+    return arrays, {"class": type(batch).__name__, "values": plain}
+
+
+def _plain(value: float) -> float | str:
+    """Return a number as JSON can hold it: what is not finite as its name."""
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,294 @@
+"""Training by several processes that torchrun started: sums over ranks, and models whose gradients are such sums."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from maskloom.errors import ConfigError
+from maskloom.layers.dropout import drawing
+from maskloom.models.assembled import EncoderWithHeads, blocks_of
+from maskloom.objectives.objective import Objective
+from maskloom.system.fault_points import fault_point
+from maskloom.training.faults.interruption import Interrupted, undisturbed
+from maskloom.training.ranks.rank_watch import RankWatch, Work, torchrun_keeps_store
+from maskloom.training.ranks.ranks import RankLostError, Ranks, mean_losses
+
+# Who is late is found out by the watch, which knows who evaluates or saves meanwhile.
+_NEVER = timedelta(days=2)
+# How many times the limit all may take to come, as they load torch from one file system; and how often to look.
+_TIMES_TO_JOIN, _SECONDS_BETWEEN_LOOKS = 10, 0.2
+# torchrun leaves 30 seconds to a rank that it asks to stop.
+_SECONDS_TO_EXPLAIN_A_STOP = 8.0
+
+
+class LossesOf(nn.Module):
+    """The model as a module whose call gives the losses of a batch: torch's wrappers act on calls of modules."""
+
+    def __init__(self, model: EncoderWithHeads) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, objective: Objective, batch: Any, counts: dict[str, float]
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Return the sum of the losses, None where there are no targets, and each of them by name."""
+        means = mean_losses(self.model, objective, batch, counts)
+        total = torch.stack(list(means.values())).sum() if means else None
+        return total, {name: mean.detach() for name, mean in means.items()}
+
+
+class DistributedRanks(Ranks):
+    """This process among those of torchrun.
+
+    With `parallel` "ddp" each has the model, with "fsdp" a shard of it; with "hsdp" the processes of each machine share
+    one (Zhao et al. 2023, PyTorch FSDP, 3.2.2). Numbers are summed by gloo in fp64, gradients by nccl on CUDA and by
+    gloo elsewhere; they are not averaged, as losses are divided by the counts of the whole batch already.
+    """
+
+    def __init__(
+        self,
+        parallel: str,
+        watch: RankWatch,
+        control: dist.ProcessGroup,
+        device: torch.device,
+        saving: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(device, rank=watch.rank, world_size=watch.world_size)
+        self.control, self._saving = control, saving or control
+        self.is_sharded = parallel != "ddp"
+        self._shards_by_node = parallel == "hsdp"
+        self._watch = watch
+        self.has_begun = False
+        self._losses: LossesOf | None = None
+        self._wrapped: nn.Module | None = None
+        self._whole: EncoderWithHeads | None = None
+
+    def sum_(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the sums over all ranks of values by name; the names are the same everywhere."""
+        self._watch.call()
+        total = torch.tensor(list(values.values()), dtype=torch.float64)
+        dist.all_reduce(total, group=self.control)
+        return dict(zip(values, total.tolist(), strict=True))
+
+    def for_saving(self) -> DistributedRanks:
+        """Return the same ranks for a thread that saves, whose sums do not meet those of training."""
+        ranks = copy.copy(self)
+        ranks.control = self._saving
+        return ranks
+
+    def at(self, work: Work) -> AbstractContextManager[None]:
+        """Say what this rank is at within, as that decides for how long the others wait for it."""
+        return self._watch.at(work)
+
+    def spread(self, model: EncoderWithHeads) -> None:
+        """Bring a model to this rank's device and, with "fsdp", keep a shard of it; before its optimiser is made."""
+        model.to(self.device)
+        self._losses, self._wrapped = LossesOf(model), None
+        for block in blocks_of(model):  # each says in a forward pass that this rank is at work, copies of it too
+            block.register_forward_pre_hook(lambda *_: self._watch.beat())
+        self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
+        if self.is_sharded:
+            fault_point("ranks.share")
+            mesh = self._mesh()
+            for module in (*blocks_of(model), self._losses):  # of each, what those before it leave out
+                sharded = fully_shard(module, mesh=mesh)
+                sharded.set_gradient_divide_factor(1.0)
+                sharded.set_force_sum_reduction_for_comms(True)
+            self._wrapped = self._losses
+
+    def _mesh(self) -> DeviceMesh:
+        """Return which ranks share weights: all of them, or those of each machine."""
+        local = int(os.environ.get("LOCAL_WORLD_SIZE") or self.world_size)
+        if not self._shards_by_node or local == self.world_size:
+            return init_device_mesh(self.device.type, (self.world_size,))
+        if self.world_size % local:
+            raise ConfigError(
+                f'training.parallel = "hsdp": {self.world_size} processes are no multiple of the {local} on this '
+                "machine; every machine needs as many"
+            )
+        names = ("machines", "processes")
+        return init_device_mesh(self.device.type, (self.world_size // local, local), mesh_dim_names=names)
+
+    def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
+        """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
+        if not self.is_sharded:
+            return model
+        self._watch.call()
+        own = {} if self._whole is None else dict(self._whole.named_parameters())
+        for name, parameter in model.named_parameters():
+            values = parameter.detach()
+            values = values.full_tensor() if isinstance(values, DTensor) else values
+            if name in own:
+                own[name].data.copy_(values)
+            self._watch.beat()
+        return model if self._whole is None else self._whole
+
+    def add_gradients(
+        self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
+    ) -> dict[str, Tensor]:
+        """Add the gradients of a micro-batch to the parameters; after the last one they are sums over all ranks."""
+        if self._wrapped is None or self._losses is None or self._losses.model is not model:
+            self._wrapped = self._replicated(model, objective, batch, counts)
+        wrapped, self.has_begun = self._wrapped, True
+        waits = isinstance(wrapped, nn.parallel.DistributedDataParallel) and not is_last
+        self._watch.call()
+        if isinstance(wrapped, FSDPModule):
+            wrapped.set_requires_gradient_sync(is_last)
+        with wrapped.no_sync() if waits else nullcontext():  # pyright: ignore[reportCallIssue]
+            total, means = wrapped(objective, batch, counts)
+            self._watch.call()
+            if total is not None:
+                total.backward()
+            elif isinstance(self._losses, FSDPModule):
+                self._losses.reshard()  # what a forward pass without a backward pass has gathered of the weights
+        return {name: mean.detach() for name, mean in means.items()}
+
+    def _replicated(
+        self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
+    ) -> nn.Module:
+        """Return the model under DistributedDataParallel; parameters of which no loss depends are found beforehand."""
+        if self.is_sharded or self._losses is None or self._losses.model is not model:
+            raise ValueError("the model was not spread over the ranks before training")
+        devices = [self.device.index] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), drawing(None):
+            total, _means = self._losses(objective, batch, counts)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        found = [] if total is None else torch.autograd.grad(total, parameters, allow_unused=True)
+        has_unused = self.any_(any(gradient is None for gradient in found))
+        wrapped = nn.parallel.DistributedDataParallel(
+            self._losses, find_unused_parameters=has_unused, gradient_as_bucket_view=True
+        )
+        wrapped.register_comm_hook(None, _summed)
+        return wrapped
+
+
+@contextmanager
+def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> Iterator[DistributedRanks]:
+    """Join the processes of torchrun within; raises RankLostError for one that fails, or hangs for `limit` seconds."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    to_join = _TIMES_TO_JOIN * limit
+    (store, rank, world_size), (watched, _, _) = _store_of_this_start(to_join), _store_of_this_start(to_join)
+    watch = RankWatch(watched, rank, world_size, limit)
+    fault_point("ranks.come")
+    watch.start()
+    ranks = None
+    try:
+        _await_all(store, world_size, to_join)
+        fault_point("ranks.groups")
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        own = device if device.type == "cuda" else None
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_NEVER, device_id=own)
+        groups: list[Any] = [dist.new_group(backend="gloo", timeout=_NEVER) for _ in range(2)]
+        ranks = DistributedRanks(parallel, watch, groups[0], device, saving=groups[1])
+        yield ranks
+        watch.call()  # whoever has not come here yet lets the others wait
+        dist.barrier(group=ranks.control)
+        watch.stop()
+        dist.barrier(group=ranks.control)  # the store may be this process's: it goes when nobody looks at it any more
+        dist.destroy_process_group()
+    except RankLostError:
+        watch.leave(None)
+        raise
+    except Exception as error:
+        with undisturbed():  # torchrun tells the others to stop when one is lost
+            _blame(error, watch)
+        raise
+    except BaseException as stop:
+        if isinstance(stop.__context__, RuntimeError):  # a call failed, and then the signal came
+            with undisturbed():
+                _blame(stop.__context__, watch)
+        watch.leave(None)
+        if ranks is None or not ranks.has_begun:  # later, all agree to stop; torchrun does not say that one is lost
+            with undisturbed():
+                reason = watch.loss(_SECONDS_TO_EXPLAIN_A_STOP)
+            if reason is not None:
+                raise RankLostError(f"rank {watch.rank} ends: {reason}") from None
+        raise
+    finally:
+        watch.stop()
+
+
+def _blame(error: Exception, watch: RankWatch) -> None:
+    """Raise RankLostError when another rank is the cause of a failed call, else tell the others that this one fails."""
+    reason = watch.explanation() if isinstance(error, RuntimeError) else None
+    if reason is not None:
+        watch.leave(reason)
+        raise RankLostError(f"rank {watch.rank} ends: {reason}") from error
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    watch.leave(f"rank {watch.rank} failed: {type(error).__name__}: {line}")
+
+
+def _summed(_state, bucket):  # without annotations, which torch would read as types and finds as text
+    """Sum a bucket of gradients over ranks, where torch's own rule would average."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
+    """Return a store, the rank and the number of ranks; raises RankLostError when none answers for so many seconds."""
+    rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    host = os.environ["MASTER_ADDR"]
+    try:
+        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            host,
+            port,
+            world_size,
+            is_master=rank == 0 and not torchrun_keeps_store(),
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,  # it would not say whom it waits for
+            multi_tenant=True,
+        )
+    except RuntimeError as error:
+        line = str(error).splitlines()[0]
+        keeper = "torchrun" if torchrun_keeps_store() else "rank 0"
+        raise RankLostError(
+            f"{keeper} keeps no store of all ranks at {host}:{port} (MASTER_ADDR, MASTER_PORT): {line}"
+        ) from None
+    # torchrun keeps its store when it starts the ranks again, so each start sees a part of its own
+    start = f"maskloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
+    return dist.PrefixStore(start, store), rank, world_size  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _number(name: str) -> int:
+    text = os.environ[name]
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise ConfigError(f"{name}={text!r} is not a number from 0 to 65535; torchrun sets it")
+    return int(text)
+
+
+def _await_all(store: Any, world_size: int, seconds: float) -> None:
+    """Return when every rank has come; raises RankLostError that names the others, and says them at a signal."""
+    keys = [f"sign/{number}" for number in range(world_size)]
+    until = time.monotonic() + seconds
+    try:
+        while not store.check(keys):  # a signal would have to wait for the end of a single call that waits
+            if time.monotonic() > until:
+                missing = _missing(store, keys)
+                raise RankLostError(f"rank {missing} has not come within {seconds:.0f} s (10 * training.rank_timeout)")
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    except Interrupted:
+        with undisturbed():
+            missing = _missing(store, keys)
+        if missing:
+            sys.stderr.write(f"rank {missing} has not come so far\n")
+        raise
+
+
+def _missing(store: Any, keys: list[str]) -> str:
+    return ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key]))

@@ -1,0 +1,114 @@
+"""The processes that train one model together, and what a step asks of them; alone, a process asks itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from maskloom.config import TrainingSection
+from maskloom.data.pretraining_loader import rows_of_rank
+from maskloom.errors import ConfigError
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.objective import Objective
+from maskloom.system.devices import chosen_device
+from maskloom.system.launch import is_one_of_several
+from maskloom.training.ranks.rank_watch import Work
+
+
+class RankLostError(RuntimeError):
+    """Another of the processes that train together has died, hangs or failed; the message says which."""
+
+
+class Ranks:
+    """The place of this process among those that train together; here it trains alone, on one device.
+
+    Every rank makes the same calls in the same order. `is_first` tells the one that logs, evaluates and writes,
+    `is_sharded` whether each rank holds only its shard of the weights.
+    """
+
+    def __init__(self, device: torch.device | None = None, *, rank: int = 0, world_size: int = 1) -> None:
+        self.device = device or torch.device("cpu")
+        self.rank, self.world_size = rank, world_size
+        self.is_first = rank == 0
+        self.is_sharded = False
+
+    def rows(self, settings: TrainingSection) -> slice:
+        """Return the rows of every batch that this rank makes; raises ConfigError when batches cannot be shared."""
+        return rows_of_rank(settings.batch_size, settings.micro_batch_size, rank=self.rank, world_size=self.world_size)
+
+    def sum_(self, values: dict[str, float]) -> dict[str, float]:
+        """Return the sums over all ranks of values by name; the names are the same everywhere."""
+        return values
+
+    def any_(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank."""
+        return self.sum_({"flag": float(flag)})["flag"] > 0
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.any_(False)
+
+    def at(self, work: Work) -> AbstractContextManager[None]:
+        """Say what this rank is at within, as that decides for how long the others wait for it."""
+        return nullcontext()
+
+    def spread(self, model: EncoderWithHeads) -> None:
+        """Make a model ready to be trained by all ranks, in place, before its optimiser is made."""
+        model.to(self.device)
+
+    def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
+        """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
+        return model
+
+    def add_gradients(
+        self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float], *, is_last: bool
+    ) -> dict[str, Tensor]:
+        """Add the gradients of a micro-batch to the parameters, and return its losses divided by `counts`.
+
+        After the last micro-batch of a step the gradients are sums over all ranks. A GPU may still compute the losses.
+        """
+        means = mean_losses(model, objective, batch, counts)
+        if means:
+            torch.stack(list(means.values())).sum().backward()
+        return {name: mean.detach() for name, mean in means.items()}
+
+
+ONE_RANK = Ranks()
+
+
+def mean_losses(
+    model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
+) -> dict[str, Tensor]:
+    """Return the losses of a batch divided by the targets of the whole that it is part of; without targets, none."""
+    sums = objective.loss_sums(model, batch)
+    return {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
+
+
+def own_share(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor: all of it, or its shard."""
+    return getattr(tensor.detach(), "_local_tensor", tensor.detach())
+
+
+@contextmanager
+def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
+    """Join the other processes within, where torchrun or a scheduler has started several, else train alone.
+
+    They are known by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. A rank that is silent for a
+    third of `limit` seconds, or lets the others wait for all of it, ends them all. Raises ConfigError for variables
+    that do not fit together or a device that is not there, RankLostError when another rank stops this one.
+    """
+    if not is_one_of_several():
+        yield Ranks(chosen_device(device))
+        return
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE is set but {', '.join(missing)} is not; torchrun sets all of them")
+    from maskloom.training.ranks.distributed import distributed_ranks  # heavy, and of no use to a process alone
+
+    with distributed_ranks(parallel, limit=limit, device=chosen_device(device)) as ranks:
+        yield ranks

@@ -1,0 +1,251 @@
+"""Vectors of sentence-transformers folders, against transformers' hidden states pooled by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.checkpoints.published.sentence_transformers import SentenceModules, read_modules, write_modules
+from maskloom.errors import ConfigError, DataError
+from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.runs.convert import conversion_lines, convert
+from maskloom.runs.export import describe_vectors
+from maskloom.system.files import write_json
+from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+TEXTS = ["alpha", "beta gamma delta epsilon zeta", "eta theta", "alpha beta gamma " * 6]
+TYPES = "sentence_transformers.models."
+FLAGS = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+}
+
+
+def write_encoder(folder, prefix=""):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    config = BertConfig(
+        vocab_size=len(tokens), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=20, initializer_range=0.5,
+    )  # fmt: skip
+    save_model(build_model(config, (), seed=3), folder / prefix)
+    WordPieceTokenizer(Vocabulary(tokens), max_length=20).save(folder / prefix)
+    return folder
+
+
+def write_list(folder, *kinds, prefix=""):
+    modules = [
+        {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else prefix, "type": TYPES + kind}
+        for n, kind in enumerate(kinds)
+    ]
+    write_json(folder / "modules.json", modules)
+    for module in modules[1:]:
+        (folder / module["path"]).mkdir(exist_ok=True)
+
+
+def write_pooling(folder, **config):
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    write_json(folder / "1_Pooling" / "config.json", config)
+
+
+def by_hand(folder, text, pooling, max_length=20):
+    """Pool transformers' hidden states of one text as sentence-transformers documents it."""
+    from transformers import BertModel
+
+    predictor = Predictor.load(folder)
+    ids = predictor.tokenizer.encode(text, max_length=max_length).ids
+    with torch.no_grad():
+        hidden = BertModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
+    weights = torch.arange(1.0, len(ids) + 1).unsqueeze(1)
+    return {
+        "mean": hidden.mean(0),
+        "cls": hidden[0],
+        "max": hidden.max(0).values,
+        "mean_sqrt_len": hidden.sum(0) / len(ids) ** 0.5,
+        "weightedmean": (hidden * weights).sum(0) / weights.sum(),
+    }[pooling]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return write_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("pooling", FLAGS)
+@pytest.mark.parametrize("has_flags", [True, False])
+def test_pooling_length_and_normalisation_come_from_the_folder(tmp_path, encoder, pooling, has_flags):
+    pytest.importorskip("transformers")
+    folder = write_encoder(tmp_path)
+    write_list(folder, "Transformer", "Pooling", "Normalize")
+    new = pooling + "_tokens" if pooling == "mean_sqrt_len" else pooling
+    flags = {flag: mode == pooling for mode, flag in FLAGS.items()}
+    write_pooling(folder, **(flags if has_flags else {"pooling_mode": new}))
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": False})
+    predictor = Predictor.load(folder)
+    found = predictor.encode(TEXTS)
+    plain = predictor.encode(TEXTS, normalize=False)
+    assert predictor.num_truncated == 2
+    for text, vector, unscaled in zip(TEXTS, found, plain, strict=True):
+        expected = by_hand(encoder, text, pooling, max_length=8).numpy()
+        np.testing.assert_allclose(unscaled, expected, atol=1e-5)
+        np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
+    other = predictor.encode(TEXTS, pooling="cls" if pooling != "cls" else "mean", normalize=False)
+    assert not np.allclose(other, plain, atol=1e-2)
+    assert Predictor.load(folder, max_length=20).max_length == 20
+
+
+def test_a_dense_layer_changes_vector_and_width(tmp_path):
+    folder = write_encoder(tmp_path)
+    write_list(folder, "Transformer", "Pooling", "Dense", "Normalize")
+    write_pooling(folder, pooling_mode="cls")
+    config = {"in_features": 16, "out_features": 5, "bias": True}
+    write_json(
+        folder / "2_Dense" / "config.json", {**config, "activation_function": "torch.nn.modules.activation.Tanh"}
+    )
+    weight, bias = torch.randn(5, 16), torch.randn(5)
+    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / "model.safetensors")
+    predictor = Predictor.load(folder)
+    found, plain = (
+        predictor.encode(TEXTS),
+        Predictor.load(write_encoder(tmp_path / "plain")).encode(TEXTS, pooling="cls"),
+    )
+    expected = torch.tanh(torch.from_numpy(plain) @ weight.T + bias)
+    assert found.shape == (4, 5) == (4, predictor.hidden_size)
+    np.testing.assert_allclose(found, expected / expected.norm(dim=1, keepdim=True), atol=1e-5)
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    (folder / "2_Dense" / "pytorch_model.bin").touch()
+    with pytest.raises(DataError, match="can run code"):
+        Predictor.load(folder)
+
+
+def test_vectors_are_cut_as_the_folder_says_and_scaled_after_that(tmp_path, encoder):
+    folder = write_encoder(tmp_path)
+    write_list(folder, "Transformer", "Pooling", "Normalize")
+    write_pooling(folder, pooling_mode="mean")
+    whole = Predictor.load(folder).encode(TEXTS)
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 5})
+    predictor = Predictor.load(folder)
+    assert predictor.hidden_size == 5
+    np.testing.assert_allclose(predictor.encode(TEXTS), whole[:, :5], atol=1e-6)
+    scaled = whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True)
+    np.testing.assert_allclose(predictor.encode(TEXTS, normalize=True), scaled, atol=1e-6)
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 0})
+    with pytest.raises(DataError, match=r"config_sentence_transformers\.json: truncate_dim = 0"):
+        Predictor.load(folder)
+
+
+def test_a_class_of_another_package_is_not_taken_for_that_of_sentence_transformers(tmp_path):
+    write_list(tmp_path, "Transformer", "Pooling")
+    write_pooling(tmp_path)
+    listed = (tmp_path / "modules.json").read_text()
+    (tmp_path / "modules.json").write_text(listed.replace(TYPES + "Pooling", "custom_pooling.Pooling"))
+    with pytest.raises(DataError, match=r"modules\.json: the module 'custom_pooling\.Pooling'"):
+        read_modules(tmp_path)
+
+
+def test_the_encoder_in_a_folder_of_its_own_with_prompt_and_lower_case(tmp_path, encoder):
+    folder = write_encoder(tmp_path, "0_Transformer")
+    write_list(folder, "Transformer", "Pooling", prefix="0_Transformer")
+    write_pooling(folder, pooling_mode_cls_token=True)
+    write_json(folder / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True})
+    prompts = {"prompts": {"query": "theta ", "none": ""}, "default_prompt_name": "query"}
+    write_json(folder / "config_sentence_transformers.json", prompts)
+    predictor = Predictor.load(folder)
+    assert (predictor.modules.pooling, predictor.max_length, predictor.modules.lowercase) == ("cls", 8, True)
+    expected = Predictor.load(encoder).encode(["theta alpha", ("theta beta", "theta eta")], pooling="cls")
+    np.testing.assert_allclose(predictor.encode(["ALPHA", ("beta", "eta")]), expected, atol=1e-5)
+
+
+def test_what_is_written_is_read_back(tmp_path, encoder):
+    assert read_modules(encoder) == SentenceModules()
+    for pooling, normalize in [("mean", False), ("weightedmean", True)]:
+        folder = write_encoder(tmp_path / pooling)
+        write_modules(folder, hidden_size=16, max_length=12, pooling=pooling, normalize=normalize)
+        expected = SentenceModules(pooling, (None,) if normalize else (), 12)
+        assert read_modules(folder) == expected
+        assert np.array_equal(
+            Predictor.load(folder).encode(TEXTS),
+            Predictor.load(encoder, max_length=12).encode(TEXTS, pooling=pooling, normalize=normalize),
+        )
+    with pytest.raises(ConfigError, match="pooling 'sum' is not one of"):
+        write_modules(tmp_path, hidden_size=16, max_length=12, pooling="sum")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_model_folder_gets_the_files_for_its_vectors(tmp_path, encoder):
+    folder = write_encoder(tmp_path)
+    describe_vectors(folder, "cls", normalize=True)
+    assert read_modules(folder) == SentenceModules("cls", (None,), 20)
+    expected = Predictor.load(encoder).encode(TEXTS, pooling="cls", normalize=True)
+    assert np.array_equal(Predictor.load(folder).encode(TEXTS), expected)
+    write_json(folder / "maskloom.json", {"max_length": 7})
+    describe_vectors(folder, "mean")
+    assert read_modules(folder) == SentenceModules("mean", (), 7)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooling", "settings", "message"),
+    [
+        (("Transformer", "Pooling", "WordWeights"), {}, {}, r"modules\.json: the module 'WordWeights'"),
+        (("Transformer", "Normalize"), {}, {}, r"modules\.json: the module 'Normalize' at this place"),
+        (("Transformer",), {}, {}, "no Pooling module"),
+        (("StaticEmbedding", "Pooling"), {}, {}, "the first module is 'StaticEmbedding'"),
+        (
+            ("Transformer", "Pooling"),
+            {"pooling_mode": "lasttoken"},
+            {},
+            r"1_Pooling/config\.json: .*'lasttoken' is not",
+        ),
+        (("Transformer", "Pooling"), {"pooling_mode": ["mean", "max"]}, {}, "exactly one mode"),
+        (("Transformer", "Pooling"), {}, {"max_seq_length": "8"}, "max_seq_length = '8'"),
+    ],
+)
+def test_modules_that_would_give_other_vectors_are_refused(tmp_path, kinds, pooling, settings, message):
+    write_list(tmp_path, *kinds)
+    write_pooling(tmp_path, **pooling)
+    write_json(tmp_path / "sentence_bert_config.json", settings)
+    with pytest.raises(DataError, match=message):
+        read_modules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[1]", "[]", '[{"path": "../x", "type": "a.Transformer"}]', "[{}]", "nonsense"]
+)
+def test_damaged_lists_of_modules_are_refused(tmp_path, content):
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(DataError, match=r"modules\.json"):
+        read_modules(tmp_path)
+
+
+def test_the_published_folder_asks_for_length_1_and_256_tokens(minilm_folder):
+    assert json.loads((minilm_folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 256
+    predictor = Predictor.load(minilm_folder)
+    assert predictor.max_length == 256
+    vectors = predictor.encode(["A sentence.", "word " * 400])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
+    assert predictor.num_truncated == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "0_Transformer"])
+def test_a_converted_model_makes_the_same_vectors(tmp_path, prefix):
+    folder = write_encoder(tmp_path / "source", prefix)
+    write_list(folder, "Transformer", "Pooling", "Dense", "Normalize", prefix=prefix)
+    write_pooling(folder, pooling_mode="max")
+    write_json(folder / prefix / "sentence_bert_config.json", {"max_seq_length": 9})
+    write_json(folder / "2_Dense" / "config.json", {"in_features": 16, "out_features": 5, "bias": False})
+    save_file({"linear.weight": torch.randn(5, 16)}, folder / "2_Dense" / "model.safetensors")
+    result = convert(folder / prefix, tmp_path / "out")
+    assert "vectors are made as modules.json says" in "\n".join(conversion_lines(result))
+    before, after = Predictor.load(folder), Predictor.load(tmp_path / "out")
+    assert (after.modules.pooling, after.modules.normalizes, after.max_length) == ("max", True, 9)
+    np.testing.assert_array_equal(after.encode(TEXTS), before.encode(TEXTS))
+    assert "vectors" not in "\n".join(conversion_lines(convert(write_encoder(tmp_path / "plain"), tmp_path / "second")))

@@ -1,0 +1,123 @@
+"""Corpora and the tokenizers that make them: WordPiece's keep their bytes, byte pairs' say their kind."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+from maskloom.data.corpus.building import CorpusSettings, build_corpus
+from maskloom.data.corpus.lint import lint_corpus
+from maskloom.data.corpus.opening import Corpus
+from maskloom.data.corpus.statistics import corpus_statistics
+from maskloom.errors import ConfigError, DataError
+from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+from maskloom.text.vocabulary import SpecialTokens, Vocabulary
+from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+
+WORDS = ["the", "river", "ran", "under", "stone", "bridges", "while", "people", "slept", "."]
+WORDPIECE = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcde", "##s"]))
+
+
+def documents(number: int) -> list[str]:
+    rng = random.Random(0)
+    return [
+        "\n".join(" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(rng.randint(1, 9)))
+        for _ in range(number)
+    ]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(documents(60)) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def byte_pairs() -> BytePairTokenizer:
+    return train_vocabulary(documents(60), VocabularySettings(size=60, model="bpe")).tokenizer
+
+
+def build(text: Path, tokenizer: Any, out: Path) -> dict[str, Any]:
+    return build_corpus(
+        text, tokenizer=tokenizer, out=out, settings=CorpusSettings(sentences="lines", shard_tokens=100)
+    )
+
+
+def test_the_manifest_of_a_wordpiece_corpus_is_what_it_always_was(text: Path, tmp_path: Path) -> None:
+    manifest = build(text, WORDPIECE, tmp_path / "out")
+    assert manifest["settings"] == {
+        "vocabulary_sha256": hashlib.sha256("\n".join(WORDPIECE.vocabulary.tokens).encode()).hexdigest(),
+        "vocabulary_size": 21,
+        "lowercase": True,
+        "compatibility": "google",
+        "max_length": 512,
+        "sentences": "lines",
+        "language": "en",
+        "on_bad_text": "error",
+        "shard_tokens": 100,
+    }
+    # tokenizer.json is written by the library, whose releases may differ
+    stable = {name: value for name, value in manifest.items() if name != "checksum"}
+    stable["files"] = {name: value for name, value in manifest["files"].items() if name != "tokenizer.json"}
+    digest = hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()
+    assert digest == "5529909547ac111798776d60a5fe5dfbed192092e116a9986e87b46aa7bfd583"
+
+
+def test_a_corpus_of_byte_pairs_holds_the_ids_of_its_tokenizer(text: Path, tmp_path: Path, byte_pairs) -> None:
+    manifest = build(text, byte_pairs, tmp_path / "out")
+    corpus = Corpus.open(tmp_path / "out")
+    lines = [line for document in documents(60) for line in document.split("\n")]
+    found = [corpus.sentence(index).tolist() for index in range(corpus.num_sentences)]
+    assert found == byte_pairs.token_ids_batch(lines)
+    assert corpus.tokenizer == byte_pairs
+    assert manifest["settings"]["tokenizer"] == "byte-pair"
+    assert {"vocab.json", "merges.txt"} <= manifest["files"].keys()
+    assert "vocab.txt" not in manifest["files"]
+    assert build(text, byte_pairs, tmp_path / "out")["already_built"]
+    assert corpus_statistics(corpus)["unknown_rate"] == 0
+    assert corpus.tokenizer.decode(corpus.sentence(0).tolist()) == lines[0]
+
+
+def test_odd_words_have_the_ids_of_the_whole_text(tmp_path: Path, byte_pairs) -> None:
+    lines = ["The Café, naïve RIVER's \x85 ran", "東京 ran", "<unk> <start> the", "x\u2028y İ ǅ", "a" * 300 + "é"]
+    (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
+    build(tmp_path / "a.txt", byte_pairs, tmp_path / "out")
+    corpus = Corpus.open(tmp_path / "out")
+    found = np.concatenate([corpus.sentence(index) for index in range(corpus.num_sentences)])
+    assert found.tolist() == [index for ids in byte_pairs.token_ids_batch(lines) for index in ids]
+
+
+def test_other_merges_are_another_corpus(text: Path, tmp_path: Path, byte_pairs) -> None:
+    build(text, byte_pairs, tmp_path / "out")
+    other = BytePairTokenizer(byte_pairs.vocabulary, byte_pairs.merges[::-1])
+    with pytest.raises(ConfigError, match=r"made otherwise \(vocabulary_sha256 differ\)"):
+        build(text, other, tmp_path / "out")
+    with pytest.raises(ConfigError, match="made otherwise"):
+        build(text, WORDPIECE, tmp_path / "out")
+    (tmp_path / "out" / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(DataError, match=r"merges\.txt has 14 bytes instead of"):
+        Corpus.open(tmp_path / "out")
+
+
+def test_lint_shows_words_and_knows_the_unknown_token(tmp_path: Path, byte_pairs) -> None:
+    lines = ["the river ran under stone bridges"] * 20 + ["qqqqqqq zzzzzzz"] * 2
+    (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
+    build(tmp_path / "a.txt", byte_pairs, tmp_path / "out")
+    messages = {finding.code: finding.message for finding in lint_corpus(Corpus.open(tmp_path / "out"))}
+    assert "'the river ran under stone bridges' (20 times)" in messages["repeated_sentences"]
+    assert "of the tokens are <unk>, above" in messages["unknown_tokens"]
+
+
+def test_a_byte_level_vocabulary_is_refused_before_anything_is_written(text: Path, tmp_path: Path) -> None:
+    special = SpecialTokens(end="<|endoftext|>")
+    vocabulary = Vocabulary([*sorted(ByteLevel.alphabet()), "<|endoftext|>"], special, prefix="")
+    with pytest.raises(ConfigError, match="byte-level vocabulary"):
+        build(text, BytePairTokenizer(vocabulary, (), lowercase=False), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

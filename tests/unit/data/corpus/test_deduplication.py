@@ -1,0 +1,37 @@
+"""The set of digests against Python's own."""
+
+import random
+
+from maskloom.data.corpus.deduplication import DigestSet, document_digest
+
+
+def test_it_answers_like_a_set_through_many_doublings() -> None:
+    rng = random.Random(5)
+    digests = [rng.randbytes(16) for _ in range(20_000)]
+    drawn = digests + rng.choices(digests, k=5_000) + [bytes(16), bytes(16)]
+    rng.shuffle(drawn)
+    ours, theirs = DigestSet(), set()
+    for digest in drawn:
+        assert ours.add(digest) == (digest not in theirs)
+        theirs.add(digest)
+    assert len(ours) == len(theirs) == 20_001
+
+
+def test_collisions_of_the_first_bytes_are_told_apart() -> None:
+    digests = [b"\xff" * 8 + index.to_bytes(8, "big") for index in range(3_000)]
+    found = DigestSet()
+    assert all(found.add(digest) for digest in digests)
+    assert not any(found.add(digest) for digest in digests)
+
+
+def test_memory_of_a_document_is_as_stated() -> None:
+    found = DigestSet()
+    for number in range(10_000):
+        found.add(document_digest(str(number).encode()))
+        if number > 3_000:
+            assert 26 < len(found._table) / len(found) < 54
+
+
+def test_digests_differ_by_text() -> None:
+    assert document_digest("é".encode()) == document_digest("é".encode()) != document_digest(b"e")
+    assert len(document_digest(b"")) == 16

@@ -1,0 +1,100 @@
+"""Documents out of the bytes of a text file: every line end, any block size, and no more memory than the text."""
+
+import io
+import random
+import tracemalloc
+
+import pytest
+
+from maskloom.data.corpus.opening import text_blocks
+from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
+from maskloom.errors import DataError
+
+ENDS = {"LF": "\n", "CR LF": "\r\n", "CR": "\r", "CR CR LF": "\r\r\n", "LS": "\u2028", "PS": "\u2029", "NEL": "\x85"}
+TEXT = "One line.\nAnd “another”.\n\nA second\n \t\n\n\nand a third.\n"
+
+
+def documents(content: bytes, *, blank: bool = True, limit: int = 1 << 20) -> list[tuple[str, int, int]]:
+    read = io.BytesIO(content).read
+    found = raw_documents(
+        read, ends_at_blank_lines=blank, limit=limit, too_large=lambda line: DataError(f"line {line}: too large")
+    )
+    return [(unix_line_ends(raw.content).strip(b"\n").decode(), raw.line, raw.offset) for raw in found]
+
+
+@pytest.mark.parametrize("name", list(ENDS))
+@pytest.mark.parametrize("block", [1, 3, 8, 1 << 20])
+def test_every_line_end_gives_the_same_documents(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_blocks, "_BLOCK", block)
+    found = documents(TEXT.replace("\n", ENDS[name]).encode())
+    lines = [(text.split(), line) for text, line, _ in found]
+    assert lines == [(["One", "line.", "And", "“another”."], 1), (["A", "second"], 4), (["and", "a", "third."], 8)]
+    assert [text.count("\n") for text, _, _ in found] == [1, 0, 0]
+
+
+def test_a_document_knows_where_it_starts_in_the_file() -> None:
+    content = "\r\rone\u2028\u2028two é\r\r\nthree\r\n\r\nfour".encode()
+    found = documents(content)
+    assert [line for _, line, _ in found] == [3, 5, 8]
+    assert [content[offset:][:4] for _, _, offset in found] == [b"one\xe2", b"two ", b"four"]
+
+
+def test_next_line_ends_lines_only_where_nothing_else_does() -> None:
+    assert [text for text, _, _ in documents("It was\x85 late.\nNobody\x85came.".encode())] == [
+        "It was\x85 late.\nNobody\x85came."
+    ]
+    assert [text.strip() for text, _, _ in documents("one\x85\x85two".encode())] == ["one", "two"]
+
+
+def expected(content: bytes) -> list[tuple[str, int, int]]:
+    """The documents of text with LF or CR LF, line by line."""
+    found: list[tuple[str, int, int]] = []
+    lines: list[bytes] = []
+    first, offset, position = 1, 0, 0
+    for number, line in enumerate([*content.splitlines(keepends=True), b"\n"], start=1):
+        if line.isspace():
+            if lines:
+                found.append((b"".join(lines).replace(b"\r\n", b"\n").decode().strip("\n"), first, offset))
+            lines, first, offset = [], number + 1, position + len(line)
+        else:
+            lines.append(line)
+        position += len(line)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_blocks_of_any_size_give_what_lines_give(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    pieces = rng.choices(["a", "bc ", " ", "\t", "\n", "\n\n", "\r\n", "é“", "word"], k=rng.randint(0, 40))
+    content = "".join(pieces).encode()
+    monkeypatch.setattr(text_blocks, "_BLOCK", rng.choice([1, 2, 5, 11, 100]))
+    assert documents(content) == expected(content)
+
+
+def test_a_whole_file_is_one_document() -> None:
+    assert documents(TEXT.encode(), blank=False) == [(TEXT.strip(), 1, 0)]
+    assert documents(b"\n \n", blank=False) == []
+
+
+@pytest.mark.parametrize("content", [b"a\n\n" + b"x" * 500, b"a\n\n" + b" " * 500, b"a\n\n" + b"b\n" * 200])
+def test_too_large_documents_are_named_by_their_line(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_blocks, "_BLOCK", 64)
+    with pytest.raises(DataError, match="line 3: too large"):
+        documents(content, limit=100)
+
+
+@pytest.mark.parametrize("unit", [b"a\n", b"a ", b"\r", b"\n", b" ", "\u2028".encode(), b"a\n\n"])
+def test_memory_is_that_of_the_text_and_not_of_its_lines(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_blocks, "_BLOCK", 1 << 14)
+    content = unit * ((1 << 18) // len(unit))
+    tracemalloc.start()
+    try:
+        for _ in raw_documents(
+            io.BytesIO(content).read, ends_at_blank_lines=True, limit=1 << 24, too_large=lambda _: DataError("large")
+        ):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # a list of lines would take about thirty times the text
+    assert peak < 8 * len(content)

@@ -1,0 +1,52 @@
+"""Words in bytes against a plain reading of the rule."""
+
+import re
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from maskloom.data.corpus.word_spans import LONGEST_NAMED, byte_classes, word_names, word_spans
+
+PARTS = [b"a", b"B9", b" ", b"\n", b"-", b"..", b"[", b"\xc3\xa9", b"\0", b"\x7f"]
+PLAIN_WORD = re.compile(rb"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
+
+
+def by_rule(content: bytes, odd_symbols: bytes = b"") -> list[tuple[bytes, bool]]:
+    found = []
+    for chunk in re.findall(rb"[^ \t\n\r]+", content):
+        if all(33 <= byte < 127 and byte not in odd_symbols for byte in chunk):
+            found.extend((word, False) for word in PLAIN_WORD.findall(chunk))
+        else:
+            found.append((chunk, True))
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from([b"a", b"B9", b" ", b"\n", b"-", b"..", b"[", b"\xc3\xa9", b"\0", b"\x7f"]), max_size=12)
+)
+@example([])
+@example([b" ", b"\n"])
+def test_spans_are_those_of_the_rule(parts: list[bytes]) -> None:
+    content = b"".join(parts)
+    for odd_symbols in (b"", b"["):
+        spans = word_spans(content, byte_classes(odd_symbols))
+        words = [content[start:end] for start, end in zip(spans.starts, spans.ends, strict=True)]
+        assert list(zip(words, spans.is_odd.tolist(), strict=True)) == by_rule(content, odd_symbols)
+
+
+def test_names_differ_exactly_where_words_do() -> None:
+    rng = np.random.default_rng(3)
+    words = [
+        rng.integers(97, 99, size).astype(np.uint8).tobytes() for size in range(1, LONGEST_NAMED + 1) for _ in range(30)
+    ]
+    # neighbours in everything but one byte, at each place of the longest word
+    words += [bytes(97 + (place == other) for place in range(LONGEST_NAMED)) for other in range(LONGEST_NAMED + 1)]
+    content = b"x".join(words)
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    names = word_names(content, ends - [len(word) for word in words], ends)
+    assert len(np.unique(names, axis=1)[0]) == len(set(words))
+    seen: dict[bytes, tuple[int, ...]] = {}
+    for word, name in zip(words, names.T.tolist(), strict=True):
+        assert seen.setdefault(word, tuple(name)) == tuple(name)

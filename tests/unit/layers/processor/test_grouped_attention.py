@@ -1,0 +1,74 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from maskloom.layers.attention import attend
+from maskloom.layers.processor import grouped_attention as module
+from maskloom.layers.processor.grouped_attention import grouped_attention
+from maskloom.layers.sequence_layout import SequenceLayout
+
+MIXES = [[4], [3, 3], [5, 4, 1], [2, 9, 9, 17, 3, 8], [1, 40, 0, 33, 2]]
+
+
+def packed(lengths, width, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(sum(lengths), width, dtype=dtype, generator=generator, requires_grad=True)
+
+
+def through_groups(qkv, layout, num_heads, dropout):
+    return layout.from_slots(grouped_attention(layout.to_slots(qkv), layout, num_heads, dropout))
+
+
+def one_by_one(qkv, lengths, num_heads, factors):
+    """Attention sequence by sequence, with the same factor for a (head, query, key) of every sequence."""
+    contexts = []
+    for part in qkv.split([length for length in lengths if length > 0]):
+        q, k, v = part.view(len(part), 3, num_heads, -1).permute(1, 2, 0, 3)
+        probabilities = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]), -1)
+        kept = probabilities * factors[: len(part), : len(part)]
+        contexts.append((kept @ v).transpose(0, 1).reshape(len(part), -1))
+    return torch.cat(contexts)
+
+
+@pytest.mark.parametrize("lengths", MIXES)
+def test_values_and_gradients_are_those_of_the_plain_computation(lengths, monkeypatch):
+    factors = (torch.rand(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) > 0.3) / 0.7
+    factors = factors.double()
+    monkeypatch.setattr(
+        module, "dropout_factors", lambda like, *_: factors[: like.shape[1], : like.shape[2]].expand_as(like)
+    )
+    layout, qkv = SequenceLayout.from_lengths(np.array(lengths)), packed(lengths, 3 * 2 * 4)
+    ours, plain = through_groups(qkv, layout, 2, 0.3), one_by_one(qkv, lengths, 2, factors)
+    torch.testing.assert_close(ours, plain)
+    weights = torch.randn_like(plain)
+    torch.testing.assert_close(*(torch.autograd.grad((out * weights).sum(), qkv)[0] for out in (ours, plain)))
+
+
+@pytest.mark.parametrize("lengths", MIXES)
+def test_without_dropout_it_is_scaled_dot_product_attention(lengths):
+    layout, qkv = SequenceLayout.from_lengths(np.array(lengths)), packed(lengths, 3 * 3 * 2)
+    ours, torchs = through_groups(qkv, layout, 3, 0.0), attend(qkv, layout, 3, 0.0)
+    torch.testing.assert_close(ours, torchs)
+    torch.testing.assert_close(*(torch.autograd.grad(out.sin().sum(), qkv)[0] for out in (ours, torchs)))
+
+
+@pytest.mark.parametrize("lengths", [[3, 3], [5, 4, 1]])
+def test_written_out_gradient_passes_gradcheck(lengths):
+    layout = SequenceLayout.from_lengths(np.array(lengths))
+
+    def seeded(qkv):
+        torch.manual_seed(7)
+        return through_groups(qkv, layout, 2, 0.2)
+
+    assert torch.autograd.gradcheck(seeded, (packed(lengths, 3 * 2 * 3),))
+
+
+def test_dropout_on_probabilities_keeps_their_mean():
+    torch.manual_seed(0)
+    lengths = [6, 5]
+    layout, qkv = SequenceLayout.from_lengths(np.array(lengths)), packed(lengths, 3 * 2 * 4)
+    with torch.no_grad():
+        mean = torch.stack([attend(qkv, layout, 2, 0.1) for _ in range(2000)]).mean(0)
+        torch.testing.assert_close(mean, attend(qkv, layout, 2, 0.0), rtol=0.1, atol=0.05)

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from maskloom.errors import ConfigError
+from maskloom.quickstart.journey import Stages
+
+
+def test_a_finished_stage_is_not_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "job" / "stages.json"
+    assert Stages(path, {"seed": 1}).run("first", lambda: {"figure": 3.5}) == {"figure": 3.5}
+    again = Stages(path, {"seed": 1})
+    assert again.run("first", lambda: pytest.fail("done twice")) == {"figure": 3.5}
+    assert again.seconds["first"] >= 0
+
+
+def test_a_stage_that_failed_is_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "stages.json"
+
+    def fail() -> dict[str, int]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Stages(path, {}).run("first", fail)
+    assert Stages(path, {}).run("first", lambda: {"done": True}) == {"done": True}
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    Stages(tmp_path / "stages.json", {"seed": 1})
+    with pytest.raises(ConfigError, match=r"was started with seed 1, this is seed 2; choose another --out"):
+        Stages(tmp_path / "stages.json", {"seed": 2})
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match="holds something else"):
+        Stages(tmp_path / "stages.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

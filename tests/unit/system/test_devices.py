@@ -1,0 +1,89 @@
+"""Devices by name: what is taken where, and what is refused."""
+
+import pytest
+import torch
+
+from maskloom.config import FinetuneRecipe, load_recipe
+from maskloom.errors import ConfigError
+from maskloom.system.devices import chosen_device, describe_device
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASKLOOM_DEVICE", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0, mps: bool = False) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+def test_auto_takes_the_gpu_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch)
+    assert chosen_device() == torch.device("cpu")
+    _machine(monkeypatch, mps=True)
+    assert chosen_device() == torch.device("mps")
+    _machine(monkeypatch, gpus=2, mps=True)
+    assert chosen_device() == torch.device("cuda", 0)
+    assert chosen_device("cuda:1") == torch.device("cuda", 1)
+    assert chosen_device("cpu") == torch.device("cpu")
+
+
+def test_the_environment_says_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, gpus=2)
+    monkeypatch.setenv("MASKLOOM_DEVICE", "cpu")
+    assert chosen_device() == torch.device("cpu")
+    assert chosen_device("cuda") == torch.device("cuda", 0)
+    monkeypatch.setenv("MASKLOOM_DEVICE", "tpu")
+    with pytest.raises(ConfigError, match="device 'tpu' is not known; known: auto, cpu, cuda"):
+        chosen_device()
+
+
+def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, gpus=2)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    taken = []
+    for rank in range(4):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        taken.append(chosen_device("cuda").index)
+    assert taken == [0, 1, 0, 1]
+    with pytest.raises(ConfigError, match="each process takes a GPU of its own; give 'cuda'"):
+        chosen_device("cuda:1")
+    _machine(monkeypatch, mps=True)
+    with pytest.raises(ConfigError, match="several processes cannot share it"):
+        chosen_device("mps")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cuda", "finds no CUDA device here"),
+        ("cuda:7", "finds no CUDA device here"),
+        ("mps", "finds no GPU of Apple's here"),
+        ("gpu", "device 'gpu' is not known"),
+        (7, "device 7 is not known"),
+        (None, "device None is not known"),
+    ],
+)
+def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, name: object, message: str) -> None:
+    _machine(monkeypatch)
+    with pytest.raises(ConfigError, match=message):
+        chosen_device(name)
+
+
+def test_a_number_beyond_the_last_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, gpus=2)
+    with pytest.raises(ConfigError, match=r"device 'cuda:2': torch .* finds 2 CUDA devices here"):
+        chosen_device("cuda:2")
+
+
+def test_a_device_is_described() -> None:
+    threads = torch.get_num_threads()
+    assert describe_device(torch.device("cpu")).startswith(f"cpu, {threads} thread")
+
+
+def test_a_recipe_names_a_device() -> None:
+    assert load_recipe(FinetuneRecipe, None, ["training.device=cuda:3"]).training.device == "cuda:3"
+    with pytest.raises(ConfigError, match="device"):
+        load_recipe(FinetuneRecipe, None, ["training.device=gpu"])

@@ -1,0 +1,168 @@
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from maskloom.system import fault_points
+from maskloom.system.files import (
+    copy_files,
+    is_stream,
+    open_file_number,
+    output_file,
+    remove_tree,
+    replacing,
+    replacing_folder,
+    write_bytes,
+    write_json,
+    write_text,
+)
+
+
+def test_a_file_is_replaced_whole(tmp_path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    write_text(path, "eins\r\n")
+    write_text(path, "zwei\n")
+    assert path.read_bytes() == b"zwei\n"
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.bin"
+    write_bytes(path, b"old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_what_a_killed_write_left_goes_with_the_next_write(tmp_path) -> None:
+    path, other = tmp_path / "a[1].txt", tmp_path / "other.txt"
+    code = "from maskloom.system.files import write_text"
+    code += "".join(f"; write_text({str(written)!r}, 'half')" for written in (path, other))
+    for faults in ("kill@files.sync#1", "kill@files.sync#3"):  # before the one file is whole, and the other
+        killed = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "MASKLOOM_FAULTS": faults}, check=False
+        )
+        assert killed.returncode == -9
+    living = tmp_path / f".a[1].txt.{os.getpid()}.x.tmp"
+    living.touch()
+    assert len(list(tmp_path.glob(".*.tmp"))) == 2
+    write_text(path, "whole")
+    write_text(other, "whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [living.name, path.name, other.name]
+
+
+def test_the_longest_names_can_be_written(tmp_path) -> None:
+    for name in ("n" * 255, "ä" * 127, "x" * 250 + ".json"):
+        write_text(tmp_path / name, "old")
+        write_text(tmp_path / name, "new")
+        assert (tmp_path / name).read_text() == "new"
+        code = f"from maskloom.system.files import write_text; write_text({str(tmp_path / name)!r}, 'half')"
+        killed = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "MASKLOOM_FAULTS": "kill@files.sync#1"}
+        )
+        assert killed.returncode == -9
+        assert len(list(tmp_path.glob(".*.tmp"))) == 1
+        write_text(tmp_path / name, "whole")
+        assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_an_open_file_is_appended_to_by_its_name(tmp_path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    with path.open("ab") as log:
+        for name in (f"/dev/fd/{log.fileno()}", f"/proc/self/fd/{log.fileno()}"):
+            with output_file(name, "w") as file:
+                file.write("row\n")
+    assert path.read_text() == "before\nrow\nrow\n"
+    assert not is_stream(path)
+    assert is_stream("/dev/stdout")
+    assert is_stream("/dev/null")
+    assert (open_file_number("/dev/stdout"), open_file_number("/dev/stderr"), open_file_number(path)) == (1, 2, None)
+
+
+def test_permissions_follow_the_umask(tmp_path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "a.json", {"ä": 1})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "ä": 1\n}\n'
+
+
+def test_a_stream_that_breaks_off_leaves_nothing(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    with replacing(path, "w") as file:
+        file.write("eins\r\nä\n")
+        assert not path.exists()
+    assert path.read_bytes() == "eins\r\nä\n".encode()
+
+    def break_off() -> None:
+        with replacing(path) as file:
+            file.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        break_off()
+    assert path.read_bytes() == "eins\r\nä\n".encode()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path) -> None:
+    final, source = tmp_path / "model", tmp_path / "source"
+    write_text(final / "a.txt", "old")
+    write_text(source / "a.txt", "new")
+    write_text(source / "b.txt", "new")
+    fault_points.arm("enospc@files.copy#2")
+    try:
+        with (
+            pytest.raises(OSError, match=r"No space left on device; it was not written: .*b\.txt"),
+            replacing_folder(final) as new,
+        ):
+            copy_files(source, new)
+    finally:
+        fault_points.arm()
+    assert {path.name: path.read_text() for path in final.iterdir()} == {"a.txt": "old"}
+    with replacing_folder(final) as new:
+        copy_files(source, new)
+    assert {path.name: path.read_text() for path in final.iterdir()} == {"a.txt": "new", "b.txt": "new"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "source"]
+
+
+def test_a_link_to_a_folder_stays_and_what_it_leads_to_is_replaced(tmp_path) -> None:
+    (tmp_path / "disk" / "model" / "1_Pooling").mkdir(parents=True)
+    (tmp_path / "disk" / "model" / "1_Pooling" / "a.txt").write_text("old")
+    link = tmp_path / "link"
+    link.symlink_to("disk/model")
+    for _ in range(2):
+        with replacing_folder(link) as new:
+            copy_files(link, new)
+            (new / "b.txt").write_text("new")
+    assert link.is_symlink()
+    files = {str(path.relative_to(tmp_path)) for path in (tmp_path / "disk").rglob("*") if path.is_file()}
+    assert files == {"disk/model/1_Pooling/a.txt", "disk/model/b.txt"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
+    nowhere = tmp_path / "nowhere"
+    nowhere.symlink_to("disk/other")
+    with replacing_folder(nowhere) as new:
+        (new / "c.txt").write_text("new")
+    assert (tmp_path / "disk" / "other" / "c.txt").exists()
+
+
+def test_a_tree_is_removed_without_what_its_links_lead_to(tmp_path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a.txt").write_text("kept")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "inside").symlink_to(tmp_path / "kept")
+    (tmp_path / "link").symlink_to("kept")
+    for name in ("tree", "link"):
+        remove_tree(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept", "a.txt"]

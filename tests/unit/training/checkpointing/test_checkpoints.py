@@ -1,0 +1,280 @@
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from maskloom.config import TrainingSection
+from maskloom.errors import DataError
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.training.checkpointing.checkpoints import Snapshot, restore_checkpoint, write_checkpoint
+from maskloom.training.loop import TrainState
+from tools.checking import verify_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def _state(seed: int = 0, hidden: int = 8) -> TrainState:
+    config = BertConfig.of_size(
+        "tiny", vocab_size=23, hidden_size=hidden, num_attention_heads=2, intermediate_size=12, num_hidden_layers=1
+    )
+    return TrainState.fresh(build_model(config, seed=seed), TrainingSection())
+
+
+def _step(state: TrainState) -> None:
+    torch.manual_seed(state.step)
+    for parameter in state.model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    state.optimizer.step()
+    state.step += 1
+    state.position = {"epoch": 0, "block": 0, "instance": state.step}
+
+
+def _values(state: TrainState) -> list[torch.Tensor]:
+    moments = [v for p in state.model.parameters() for v in state.optimizer.state.get(p, {}).values()]
+    return [p.detach().clone() for p in state.model.parameters()] + [torch.as_tensor(m).clone() for m in moments]
+
+
+def test_a_restored_state_continues_to_the_bit(tmp_path) -> None:
+    state = _state()
+    for _ in range(3):
+        _step(state)
+    write_checkpoint(Snapshot.of(state, {"best": 0.5}), tmp_path)
+    other = _state(seed=1)
+    restored = restore_checkpoint(other, tmp_path)
+    assert restored is not None
+    assert (restored.step, restored.extra, restored.refused) == (3, {"best": 0.5}, [])
+    assert other.position == state.position
+    for again in (state, other):
+        _step(again)
+    assert all(torch.equal(a, b) for a, b in zip(_values(state), _values(other), strict=True))
+
+
+def test_no_checkpoint_is_none(tmp_path) -> None:
+    assert restore_checkpoint(_state(), tmp_path / "nothing") is None
+
+
+def test_only_the_newest_are_kept(tmp_path) -> None:
+    state = _state()
+    for _ in range(4):
+        _step(state)
+        write_checkpoint(Snapshot.of(state, {}), tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def _two(tmp_path) -> tuple[TrainState, list]:
+    state = _state()
+    values = []
+    for _ in range(2):
+        _step(state)
+        write_checkpoint(Snapshot.of(state, {}), tmp_path)
+        values.append(_values(state))
+    return state, values
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete", "empty"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_older_one_taken(tmp_path, name: str, damage: str) -> None:
+    _, values = _two(tmp_path)
+    path = tmp_path / "step-00000002" / name
+    content = bytearray(path.read_bytes())
+    if damage == "truncate":
+        path.write_bytes(content[:-1])
+    elif damage == "flip":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+    state = _state(seed=5)
+    restored = restore_checkpoint(state, tmp_path)
+    assert restored is not None
+    assert restored.step == 1
+    assert len(restored.refused) == 1
+    assert "step-00000002" in restored.refused[0]
+    assert all(torch.equal(a, b) for a, b in zip(_values(state), values[0], strict=True))
+
+
+FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
+
+
+def test_every_truncation_and_every_flipped_bit_is_noticed_and_named(tmp_path) -> None:
+    _two(tmp_path)
+    folder, draw = tmp_path / "step-00000002", random.Random(5)
+    whole = {name: (folder / name).read_bytes() for name in FILES}
+    damages = [(name, size) for name in FILES for size in draw.sample(range(len(whole[name])), 5)]
+    for name, size in damages:
+        (folder / name).write_bytes(whole[name][:size])
+        problem = verify_checkpoint(folder)
+        assert problem is not None, f"{name} cut to {size} bytes"
+        assert name in problem
+        (folder / name).write_bytes(whole[name])
+    headers = {"model.safetensors": 400, "optimizer.safetensors": 400}
+    places = [(name, draw.randrange(8 * len(whole[name]))) for name in FILES for _ in range(40)]
+    places += [(name, draw.randrange(8 * headers[name])) for name in headers for _ in range(20)]
+    for name, bit in places:
+        content = bytearray(whole[name])
+        content[bit // 8] ^= 1 << bit % 8
+        (folder / name).write_bytes(content)
+        problem = verify_checkpoint(folder)
+        assert problem is not None, f"bit {bit} of {name}"
+        assert str(folder) in problem
+        (folder / name).write_bytes(whole[name])
+    assert verify_checkpoint(folder) is None
+
+
+def test_every_bit_of_a_manifest_counts(tmp_path) -> None:
+    _two(tmp_path)
+    path = tmp_path / "step-00000002/manifest.json"
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 3):
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        assert verify_checkpoint(path.parent) is not None, f"bit {bit}: {bytes(content[bit // 8 - 9 : bit // 8 + 9])}"
+
+
+def _swap(first: Path, second: Path) -> None:
+    other = first.with_name("swapped")
+    first.rename(other)
+    second.rename(first)
+    other.rename(second)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_swapped_between_steps_are_refused_in_both(tmp_path, name: str) -> None:
+    _two(tmp_path)
+    _swap(tmp_path / "step-00000001" / name, tmp_path / "step-00000002" / name)
+    for number in (1, 2):
+        problem = verify_checkpoint(tmp_path / f"step-0000000{number}")
+        assert problem is not None
+        assert f"step-0000000{number}" in problem
+
+
+def test_folders_swapped_between_steps_are_refused(tmp_path) -> None:
+    _two(tmp_path)
+    _swap(tmp_path / "step-00000001", tmp_path / "step-00000002")
+    with pytest.raises(DataError, match="its manifest is of step 1: the folder was renamed or swapped"):
+        restore_checkpoint(_state(), tmp_path)
+
+
+def test_a_checkpoint_of_another_run_or_model_is_passed_over(tmp_path) -> None:
+    state = _state()
+    for number, run in ((1, "mine"), (2, "another")):
+        _step(state)
+        write_checkpoint(Snapshot.of(state, {}), tmp_path, run=run, keep=9)
+        assert state.step == number
+    large = _state(hidden=16)
+    large.step = 3
+    write_checkpoint(Snapshot.of(large, {}), tmp_path, run="mine", keep=9)
+    restored = restore_checkpoint(_state(seed=1), tmp_path, run="mine")
+    assert restored is not None
+    assert restored.step == 1
+    assert len(restored.refused) == 2
+    assert "step-00000003: the checkpoint is of another model" in restored.refused[0]
+    assert "step-00000002: the checkpoint is of another run (another, this one is mine)" in restored.refused[1]
+
+
+def test_the_checkpoint_just_written_stays_beside_a_newer_one_that_was_passed_over(tmp_path) -> None:
+    state, _ = _two(tmp_path)
+    (tmp_path / "step-00000002").rename(tmp_path / "step-00000009")
+    for _ in range(3):
+        _step(state)
+        write_checkpoint(Snapshot.of(state, {}), tmp_path, keep=1)
+        restored = restore_checkpoint(_state(), tmp_path)
+        assert restored is not None
+        assert restored.step == state.step
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000009"]
+
+
+def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(tmp_path) -> None:
+    state, _ = _two(tmp_path)
+    (tmp_path / "step-00000002" / "state.json").write_text("{}")
+    write_checkpoint(Snapshot.of(state, {}), tmp_path)
+    assert verify_checkpoint(tmp_path / "step-00000002") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def _as_version_1(folder: Path) -> None:
+    """Give a checkpoint the manifest that the first released format had."""
+    described = {}
+    for name in FILES[1:]:
+        content = (folder / name).read_bytes()
+        described[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = {"format_version": 1, "step": int(folder.name[5:]), "files": described}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+
+def test_a_checkpoint_of_format_1_loads_and_its_damage_is_noticed(tmp_path) -> None:
+    _, values = _two(tmp_path)
+    for number in (1, 2):
+        _as_version_1(tmp_path / f"step-0000000{number}")
+    state = _state(seed=5)
+    restored = restore_checkpoint(state, tmp_path, run="any")
+    assert restored is not None
+    assert (restored.step, restored.refused) == (2, [])
+    assert all(torch.equal(a, b) for a, b in zip(_values(state), values[1], strict=True))
+    path = tmp_path / "step-00000002/optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-4] + bytes(4))
+    restored = restore_checkpoint(state, tmp_path)
+    assert restored is not None
+    assert restored.step == 1
+    assert "optimizer.safetensors: its SHA-256 differs" in restored.refused[0]
+
+
+def test_when_none_is_whole_every_one_is_named(tmp_path) -> None:
+    _two(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f"step-0000000{number}/model.safetensors").unlink()
+    with pytest.raises(DataError) as caught:
+        restore_checkpoint(_state(), tmp_path)
+    assert "step-00000001" in str(caught.value)
+    assert "step-00000002" in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [3, 9, 10**12])
+def test_a_newer_format_is_refused_by_number(tmp_path, version: int) -> None:
+    _two(tmp_path)
+    shutil.rmtree(tmp_path / "step-00000001")
+    path = tmp_path / "step-00000002/manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version, "more": {}}))
+    with pytest.raises(DataError, match=f"format version {version}; this program reads versions 1 to 2"):
+        restore_checkpoint(_state(), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b"{}", b"[" * 100_000, b"\xff", b'{"format_version": "2"}'])
+def test_what_is_no_manifest_is_named(tmp_path, content: bytes) -> None:
+    _two(tmp_path)
+    path = tmp_path / "step-00000002/manifest.json"
+    path.write_bytes(content)
+    problem = verify_checkpoint(path.parent)
+    assert problem is not None
+    assert str(path) in problem
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
+    _two(tmp_path)
+    with pytest.raises(DataError, match="another model"):
+        restore_checkpoint(_state(hidden=16), tmp_path)
+
+
+def test_a_half_written_folder_is_neither_taken_nor_kept(tmp_path) -> None:
+    state, _ = _two(tmp_path)
+    orphan = tmp_path / "step-00000003.tmp-999999999"
+    orphan.mkdir()
+    (orphan / "model.safetensors").write_bytes(b"half")
+    restored = restore_checkpoint(_state(), tmp_path)
+    assert restored is not None
+    assert restored.step == 2
+    _step(state)
+    write_checkpoint(Snapshot.of(state, {}), tmp_path)
+    assert not orphan.exists()

@@ -1,0 +1,228 @@
+"""Checkpoints of shares: whole or refused, and never code."""
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+
+from maskloom.config import TrainingSection
+from maskloom.errors import DataError
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.training.checkpointing import sharded_checkpoints
+from maskloom.training.checkpointing.checkpoints import (
+    Snapshot,
+    check_checkpoint,
+    restore_checkpoint,
+    write_checkpoint,
+    write_manifest,
+)
+from maskloom.training.checkpointing.sharded_checkpoints import ShardedSaves
+from maskloom.training.loop import TrainState
+from maskloom.training.ranks.distributed import DistributedRanks
+from maskloom.training.ranks.rank_watch import RankWatch
+
+SETTINGS = TrainingSection()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[DistributedRanks]:
+    """The only rank of a job, with all of every share."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    watch = RankWatch(store, 0, 1, 60.0)
+    yield DistributedRanks("fsdp", watch, dist.group.WORLD, torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def _model(seed: int, hidden: int = 8):
+    config = BertConfig.of_size(
+        "tiny", vocab_size=23, hidden_size=hidden, num_attention_heads=2, intermediate_size=12, num_hidden_layers=1
+    )
+    return build_model(config, seed=seed)
+
+
+def _plain(seed: int, hidden: int = 8) -> TrainState:
+    return TrainState.fresh(_model(seed, hidden), SETTINGS)
+
+
+def _shared(ranks: DistributedRanks, seed: int) -> TrainState:
+    model = _model(seed)
+    ranks.spread(model)
+    return TrainState.fresh(model, SETTINGS)
+
+
+def _step(state: TrainState) -> None:
+    torch.manual_seed(state.step)
+    for parameter in state.model.parameters():
+        parameter.grad = torch.ones_like(parameter) * 0.1 + parameter.detach()
+    state.optimizer.step()
+    state.step += 1
+    state.position = {"batch": state.step}
+
+
+def _values(state: TrainState) -> list[torch.Tensor]:
+    moments = [v for p in state.model.parameters() for v in state.optimizer.state[p].values()]
+    found = [*state.model.parameters(), *moments]
+    return [(each.full_tensor() if hasattr(each, "full_tensor") else each).detach().clone() for each in found]
+
+
+def _save(state: TrainState, ranks: DistributedRanks, folder: Path, extra: dict | None = None) -> Path:
+    with ShardedSaves(folder, ranks, keep=2, on_whole=lambda step, path: None, say=print) as saves:
+        return saves.save(state, extra or {})
+
+
+@pytest.fixture
+def saved(ranks: DistributedRanks, tmp_path: Path) -> Path:
+    """The folder of a checkpoint of shares, of step 2."""
+    state = _shared(ranks, 0)
+    for _ in range(2):
+        _step(state)
+    return _save(state, ranks, tmp_path / "checkpoints", {"best": 0.5})
+
+
+def test_shares_are_read_by_a_process_alone_and_what_one_wrote_is_shared(
+    ranks: DistributedRanks, saved: Path, tmp_path: Path
+) -> None:
+    expected, alone, again = _plain(0), _plain(1), _shared(ranks, 2)
+    for _ in range(2):
+        _step(expected)
+    restored = restore_checkpoint(alone, saved.parent)
+    assert restored is not None
+    assert (restored.step, restored.extra, restored.refused) == (2, {"best": 0.5}, [])
+    (tmp_path / "plain").mkdir()
+    write_checkpoint(Snapshot.of(alone, {}), tmp_path / "plain")
+    restore_checkpoint(again, tmp_path / "plain", ranks=ranks)
+    for state in (expected, alone, again):
+        _step(state)
+        assert (state.step, state.position) == (3, {"batch": 3})
+        for value, wanted in zip(_values(state), _values(expected), strict=True):
+            torch.testing.assert_close(value, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "state.json", "manifest.json"])
+@pytest.mark.parametrize("harm", ["truncate", "flip", "delete"])
+def test_a_damaged_share_is_refused_by_name(saved: Path, name: str, harm: str) -> None:
+    path = saved / name
+    content = bytearray(path.read_bytes())
+    if harm == "delete":
+        path.unlink()
+    else:
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content[:-1] if harm == "truncate" else content)
+    with pytest.raises(DataError, match=name.replace(".", r"\.")):
+        restore_checkpoint(_plain(0), saved.parent)
+
+
+class _Canary:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+def _outside(metadata: Metadata) -> Metadata:
+    for stored in metadata.storage_data.values():
+        stored.relative_path = "../../elsewhere.distcp"
+    return metadata
+
+
+def _with_bytes(metadata: Metadata) -> Metadata:
+    metadata.state_dict_metadata["model.more"] = BytesStorageMetadata()
+    return metadata
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda metadata, canary: _Canary(canary), "it asks for"),
+        (lambda metadata, canary: {**vars(metadata), "planner_data": _Canary(canary)}, "it asks for"),
+        (lambda metadata, canary: _outside(metadata), "no plain file of the folder"),
+        (lambda metadata, canary: _with_bytes(metadata), "it asks for .*BytesStorageMetadata"),
+        (lambda metadata, canary: [1, 2], "a list"),
+        (lambda metadata, canary: None, "a NoneType"),
+    ],
+    ids=["code", "code inside", "path out", "bytes", "list", "none"],
+)
+def test_a_made_up_description_with_a_right_manifest_does_nothing_and_is_refused(
+    saved: Path, tmp_path: Path, change: Callable, message: str
+) -> None:
+    place, canary = saved / ".metadata", tmp_path / "canary"
+    place.write_bytes(pickle.dumps(change(pickle.loads(place.read_bytes()), canary)))
+    _write_manifest_again(saved)
+    check_checkpoint(saved)
+    with pytest.raises(DataError, match=rf"\.metadata: not the description of a checkpoint of ours: .*{message}"):
+        restore_checkpoint(_plain(0), saved.parent)
+    assert not canary.exists()
+
+
+def _write_manifest_again(folder: Path) -> None:
+    import hashlib
+
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in folder.iterdir()
+        if path.name != "manifest.json"
+    }
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, step=2, files=files, facts={"layout": "sharded", "world_size": 1, "run": None})
+
+
+def test_shares_of_another_model_are_refused(saved: Path) -> None:
+    with pytest.raises(DataError, match="of another model"):
+        restore_checkpoint(_plain(0, hidden=12), saved.parent)
+
+
+def test_a_failed_write_leaves_the_older_checkpoint_and_is_forgiven_once(
+    ranks: DistributedRanks, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from maskloom.system import fault_points
+
+    state, said = _shared(ranks, 1), []
+    for _ in range(3):
+        _step(state)
+    with ShardedSaves(saved.parent, ranks, keep=2, on_whole=lambda step, path: None, say=said.append) as saves:
+        fault_points.arm("enospc@files.write#1+")
+        try:
+            saves.start(state, {})
+            saves.start(state, {})
+            assert "No space left" in said[0]
+            with pytest.raises(OSError, match="No space left"):
+                saves.wait()
+            assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+            with pytest.raises(OSError, match="No space left"):
+                saves.save(state, {})
+        finally:
+            fault_points.arm()
+    assert restore_checkpoint(_plain(0), saved.parent) is not None
+
+
+def test_training_goes_on_while_shares_are_written(
+    ranks: DistributedRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, may_write, write = _shared(ranks, 1), threading.Event(), sharded_checkpoints.write_sharded
+
+    def held_back(*arguments, **settings):
+        assert may_write.wait(60)
+        return write(*arguments, **settings)
+
+    monkeypatch.setattr(sharded_checkpoints, "write_sharded", held_back)
+    _step(state)
+    saved = _values(state)
+    with ShardedSaves(tmp_path, ranks, keep=2, on_whole=lambda step, path: None, say=print) as saves:
+        saves.start(state, {})
+        _step(state)
+        may_write.set()
+        saves.wait()
+    restored = _plain(0)
+    assert restore_checkpoint(restored, tmp_path).step == 1
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(_values(restored), saved, strict=True))
+    assert not torch.equal(_values(state)[0], saved[0])

@@ -1,0 +1,130 @@
+"""Signals that ask a run to stop: at once, or when it suits."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from maskloom.training.faults.interruption import Interrupted, StopRequests, stop_requests
+
+
+def _send(name: str) -> None:
+    os.kill(os.getpid(), getattr(signal, name))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
+def test_a_signal_raises_at_once_unless_it_is_to_wait(name: str) -> None:
+    before, reached = signal.getsignal(getattr(signal, name)), []
+
+    def wait() -> None:
+        with StopRequests() as stop, stop.deferred():
+            _send(name)
+            reached.append(stop.received)
+
+    with pytest.raises(Interrupted, match=name), StopRequests():
+        _send(name)
+    with pytest.raises(Interrupted, match=name):
+        wait()
+    assert reached == [getattr(signal, name)]
+    assert signal.getsignal(getattr(signal, name)) == before
+    assert "second-interrupt" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_work_that_may_be_broken_off_is_and_the_rest_is_not() -> None:
+    reached = []
+
+    def work() -> None:
+        with StopRequests() as stop, stop.deferred():
+            with suppress(Interrupted), stop.at_once():
+                _send("SIGTERM")
+                reached.append("in the middle")
+            reached.append("after it")
+            with suppress(Interrupted), stop.at_once():
+                reached.append("work that begins after the signal")
+
+    with pytest.raises(Interrupted):
+        work()
+    assert reached == ["after it"]
+
+
+def test_an_inner_listener_is_the_outer_one() -> None:
+    reached = []
+
+    def work() -> None:
+        with StopRequests() as outer:
+            with stop_requests() as inner, inner.deferred():
+                assert inner is outer
+                _send("SIGUSR1")
+            reached.append("the signal was forgotten")
+
+    with pytest.raises(Interrupted):
+        work()
+    assert reached == []
+
+
+def test_a_request_that_was_swallowed_is_met_again() -> None:
+    with StopRequests():
+        with suppress(Interrupted):
+            _send("SIGTERM")
+        with pytest.raises(Interrupted), stop_requests():
+            pass
+
+
+def test_nothing_is_taken_over_outside_the_main_thread() -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work() -> None:
+        with stop_requests() as stop, stop.deferred():
+            seen.append((signal.getsignal(signal.SIGTERM), stop.received))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, None)]
+
+
+def test_what_nohup_has_turned_off_stays_off() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequests() as stop:
+            _send("SIGHUP")
+            assert stop.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+BUSY = """
+import ctypes, sys
+from maskloom.training.faults.interruption import StopRequests
+with StopRequests() as stop, stop.deferred():
+    print("busy", flush=True)
+    ctypes.CDLL(None).sleep(600)
+    while True:
+        ctypes.CDLL(None).sleep(600)
+"""
+
+
+def test_a_second_ctrl_c_ends_a_process_that_is_inside_a_call() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            # pending signals of one number count once, so the second waits until the first has arrived
+            while int(_field(process.pid, "ShdPnd"), 16) & 1 << (signal.SIGINT - 1) and process.poll() is None:
+                pass
+        assert process.wait(60) == 130
+        assert b"stopped at once" in process.stderr.read()
+
+
+def _field(pid: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+            return next((line.split()[1] for line in file if line.startswith(f"{name}:")), "0")
+    except OSError:
+        return "0"

@@ -1,0 +1,32 @@
+import ctypes
+import sys
+from pathlib import Path
+
+import pytest
+
+from maskloom.training.faults.memory import release_free_memory
+
+
+def resident_mib() -> float:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_freed_pages_between_blocks_in_use_are_given_back() -> None:
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        pytest.skip("the C library has no malloc_trim")
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    size = 100_000  # below the size that gets pages of its own
+    blocks = [libc.malloc(size) for _ in range(2000)]
+    for block in blocks:
+        libc.memset(block, 1, size)
+    for block in blocks[:-1]:
+        libc.free(block)  # the last one keeps the heap from shrinking by itself
+    before = resident_mib()
+    assert release_free_memory()
+    assert before - resident_mib() > 150
+    libc.free(blocks[-1])
