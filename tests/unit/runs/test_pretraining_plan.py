@@ -58,7 +58,7 @@ def test_phases_share_the_minutes_as_their_tokens_and_the_last_one_has_the_exten
 
 
 def test_the_quick_start_masks_the_share_that_its_recipe_states():
-    path = Path(str(files("maskloom"))) / "runs" / "quickstart" / "pretrain.toml"
+    path = Path(str(files("maskloom"))) / "quickstart" / "pretrain.toml"
     recipe = load_recipe(PretrainRecipe, path)
     for plan in phase_plans(recipe):
         (predicted,) = num_predictions(np.array([plan.data.max_length]), plan.data)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import zstandard
 
+from maskloom.data.corpus import building as corpus_building
 from maskloom.data.corpus.building import CorpusSettings, _Counts, build_corpus
 from maskloom.data.corpus.documents import source_files
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corpus.opening import building as corpus_building
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 from maskloom.data.corpus.shards import ShardRecord
 from maskloom.errors import ConfigError, DataError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from maskloom.data.corpus import documents
 from maskloom.data.corpus.documents import Document, ReadingReport, read_documents, source_files
-from maskloom.data.corpus.opening import documents
 from maskloom.errors import ConfigError, DataError
 
 

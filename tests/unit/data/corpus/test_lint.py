@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from maskloom.data.corpus import lint as corpus_lint
+from maskloom.data.corpus import statistics as corpus_statistics
 from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.data.corpus.lint import Finding, lint_corpus
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corpus.opening import lint as corpus_lint
-from maskloom.data.corpus.opening import statistics as corpus_statistics
 from maskloom.runs.corpus import lint
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskloom.data.corpus.opening import sentence_encoding
+from maskloom.data.corpus import sentence_encoding
 from maskloom.data.corpus.sentence_encoding import EncodedDocuments, SentenceEncoder, token_type
 from maskloom.text import sentences as text_sentences
 from maskloom.text.sentences import split_sentences

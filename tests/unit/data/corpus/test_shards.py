@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maskloom.data.corpus.opening import shards
+from maskloom.data.corpus import shards
 from maskloom.data.corpus.sentence_encoding import EncodedDocuments
 from maskloom.data.corpus.shards import TokenShards, finished_shard, read_lengths, write_shard
 

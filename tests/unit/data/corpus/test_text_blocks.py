@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from maskloom.data.corpus.opening import text_blocks
+from maskloom.data.corpus import text_blocks
 from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
 from maskloom.errors import DataError
 

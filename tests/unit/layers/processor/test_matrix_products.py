@@ -200,7 +200,7 @@ def test_the_maker_is_read_from_the_system(tmp_path, text, maker):
 
 
 def test_by_default_the_maker_decides():
-    program = "from maskloom.layers import matrix_products as m; print(m._library, m._maker())"
+    program = "from maskloom.layers.processor import matrix_products as m; print(m._library, m._maker())"
     environment = {name: value for name, value in os.environ.items() if name != "MASKLOOM_PRODUCTS"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     library, _, maker = done.stdout.strip().partition(" ")
@@ -209,7 +209,7 @@ def test_by_default_the_maker_decides():
 
 @pytest.mark.parametrize(("library", "code"), [("mkl", 0), ("MKL", 1)])
 def test_the_environment_says_which_library(library, code):
-    program = "from maskloom.layers import matrix_products as m; assert m._library == 'mkl'"
+    program = "from maskloom.layers.processor import matrix_products as m; assert m._library == 'mkl'"
     environment = {**os.environ, "MASKLOOM_PRODUCTS": library}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == code
