@@ -7,16 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import (
-    AsJson,
-    BadText,
-    Model,
-    Out,
-    Texts,
-    Workers,
-    show,
-    with_options,
-)
+from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, show, with_options
 from maskloom.runs.display import stage_callback, terminal_progress
 
 Engine = Annotated[
@@ -78,12 +69,7 @@ def vocab_train(
     from maskloom.text.vocabulary_training import VocabularySettings
 
     settings = VocabularySettings(
-        size=size,
-        lowercase=not cased,
-        score=score,
-        min_frequency=min_frequency,
-        max_distinct_words=max_distinct_words,
-        model=model,
+        size, not cased, score, min_frequency, max_distinct_words=max_distinct_words, model=model
     )
     how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
     show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json)

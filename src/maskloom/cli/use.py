@@ -7,17 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import (
-    AsJson,
-    Averaged,
-    Device,
-    MaxLength,
-    Model,
-    Out,
-    reads,
-    show,
-    takes_models,
-)
+from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, reads, show, takes_models
 from maskloom.runs.display import terminal_progress
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]

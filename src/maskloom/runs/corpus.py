@@ -212,7 +212,7 @@ def train_vocabulary_from_files(
         trained = train_vocabulary(texts, settings, work=work, progress=progress, count=count)
         tokenizer = replace(trained.tokenizer, max_length=max_length)
         made_from["text"] = _digest(reading.sums[file.path] for file in files)
-        report = {**trained.report.as_dict(), "reading": reading.as_dict(), "made_from": made_from}
+        report = {**trained.report, "reading": reading.as_dict(), "made_from": made_from}
         return {"folder": str(out), **_put_in_place(tokenizer, report, out, staging / "new")}
 
 
@@ -301,7 +301,7 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
         "max_length": tokenizer.max_length,
         "special_ids": {token: vocabulary.ids[token] for token in specials},
         "num_unused": sum(token.startswith("[unused") for token in vocabulary.tokens),
-        **{name: number for name, number in num_forms(vocabulary).items() if number is not None},
+        **num_forms(vocabulary),
         "longest_token": longest_token(vocabulary),
         "alphabet_size": len(alphabet),
         "alphabet": "".join(alphabet),

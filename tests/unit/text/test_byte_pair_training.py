@@ -113,7 +113,7 @@ def test_case_is_kept_where_it_is_asked_for() -> None:
 
 
 def test_the_report_says_what_byte_pairs_have() -> None:
-    report = train_vocabulary(TEXTS, VocabularySettings(size=10_000, model="bpe")).report.as_dict()
+    report = train_vocabulary(TEXTS, VocabularySettings(size=10_000, model="bpe")).report
     assert report["num_word_ends"] > 20
     assert "num_continuations" not in report
     assert report["unknown_rate"] == 0
