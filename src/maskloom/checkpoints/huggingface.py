@@ -25,7 +25,7 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import replacing, write_json
 from maskloom.system.foreign_files import file_inside, read_json_object
-from maskloom.system.machine_memory import require_memory
+from maskloom.system.resources import require_memory
 
 CONFIG = "config.json"
 # The key of config.json with what heads of ours take.

@@ -21,9 +21,8 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.display import Progress, aligned
 from maskloom.runs.run_folder import environment
-from maskloom.system.cores import usable_cores
 from maskloom.system.devices import chosen_device, describe_device, found_devices
-from maskloom.system.machine_memory import available_memory
+from maskloom.system.resources import available_memory, usable_cores
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 

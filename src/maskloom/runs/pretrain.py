@@ -43,7 +43,7 @@ from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import file_inside
 from maskloom.system.launch import claim, is_restarted
-from maskloom.system.machine_memory import require_memory
+from maskloom.system.resources import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events

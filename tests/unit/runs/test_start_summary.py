@@ -110,9 +110,7 @@ def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
     monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
     settings = TrainingSection(steps=1000)
     said = said_after((101, 102, 103, 104, 105, 106, 107), settings)
-    assert said == [
-        "step 104: 0.5 steps per second, about 30 minutes for the 896 left"
-    ]
+    assert said == ["step 104: 0.5 steps per second, about 30 minutes for the 896 left"]
 
 
 def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_seconds(monkeypatch):
@@ -120,6 +118,4 @@ def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_s
     monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
     settings = TrainingSection(steps=MOST_STEPS, minutes=4.0, batch_size=10)
     said = said_after((1, 2, 3, 4), settings, num_units=800)
-    assert said == [
-        "step 4: 0.5 steps per second, about 120 steps in 4 minutes, 1.5 epochs"
-    ]
+    assert said == ["step 4: 0.5 steps per second, about 120 steps in 4 minutes, 1.5 epochs"]
