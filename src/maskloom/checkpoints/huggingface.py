@@ -58,6 +58,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return read_json_object(_config_path(Path(folder)))
 
 
+def read_model_config(folder: Path) -> ModelConfig:
+    """Return the configuration of the encoder in a model folder; raises DataError for one that is not known."""
+    return published_config(read_config(folder), str(folder))
+
+
 def load_model(
     folder: str | Path,
     *,

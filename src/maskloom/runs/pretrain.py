@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
+from maskloom.checkpoints.huggingface import LoadReport, load_model, read_model_config
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.pretraining_loader import PretrainingLoader
@@ -20,7 +20,6 @@ from maskloom.data.running_text import RunningTextLoader
 from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.language_model import pair_task_of, part_of
-from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
@@ -94,7 +93,7 @@ def _pretrain(
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    check_model(recipe, None if init is None else published_config(read_config(init), str(init)))
+    check_model(recipe, None if init is None else read_model_config(init))
     opened = Corpus.open(corpus)
     check_special_tokens(recipe, opened)
     resume = resume or is_restarted(out)
@@ -147,7 +146,7 @@ def _pretrain(
 
 def start_config(recipe: PretrainRecipe, vocabulary: Vocabulary, init: Path | None) -> ModelConfig:
     """Return the configuration that training starts from: the recipe's, or that of the initial model's folder."""
-    return config_for(recipe, vocabulary) if init is None else published_config(read_config(init), str(init))
+    return config_for(recipe, vocabulary) if init is None else read_model_config(init)
 
 
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
