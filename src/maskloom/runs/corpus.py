@@ -169,7 +169,7 @@ def stats(folder: str | Path) -> dict[str, Any]:
 
 def lint(folder: str | Path) -> list[dict[str, str]]:
     """Return what would ruin a run on a corpus, as plain values; raises DataError for a damaged or missing corpus."""
-    return [finding.as_dict() for finding in lint_corpus(Corpus.open(folder))]
+    return [asdict(finding) for finding in lint_corpus(Corpus.open(folder))]
 
 
 REPORT = "vocabulary_report.json"

@@ -179,7 +179,11 @@ def build_corpus(
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
-        recipe = {"settings": made_with, "sources": [_source_as_read(source, counts.reading) for source in files]}
+        sources = [  # as `describe_source` does, with the sum of the bytes that became documents
+            {"name": file.name, "num_bytes": file.path.stat().st_size, "sha256": counts.reading.sums[file.path]}
+            for file in files
+        ]
+        recipe = {"settings": made_with, "sources": sources}
         manifest = _finish(out, records, recipe, counts, tokenizer, origin)
         return {**manifest, "num_kept_shards": len(kept)}
 
@@ -202,11 +206,6 @@ def _check_settings(tokenizer: Tokenizer, out: Path, settings: CorpusSettings) -
 def describe_source(source: SourceFile) -> dict[str, Any]:
     """Return a text file's name, size and SHA-256, as the manifest lists it."""
     return {"name": source.name, **describe_file(source.path)}
-
-
-def _source_as_read(source: SourceFile, reading: ReadingReport) -> dict[str, Any]:
-    """Return what `describe_source` does, with the sum of the bytes that became documents."""
-    return {"name": source.name, "num_bytes": source.path.stat().st_size, "sha256": reading.sums[source.path]}
 
 
 def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
