@@ -174,7 +174,9 @@ def features(
     limit = min(encoder.config.max_position_embeddings, tokenizer.max_length)
     if max_length is not None and not 3 <= max_length <= limit:
         raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")
-    combination = _combination(wanted.layers, encoder.config.num_hidden_layers)
+    num_layers = encoder.config.num_hidden_layers
+    last_four = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
+    combination = LayerCombination.of(wanted.layers or last_four, num_layers)
     source = _encode(path, tokenizer, wanted.units, reading or ReadingOptions(), max_length or limit)
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = write_features(
@@ -189,7 +191,7 @@ def features(
     with output_file(folder / TOKENS, "w") as names:
         names.writelines(json.dumps(name, ensure_ascii=False) + "\n" for name in source.names)
     if wanted.jsonl:
-        indices = _published_indices(combination, encoder.config.num_hidden_layers)
+        indices = _published_indices(combination, num_layers)
         with output_file(folder / PUBLISHED, "w") as published:
             published.writelines(_published_lines(file, source.names, indices))
     return {
@@ -247,12 +249,6 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Source:
         ids = encoded.token_ids[encoded.offsets[index] : encoded.offsets[index + 1]].tolist()
         names.append({"index": index, "line": example.line, "tokens": [tokens[number] for number in ids]})
     return _Source(all_tokens(encoded), names, encoded.num_truncated_examples)
-
-
-def _combination(layers: str | None, num_layers: int) -> LayerCombination:
-    """Return the layers that are asked for; the last four, or all of fewer, where none are."""
-    last = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
-    return LayerCombination.of(layers or last, num_layers)
 
 
 def _published_indices(combination: LayerCombination, num_layers: int) -> list[int | str]:

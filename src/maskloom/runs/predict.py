@@ -221,7 +221,9 @@ def embed(
         if suffix == ".npy":
             _write_header(file, 0, predictor.hidden_size)
         index = 0
-        for vectors in _vectors(predictor, texts, form):
+        for window in texts.pieces(_WINDOW):
+            inputs = [example.text if example.pair is None else (example.text, example.pair) for example in window]
+            vectors = predictor.encode(inputs, pooling=form.pooling, normalize=form.normalize)
             if suffix == ".npy":
                 file.write(vectors.astype("<f4", copy=False).tobytes())
             else:
@@ -245,12 +247,6 @@ def embed(
         "max_length": predictor.max_length,
         "data": texts.report.as_dict(),
     }
-
-
-def _vectors(predictor: Predictor, reading: FileReading, form: VectorForm) -> Iterator[np.ndarray]:
-    for window in reading.pieces(_WINDOW):
-        texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]
-        yield predictor.encode(texts, pooling=form.pooling, normalize=form.normalize)
 
 
 def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:
