@@ -112,10 +112,7 @@ def tune(
     """
     progress, path = progress or Progress(), Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
-    leave_out = {
-        *([] if fits_temperature else ["temperature"]),
-        *([] if fits_thresholds else THRESHOLD_SETTINGS),
-    }
+    leave_out = {*([] if fits_temperature else ["temperature"]), *([] if fits_thresholds else THRESHOLD_SETTINGS)}
     check_tunable(predictor.required_task())
     source = reading_for(predictor, path, reading, needs_label=True)
     examples = list(source.examples())

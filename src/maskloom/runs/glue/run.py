@@ -76,7 +76,9 @@ def glue_run(
         space = space_of_data(stored["space"]) if space is None else space
     found, absent = chosen_tasks(data, tasks)
     resolve_model_folder(model)
-    _check_mnli(data, found)
+    for column, name in next((task.dev for task in found if task.name == "mnli"), {}).items():
+        if (data / "MNLI" / name).is_file():
+            check_genres(data / "MNLI" / name, matched=column == "MNLI-m")
     for number, settings in enumerate(grid_settings(space or {}), start=1):
         recipe_with(recipe, settings, source=f"trial {number}")
     inputs = {
@@ -153,15 +155,6 @@ def _further_columns(task: GlueTask, data: Path, out: Path, progress: Progress) 
     if diagnostic is not None:
         columns["AX"] = evaluate(out, diagnostic, reading=ReadingOptions(format="ax-full"), progress=progress)
     return columns
-
-
-def _check_mnli(data: Path, tasks: list[GlueTask]) -> None:
-    for task in tasks:
-        if task.name != "mnli":
-            continue
-        for column, name in task.dev.items():
-            if (data / task.folder / name).is_file():
-                check_genres(data / task.folder / name, matched=column == "MNLI-m")
 
 
 def _result(outcomes: dict[str, dict[str, Any]], absent: dict[str, str]) -> dict[str, Any]:

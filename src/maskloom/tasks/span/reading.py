@@ -338,7 +338,6 @@ def score_files(
     *,
     null_odds: str | Path | None = None,
     null_threshold: float | None = None,
-    options: ReadingOptions | None = None,
 ) -> dict[str, Any]:
     """Score predictions on questions with answers; ids without prediction count as wrong and are named.
 
@@ -347,7 +346,7 @@ def score_files(
     numbers by id. Raises DataError for a wrong file.
     """
     path = Path(predictions)
-    how = (data, options or ReadingOptions(), {})
+    how = (data, ReadingOptions(), {})
     read = ReadExamples.of(data, lambda report: iterate_questions(*how, needs_label=True, report=report))
     questions = read.examples
     if path.suffix.lower() == ".jsonl":
