@@ -169,9 +169,8 @@ def features(
     num_layers = encoder.config.num_hidden_layers
     last_four = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
     combination = LayerCombination.of(wanted.layers or last_four, num_layers)
-    units, names, num_truncated = _encode(
-        path, tokenizer, wanted.units, reading or ReadingOptions(), max_length or limit
-    )
+    reading, limit = reading or ReadingOptions(), max_length or limit
+    units, names, num_truncated = _encode(path, tokenizer, wanted.units, reading, limit)
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = write_features(
         folder,
@@ -196,7 +195,7 @@ def features(
         "width": file.width,
         "num_bytes": int(file.array.nbytes),
         "num_truncated_examples": num_truncated,
-        "max_length": max_length or limit,
+        "max_length": limit,
     }
 
 
