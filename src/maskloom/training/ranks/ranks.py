@@ -14,6 +14,7 @@ from maskloom.config import TrainingSection
 from maskloom.data.pretraining_loader import rows_of_rank
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.carrying import Carry
 from maskloom.objectives.objective import Objective
 from maskloom.system.devices import chosen_device
 from maskloom.system.launch import is_one_of_several
@@ -40,6 +41,14 @@ class Ranks:
     def rows(self, settings: TrainingSection) -> slice:
         """Return the rows of every batch that this rank makes; raises ConfigError when batches cannot be shared."""
         return rows_of_rank(settings.batch_size, settings.micro_batch_size, rank=self.rank, world_size=self.world_size)
+
+    def rows_of_all(self, carry: Carry) -> Carry:
+        """Return what the rows of all ranks carry, in order, from what those of each do; on the CPU."""
+        return tuple(tensor.cpu() for tensor in carry)
+
+    def own_rows(self, carry: Carry) -> Carry:
+        """Return what the rows of this rank carry, from what all rows do."""
+        return tuple(tensor.chunk(self.world_size)[self.rank].to(self.device) for tensor in carry)
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:
         """Return the sums over all ranks of values by name; the names are the same everywhere."""
