@@ -195,6 +195,29 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
     return {"what": what, "aims": GENERATION_AIMS.get(size), "equal_tokens": equal, "rates": rates}
 
 
+def summary_rows(results: list[dict[str, Any]], machine: str) -> list[dict[str, str]]:
+    """Return the rows for the README's table, which tells the machine where it is not that of the other rows."""
+    maker = next(maker for maker in ("AMD", "Intel", "") if maker in machine)
+    place = "" if maker == "AMD" else f" ({maker or 'another processor'})"
+    ratios = {
+        result["what"]: statistics.median(a / b for a, b in zip(*result["rates"].values(), strict=False))
+        for result in results
+    }
+    rows = []
+    for job, beside, start in (
+        ("GPT training step, tiny / mini / base", "transformers' OpenAIGPTLMHeadModel, rows of 128 tokens", "training"),
+        ("GPT training step, tiny / mini / base", "the same, rows of 512 tokens", "training"),
+        ("GPT, 128 more tokens, mini / base", "transformers' generate with its cache, 1 prompt", "continuing"),
+        ("GPT, 128 more tokens, mini / base", "the same, 8 prompts", "continuing"),
+    ):
+        end = next(end for end in ("rows of 128", "rows of 512", "1 prompt", "8 prompts") if end in f"{beside} ")
+        found = [f"{ratio:.2f}" for what, ratio in ratios.items() if what.startswith(start) and what.endswith(end)]
+        if found:
+            result = f"{' / '.join(found)} times the tokens per second{place}"
+            rows.append({"job": job, "beside": beside, "result": result})
+    return rows
+
+
 def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
     """Write PATH.md and PATH.json."""
     lines = [
@@ -228,6 +251,7 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
     lines += ["", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
     path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
     content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
+    content["summary"] = summary_rows(results, machine)
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
