@@ -170,7 +170,7 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
     model = build_model(config_of(size, corpus, pre_norm=True, initializer_range=0.1), ("lm",), seed=0).eval()
     place = folder / f"{size}-generate-{batch}"
     save_model(model, place)
-    pack_for_inference(model.encoder, decodes=True)  # as maskloom.load does
+    pack_for_inference(model, decodes=True)  # as maskloom.load does
     peer = GPT2LMHeadModel.from_pretrained(place).eval()
     prompts = torch.from_numpy(corpus.sentences(0, 400)[: batch * PROMPT].astype("int64")).view(batch, PROMPT)
     how = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0, "eos_token_id": None}
