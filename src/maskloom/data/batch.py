@@ -75,6 +75,24 @@ class PretrainingBatch(PackedBatch):
 
 
 @dataclass(frozen=True)
+class Texts(PackedBatch):
+    """Sequences as a stream gathers them, before a corruption makes inputs and targets of them.
+
+    All (sequences,) beside the tokens: `keys` tell the sequences of an epoch apart, `epochs` are those whose draws
+    count, `pair_labels` are a batch's `nsp_labels`. Sequences cut out of running text have the token `following` each.
+    """
+
+    keys: np.ndarray
+    epochs: np.ndarray
+    pair_labels: np.ndarray | None = None
+    following: np.ndarray | None = None
+
+    def predicting(self, token_ids: np.ndarray, positions: np.ndarray, labels: np.ndarray) -> PretrainingBatch:
+        """Return the batch in which a model sees some ids (tokens,) and predicts `labels` at `positions`."""
+        return PretrainingBatch(token_ids, self.segment_ids, self.lengths, positions, labels, self.pair_labels)
+
+
+@dataclass(frozen=True)
 class ClassificationBatch(PackedBatch):
     """A batch for tasks with one target per sequence (BERT paper 4.1).
 
