@@ -60,9 +60,8 @@ class Masking(Corruption[Texts, PretrainingBatch]):
     def __call__(self, texts: Texts) -> PretrainingBatch:
         """Return the batch with masked ids and the ids there before as labels."""
         token_ids, lengths, vocabulary, data = texts.token_ids, texts.lengths, self.vocabulary, self.data
-        starts = np.cumsum(lengths) - lengths
         owners = np.repeat(np.arange(len(lengths)), lengths)
-        places = np.arange(len(token_ids)) - starts[owners]
+        places = np.arange(len(token_ids)) - (np.cumsum(lengths) - lengths)[owners]
         states = words(self.seed, _SEQUENCE, texts.epochs, texts.keys)
         is_candidate = ~vocabulary.is_mark[token_ids]
         counts = num_predictions(lengths, data)
@@ -73,13 +72,13 @@ class Masking(Corruption[Texts, PretrainingBatch]):
             (candidates,) = np.nonzero(is_candidate)
             order = _shuffled(candidates, owners, places, states)
             positions = np.sort(order[_ranks(owners[order]) < counts[owners[order]]])
-        labels = token_ids[positions].astype(np.int64)
+        labels = token_ids[positions]
         keys, places = states[owners[positions]], places[positions]
         draws = uniform(_REPLACEMENT, keys, places)
         random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, places)
         is_kept = draws < data.mask_prob + data.keep_prob
         replacements = np.where(draws < data.mask_prob, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
-        masked = token_ids.astype(np.int64)
+        masked = token_ids.copy()
         masked[positions] = replacements
         return texts.predicting(masked, positions, labels)
 

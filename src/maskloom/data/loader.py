@@ -27,8 +27,6 @@ class Columns:
     @classmethod
     def join(cls, parts: list[Self]) -> Self:
         """Return the rows of several groups one after the other."""
-        if len(parts) == 1:
-            return parts[0]
         return cls(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
 
@@ -90,18 +88,11 @@ class Loader(Generic[Batch]):
     """
 
     def __init__(
-        self,
-        stream: Stream[Rows, Gathered],
-        corrupt: Corruption[Gathered, Batch],
-        *,
-        batch_size: int,
-        rows: slice = slice(None),
+        self, stream: Stream, corrupt: Corruption[Any, Batch], *, batch_size: int, rows: slice = slice(None)
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, a batch needs at least 1 sequence")
-        self._stream: Stream[Any, Any] = stream
-        self._corrupt: Corruption[Any, Batch] = corrupt
-        self._batch_size, self._rows = batch_size, rows
+        self._stream, self._corrupt, self._batch_size, self._rows = stream, corrupt, batch_size, rows
 
     def next_batch(self, position: dict[str, int]) -> tuple[Batch, dict[str, int]]:
         """Return the batch at a position, {} for the start, and the position after it; epochs may end inside it."""
@@ -123,14 +114,10 @@ class Loader(Generic[Batch]):
     def account(self) -> Account:
         """Return what an epoch holds."""
         extent = self._stream.extent()
-        predicted, wanted = self._corrupt.counts(extent.lengths, extent.num_marks)
-        return Account(
-            num_instances=extent.num_rows,
-            tokens_per_instance=float(extent.lengths.mean()),
-            predictions_per_instance=float(predicted.sum()) / len(extent.lengths),
-            cut_fraction=1.0 - float(predicted.sum()) / float(wanted.sum()),
-            num_dropped_tokens=extent.num_dropped_tokens,
-        )
+        counts = self._corrupt.counts(extent.lengths, extent.num_marks)
+        predicted, wanted = (float(numbers.sum()) for numbers in counts)
+        tokens, predictions = float(extent.lengths.mean()), predicted / len(extent.lengths)
+        return Account(extent.num_rows, tokens, predictions, 1.0 - predicted / wanted, extent.num_dropped_tokens)
 
     def _batch(self, rows: Columns) -> Batch:
         return self._corrupt(self._stream.gather(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,16 +21,12 @@ if TYPE_CHECKING:
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
 
 
-def sentences(
-    corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int
-) -> Stream[Any, Any]:
+def sentences(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
     """Return pairs of sentences, or segments."""
     return SentencePairs(corpus, documents, data, seed=seed)
 
 
-def left_to_right(
-    corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int
-) -> Stream[Any, Any]:
+def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
     """Return sentences where the tokenizer has the marks of BERT, else running text."""
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
 
@@ -46,8 +42,8 @@ class Pretraining:
     """
 
     part: str
-    corruption: Callable[[Vocabulary, PretrainingData, int], Corruption[Any, Any]]
-    stream: Callable[[Corpus, np.ndarray | None, PretrainingData, int, int], Stream[Any, Any]] = sentences
+    corruption: Callable[[Vocabulary, PretrainingData, int], Corruption]
+    stream: Callable[[Corpus, np.ndarray | None, PretrainingData, int, int], Stream] = sentences
     is_causal: bool = False
 
     def objective(self, pair_task: str | None) -> MaskedLanguageModeling:
@@ -65,17 +61,12 @@ class Pretraining:
         batch_size: int,
         seed: int,
         rows: slice = slice(None),
-    ) -> Loader[Any]:
+    ) -> Loader:
         """Return the batches of a corpus, of which the sequences `rows` are made."""
         stream = self.stream(corpus, documents, data, seed, batch_size)
         return Loader(stream, self.corruption(corpus.vocabulary, data, seed), batch_size=batch_size, rows=rows)
 
 
-PRETRAINING = Rows(
-    "objective",
-    {
-        "masked_lm": Pretraining("mlm", Masking),
-        "causal_lm": Pretraining("lm", NextTokens, left_to_right, is_causal=True),
-    },
-)
+PRETRAINING = Rows("objective", {"masked_lm": Pretraining("mlm", Masking)})
 """The pre-training objectives by the names of recipes."""
+PRETRAINING["causal_lm"] = Pretraining("lm", NextTokens, left_to_right, is_causal=True)

@@ -229,7 +229,7 @@ class _Run:
         """What is known of the objective."""
         return PRETRAINING[self.recipe.objective]
 
-    def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)) -> Loader[Any]:
+    def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)) -> Loader:
         """Return the batches of a phase."""
         seed = self.recipe.seed
         return self.row.loader(self.corpus, documents, plan.data, batch_size=batch_size, seed=seed, rows=rows)

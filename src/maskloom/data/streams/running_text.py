@@ -51,7 +51,7 @@ class RunningText:
         self._num_tokens = int(self._sizes.sum())
         self._num_rows = (self._num_tokens - 1) // self._length
         self._too_short = f"a row of data.max_length = {self._length} needs {self._length + 1}"
-        self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         if self._num_tokens < 2:
             raise DataError(f"{corpus.folder}: {self._num_tokens} tokens of running text; there is nothing to predict")
 
@@ -66,9 +66,7 @@ class RunningText:
 
     def epoch(self, number: int) -> Iterator[Stretches]:
         """Yield the rows of an epoch in the order of the text, and what is left at its end as a shorter row."""
-        first = np.arange(0, self._num_tokens - 1, self._length)
-        lengths = np.minimum(self._length, self._num_tokens - 1 - first)
-        yield Stretches(np.full(len(first), number), first, lengths)
+        yield self._in_order(number, 0)
 
     def extent(self) -> Extent:
         """Return how much an epoch holds."""
@@ -81,16 +79,20 @@ class RunningText:
         for epoch, first, length in zip(rows.epochs.tolist(), rows.first.tolist(), rows.lengths.tolist(), strict=True):
             parts += self._parts(epoch, first, first + length + 1)
         tokens = np.concatenate(parts, dtype=np.int64)
-        is_following = np.zeros(len(tokens), dtype=bool)
-        is_following[np.cumsum(rows.lengths + 1) - 1] = True
+        following = np.cumsum(rows.lengths + 1) - 1
         return Texts(
-            token_ids=tokens[~is_following],
+            token_ids=np.delete(tokens, following),
             segment_ids=np.zeros(len(tokens) - len(rows), dtype=np.int64),
             lengths=rows.lengths,
             keys=rows.first,
             epochs=rows.epochs,
-            following=tokens[is_following],
+            following=tokens[following],
         )
+
+    def _in_order(self, epoch: int, start: int) -> Stretches:
+        """Return the rows of an epoch from a token on, of which the last may be shorter."""
+        first = np.arange(start, self._num_tokens - 1, self._length)
+        return Stretches(np.full(len(first), epoch), first, np.minimum(self._length, self._num_tokens - 1 - first))
 
     def _starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
         """Return the first tokens of rows of an epoch, which are numbered in the order of training."""
@@ -112,9 +114,7 @@ class RunningText:
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the places of the documents in the order of an epoch, and where each starts in its tokens."""
-        if self._epoch is None or self._epoch[0] != epoch:
-            number = len(self._sizes)
-            order = Permutation(number, self._seed, _DOCUMENTS, epoch)[np.arange(number)]
-            sizes = self._sizes[order]
-            self._epoch = (epoch, order, np.cumsum(sizes) - sizes)
-        return self._epoch[1], self._epoch[2]
+        if epoch not in self._orders:
+            order = Permutation(len(self._sizes), self._seed, _DOCUMENTS, epoch)[np.arange(len(self._sizes))]
+            self._orders = {epoch: (order, np.cumsum(self._sizes[order]) - self._sizes[order])}
+        return self._orders[epoch]

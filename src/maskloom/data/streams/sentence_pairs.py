@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -83,7 +82,7 @@ class SentencePairs:
         fraction = len(self._documents) / int(self._count.sum())
         self.documents_per_block = max(1, round(block_sentences * fraction))
         self.num_blocks = -(-len(self._documents) // self.documents_per_block)
-        self._cache: OrderedDict[tuple[int, int], Instances] = OrderedDict()
+        self._cache: dict[tuple[int, int], Instances] = {}
 
     def read(self, position: dict[str, int], num_rows: int) -> tuple[Instances, dict[str, int]]:
         """Return the instances from a position on, over ends of blocks and epochs, and the position after them.
@@ -129,11 +128,8 @@ class SentencePairs:
         starts = ends - lengths
         tokens = np.empty(int(ends[-1]), dtype=np.int64)
         b_starts = starts + a_total
-        for places, marks in (
-            (starts, template.begin),
-            (b_starts - len(after_a), after_a),
-            (ends - len(after_b), after_b),
-        ):
+        frame = (starts, template.begin), (b_starts - len(after_a), after_a), (ends - len(after_b), after_b)
+        for places, marks in frame:
             tokens[places[:, None] + np.arange(len(marks))] = marks
         self._fill(tokens, starts + len(template.begin), rows.a_first, rows.a_last, rows.a_skip, rows.a_length)
         if has_pairs:
@@ -159,13 +155,11 @@ class SentencePairs:
         """Return all instances of a block, in their order. Raises DataError for a block that does not exist."""
         if not 0 <= block < self.num_blocks:
             raise DataError(f"block {block} of epoch {epoch}: these documents have {self.num_blocks} blocks")
-        found = self._cache.get((epoch, block))
-        if found is None:
-            found = self._ordered_block(epoch, block)
-            self._cache[epoch, block] = found
-            while len(self._cache) > _NUM_CACHED_BLOCKS:
-                self._cache.popitem(last=False)
-        return found
+        if (epoch, block) not in self._cache:
+            self._cache[epoch, block] = self._ordered_block(epoch, block)
+            if len(self._cache) > _NUM_CACHED_BLOCKS:
+                del self._cache[next(iter(self._cache))]
+        return self._cache[epoch, block]
 
     def _ordered_block(self, epoch: int, block: int) -> Instances:
         first = block * self.documents_per_block
@@ -314,11 +308,7 @@ class SentencePairs:
             a_last=sentences + (last[start] - start),
             a_skip=first_token,
             a_length=end_token - first_token,
-            b_first=zeros,
-            b_last=zeros,
-            b_skip=zeros,
-            b_length=zeros,
-            is_random=zeros,
+            **dict.fromkeys(("b_first", "b_last", "b_skip", "b_length", "is_random"), zeros),
             epochs=np.full(len(start), epoch, dtype=np.int64),
             keys=words(self._seed, _KEY, sentences, part),
         )

@@ -48,19 +48,18 @@ class Ranks:
         if world_size == 1:
             return slice(0, batch_size)
         size = settings.micro_batch_size if isinstance(settings.micro_batch_size, int) else 1
-        if batch_size % size:
+        num_parts, left = divmod(batch_size, size)
+        if left:
             raise ConfigError(
                 f"several processes need micro-batches of one size: training.batch_size {batch_size} is no multiple of "
                 f"training.micro_batch_size {size}"
             )
-        num_parts = batch_size // size
         if num_parts % world_size:
-            what = f"training.batch_size {batch_size}"
-            if size > 1:
-                what += f" is {num_parts} micro-batches of training.micro_batch_size {size}, which"
+            parts = f" is {num_parts} micro-batches of training.micro_batch_size {size}, which" if size > 1 else ""
             works = ", ".join(str(number) for number in range(1, num_parts + 1) if num_parts % number == 0)
             raise ConfigError(
-                f"{what} cannot be shared by {world_size} processes; numbers of processes that work: {works}"
+                f"training.batch_size {batch_size}{parts} cannot be shared by {world_size} processes; numbers of "
+                f"processes that work: {works}"
             )
         own = num_parts // world_size * size
         return slice(self.rank * own, (self.rank + 1) * own)
