@@ -9,7 +9,7 @@ from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corruption import Masking
 from maskloom.data.loader import Loader
-from maskloom.data.streams.sentence_pairs import SentencePairs
+from maskloom.data.streams.sentence_pairs import Instances, SentencePairs
 
 
 def google_batches(instances, vocabulary, *, batch_size):
@@ -84,7 +84,8 @@ def test_batches_hold_framed_pairs_of_the_right_documents(memory_corpus) -> None
     for batch in loader.epoch_batches(0):
         assert batch.nsp_labels is not None
         assert (batch.lengths <= 64).all()
-        assert all(array.dtype == np.int64 for array in vars(batch).values())
+        assert batch.begins is None
+        assert all(array.dtype == np.int64 for name, array in vars(batch).items() if name != "begins")
         for texts, label in zip(_texts(batch, corpus.vocabulary), batch.nsp_labels.tolist(), strict=True):
             a, b = (set(text) for text in texts)
             assert len(a) == len(b) == 1
@@ -148,6 +149,19 @@ def test_epoch_batches_hold_each_instance_once_and_stay_the_same(random_corpus) 
     sizes = [batch.num_sequences for batch in _loader(corpus, batch_size=5).epoch_batches(0)]
     assert set(sizes[:-1]) == {5}
     assert sum(sizes) == len(by_all)
+
+
+def test_batches_run_over_the_ends_of_blocks(random_corpus) -> None:
+    corpus, data = random_corpus(20), PretrainingData(max_length=64)
+    stream = SentencePairs(corpus, None, data, seed=1, block_sentences=40)
+    assert stream.num_blocks > 3
+    corrupt = Masking(corpus.vocabulary, data, 1)
+    batches = list(Loader(stream, corrupt, batch_size=7).epoch_batches(0))
+    instances = Instances.join([*stream.epoch(0)])
+    assert [batch.num_sequences for batch in batches[:-1]] == [7] * (len(instances) // 7)
+    whole = corrupt(stream.gather(instances)).split(7)
+    assert len(batches) == len(whole)
+    assert all(_same(a, b) for a, b in zip(batches, whole, strict=True))
 
 
 def test_masks_and_pairs_are_new_in_every_epoch(memory_corpus) -> None:
