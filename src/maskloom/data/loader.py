@@ -27,6 +27,8 @@ class Columns:
     @classmethod
     def join(cls, parts: list[Self]) -> Self:
         """Return the rows of several groups one after the other."""
+        if len(parts) == 1:
+            return parts[0]
         return cls(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
 
@@ -114,8 +116,7 @@ class Loader(Generic[Batch]):
     def account(self) -> Account:
         """Return what an epoch holds."""
         extent = self._stream.extent()
-        counts = self._corrupt.counts(extent.lengths, extent.num_marks)
-        predicted, wanted = (float(numbers.sum()) for numbers in counts)
+        predicted, wanted = (float(part.sum()) for part in self._corrupt.counts(extent.lengths, extent.num_marks))
         tokens, predictions = float(extent.lengths.mean()), predicted / len(extent.lengths)
         return Account(extent.num_rows, tokens, predictions, 1.0 - predicted / wanted, extent.num_dropped_tokens)
 
