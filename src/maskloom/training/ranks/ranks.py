@@ -40,9 +40,8 @@ class Ranks:
     def rows(self, settings: TrainingSection) -> slice:
         """Return the sequences of every batch that this rank makes: whole micro-batches, in order, as many as others.
 
-        Without a micro-batch size, or with "auto", a rank's part may be cut anywhere. Together the ranks have the
-        sequences of the batch in the order in which one process would have them. Raises ConfigError, with the numbers
-        of processes that work, when the parts cannot be equally many.
+        Without a micro-batch size, or with "auto", a rank's part may be cut anywhere. Raises ConfigError, with the
+        numbers of processes that work, when the parts cannot be equally many.
         """
         batch_size, world_size = settings.batch_size, self.world_size
         if world_size == 1:
