@@ -32,12 +32,12 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import PretrainingData, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.running_text import RunningTextLoader
 from maskloom.generation.search import Generation, continue_texts
 from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
@@ -105,7 +105,8 @@ def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, f
     from transformers import OpenAIGPTLMHeadModel
 
     number = BATCHES[length][size]
-    loader = RunningTextLoader(corpus, None, PretrainingData(max_length=length), batch_size=number, seed=0)
+    data = PretrainingData(max_length=length)
+    loader = PRETRAINING["causal_lm"].loader(corpus, None, data, batch_size=number, seed=0)
     settings = TrainingSection(steps=10**6, batch_size=number, learning_rate=1e-4, num_threads=NUM_THREADS)
     model = build_model(config_of(size, corpus), ("lm",), seed=0)
     save_model(model, folder / f"{size}-{length}")
