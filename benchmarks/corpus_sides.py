@@ -101,10 +101,10 @@ def ours(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, A
 def _drawn(folder: Path) -> dict[str, float]:
     from maskloom.config import PretrainingData
     from maskloom.data.corpus.opening import Corpus
-    from maskloom.data.pretraining_loader import PretrainingLoader
+    from maskloom.objectives.pretraining import PRETRAINING
 
     watch = Stopwatch()
-    loader = PretrainingLoader(
+    loader = PRETRAINING["masked_lm"].loader(
         Corpus.open(folder, verify=False),
         None,
         PretrainingData(max_length=LENGTH, max_predictions_per_seq=MAX_PREDICTIONS),

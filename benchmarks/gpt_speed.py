@@ -32,12 +32,12 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import PretrainingData, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.running_text import RunningTextLoader
 from maskloom.generation.search import Generation, continue_texts
 from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
@@ -105,7 +105,8 @@ def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, f
     from transformers import OpenAIGPTLMHeadModel
 
     number = BATCHES[length][size]
-    loader = RunningTextLoader(corpus, None, PretrainingData(max_length=length), batch_size=number, seed=0)
+    data = PretrainingData(max_length=length)
+    loader = PRETRAINING["causal_lm"].loader(corpus, None, data, batch_size=number, seed=0)
     settings = TrainingSection(steps=10**6, batch_size=number, learning_rate=1e-4, num_threads=NUM_THREADS)
     model = build_model(config_of(size, corpus), ("lm",), seed=0)
     save_model(model, folder / f"{size}-{length}")
@@ -170,7 +171,7 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
     model = build_model(config_of(size, corpus, pre_norm=True, initializer_range=0.1), ("lm",), seed=0).eval()
     place = folder / f"{size}-generate-{batch}"
     save_model(model, place)
-    pack_for_inference(model.encoder, decodes=True)  # as maskloom.load does
+    pack_for_inference(model, decodes=True)  # as maskloom.load does
     peer = GPT2LMHeadModel.from_pretrained(place).eval()
     prompts = torch.from_numpy(corpus.sentences(0, 400)[: batch * PROMPT].astype("int64")).view(batch, PROMPT)
     how = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0, "eos_token_id": None}
@@ -193,6 +194,29 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
     what = f"continuing by {NUM_TOKENS} tokens, {size}, {batch} prompt{'s' if batch > 1 else ''}"
     equal = same / (batch * NUM_TOKENS)
     return {"what": what, "aims": GENERATION_AIMS.get(size), "equal_tokens": equal, "rates": rates}
+
+
+def summary_rows(results: list[dict[str, Any]], machine: str) -> list[dict[str, str]]:
+    """Return the rows for the README's table, which tells the machine where it is not that of the other rows."""
+    maker = next(maker for maker in ("AMD", "Intel", "") if maker in machine)
+    place = "" if maker == "AMD" else f" ({maker or 'another processor'})"
+    ratios = {
+        result["what"]: statistics.median(a / b for a, b in zip(*result["rates"].values(), strict=False))
+        for result in results
+    }
+    rows = []
+    for job, beside, start in (
+        ("GPT training step, tiny / mini / base", "transformers' OpenAIGPTLMHeadModel, rows of 128 tokens", "training"),
+        ("GPT training step, tiny / mini / base", "the same, rows of 512 tokens", "training"),
+        ("GPT, 128 more tokens, mini / base", "transformers' generate with its cache, 1 prompt", "continuing"),
+        ("GPT, 128 more tokens, mini / base", "the same, 8 prompts", "continuing"),
+    ):
+        end = next(end for end in ("rows of 128", "rows of 512", "1 prompt", "8 prompts") if end in f"{beside} ")
+        found = [f"{ratio:.2f}" for what, ratio in ratios.items() if what.startswith(start) and what.endswith(end)]
+        if found:
+            result = f"{' / '.join(found)} times the tokens per second{place}"
+            rows.append({"job": job, "beside": beside, "result": result})
+    return rows
 
 
 def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
@@ -228,6 +252,7 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
     lines += ["", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
     path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
     content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
+    content["summary"] = summary_rows(results, machine)
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines))
 

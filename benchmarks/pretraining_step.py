@@ -1,6 +1,6 @@
 """Time our pre-training step against that of transformers' BertForPreTraining, in turn, in one process.
 
-All sides start from the same weights and see the same batches of real text: the batches of `PretrainingLoader`, full
+All sides start from the same weights and see the same batches of real text: those of pre-training, full
 rows of 128 or 512 tokens or a mix of lengths. Ours is the training loop itself, drawing and masking of the batch
 included, once as it is and once with all products left to MKL. The peer is the model as shipped (sdpa attention,
 padding, vocabulary logits at every position with labels -100) with the optimiser and the clipping of its Trainer, then
@@ -41,12 +41,12 @@ from maskloom.config import PretrainingData, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus.building import build_corpus
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.sampling import DataPosition
+from maskloom.data.loader import Loader
 from maskloom.layers.processor.matrix_products import Dense, product, products_by
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
@@ -85,19 +85,18 @@ class Ours:
     """The training loop of maskloom, one step at a time, with products by one library or the other."""
 
     def __init__(
-        self, folder: Path, loader: PretrainingLoader, batch_size: int, library: Literal["onednn", "mkl"] = "onednn"
+        self,
+        folder: Path,
+        loader: Loader[PretrainingBatch],
+        batch_size: int,
+        library: Literal["onednn", "mkl"] = "onednn",
     ) -> None:
         self._library: Literal["onednn", "mkl"] = library
         self.model: EncoderWithHeads = load_model(folder)[0]
         self.objective = MaskedLanguageModeling()
-        self._loader = loader
         settings = TrainingSection(steps=1_000_000, batch_size=batch_size, **SETTINGS)
         self._state = TrainState.fresh(self.model, settings)
-        self._steps = train_steps(self._state, self.objective, self._next_batch, settings=settings, seed=SEED)
-
-    def _next_batch(self, position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
-        batch, after = self._loader.batch(DataPosition.from_dict(position) if position else DataPosition())
-        return batch, after.as_dict()
+        self._steps = train_steps(self._state, self.objective, loader.next_batch, settings=settings, seed=SEED)
 
     def step(self, batch: PretrainingBatch) -> None:
         """Take the next step of the loop; `batch` is what the loop must have read for it."""
@@ -259,7 +258,7 @@ def share_in_products(ours: Ours, batch: PretrainingBatch) -> float:
 
 
 def make_sides(
-    folder: Path, loader: PretrainingLoader, batch_size: int, *, with_compiled: bool
+    folder: Path, loader: Loader[PretrainingBatch], batch_size: int, *, with_compiled: bool
 ) -> dict[str, Ours | Peer]:
     """Return what is compared, by the names of the page."""
     sides: dict[str, Ours | Peer] = {
@@ -282,9 +281,10 @@ def measure(size: str, name: str, options: argparse.Namespace, folder: Path, say
     save_model(build_model(config, seed=SEED), folder / "model")
     loader = make_loader(corpus, mix, size)
     steps = STEPS_PER_ROUND.get(size, 1)
-    batches, position = [], DataPosition()
+    batches: list[PretrainingBatch] = []
+    position: dict[str, int] = {}
     for _ in range(steps * (num_rounds + 1) + 1):
-        batch, position = loader.batch(position)
+        batch, position = loader.next_batch(position)
         batches.append(batch)
     memory = {side: peak_memory(side, size, name, folder) for side in MEMORY_SIDES}
     sides = make_sides(folder / "model", loader, mix.batch_sizes[size], with_compiled=options.compiled)
@@ -322,9 +322,9 @@ def measure(size: str, name: str, options: argparse.Namespace, folder: Path, say
     )
 
 
-def make_loader(corpus: Corpus, mix: Mix, size: str) -> PretrainingLoader:
+def make_loader(corpus: Corpus, mix: Mix, size: str) -> Loader[PretrainingBatch]:
     """Return the loader of a mix."""
-    return PretrainingLoader(
+    return PRETRAINING["masked_lm"].loader(
         corpus,
         None,
         PretrainingData(
@@ -370,9 +370,9 @@ def print_memory(side: str, size: str, mix: Mix, folder: Path) -> None:
         else Peer(folder / "model", "predicted" if side == MEMORY_SIDES[2] else "every")
     )
     loaded = memory_kib("VmRSS")
-    position = DataPosition()
+    position: dict[str, int] = {}
     for _ in range(2):
-        batch, position = loader.batch(position)
+        batch, position = loader.next_batch(position)
         runner.step(batch if isinstance(runner, Ours) else padded(batch, mix))  # pyright: ignore[reportArgumentType]
     print((memory_kib("VmHWM") - loaded) / 2**20)
 

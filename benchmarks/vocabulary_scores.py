@@ -27,8 +27,8 @@ from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.pretraining_loader import PretrainingLoader
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.loop import evaluate
 
@@ -96,7 +96,7 @@ def masked_loss(model_folder: Path, held_out: Corpus) -> dict[str, float]:
     def watched() -> Iterator[PretrainingBatch]:
         # which words are masked depends on the pieces; several draws make little of that
         for seed in range(MASKINGS):
-            loader = PretrainingLoader(
+            loader = PRETRAINING["masked_lm"].loader(
                 held_out,
                 None,
                 PretrainingData(

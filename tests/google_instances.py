@@ -2,7 +2,7 @@
 
 Tokens are strings, one `random.Random` serves every draw, and the order of draws is part of the contract. Instances
 equal those of the PyPI package bert-tensorflow 1.0.4 one for one; whole-word masking follows the later release of the
-generator. Tests hold `maskloom.data.pretraining_loader`, whose draws are its own, to the same statistics.
+generator. Tests hold `maskloom.data.streams.sentence_pairs`, whose draws are its own, to the same statistics.
 """
 
 from __future__ import annotations

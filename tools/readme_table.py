@@ -22,6 +22,7 @@ PAGES = (
     "pretraining_step",
     "finetuning_speed",
     "embedding",
+    "gpt_speed",
     "corpus_building",
     "vocabulary_training",
     "encoding",

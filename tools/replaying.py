@@ -14,9 +14,10 @@ from safetensors.torch import load_file as load_tensors
 import maskloom.data.batch as batches
 from maskloom.errors import DataError
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.carrying import CarriedBatch
 from maskloom.objectives.objective import Objective
 from maskloom.system.foreign_files import check_regular, read_json_object
-from maskloom.training.faults.step_dumps import BATCH, REPORT, WEIGHTS
+from maskloom.training.faults.step_dumps import BATCH, CARRY, REPORT, WEIGHTS
 from maskloom.training.loop import StepDraws, accumulate_gradients
 from maskloom.training.ranks.ranks import Ranks
 
@@ -43,6 +44,9 @@ def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> 
             check_regular(path)
         batch = batch_of_data(report["batch"], load_arrays(folder / BATCH))
         weights = load_tensors(first / WEIGHTS)
+        if (folder / CARRY).exists():
+            carry = load_tensors(folder / CARRY)
+            batch = CarriedBatch(batch, tuple(carry[str(number)] for number in range(len(carry))))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: cannot be replayed: {error}") from None
     with torch.no_grad():

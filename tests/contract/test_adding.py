@@ -19,7 +19,9 @@ import maskloom
 from maskloom.checkpoints.huggingface import FORMATS
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.data.batch import Texts
 from maskloom.data.corruption import Corruption
+from maskloom.data.loader import Columns, Extent
 from maskloom.layers.embeddings import WordPositionEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
@@ -111,12 +113,49 @@ BAG_FORMAT = PublishedFormat(
 # --- a pre-training objective: say every token again
 
 
-def say_again(token_ids, lengths, sample_keys, vocabulary, data, **_):
-    """Return the ids as they are, all positions, and the ids again."""
-    return token_ids.astype(np.int64), np.arange(len(token_ids)), token_ids.astype(np.int64)
+class SayAgain(Corruption):
+    """The model sees the ids as they are, and predicts each of them."""
+
+    def __call__(self, texts):
+        return texts.predicting(texts.token_ids, np.arange(texts.num_tokens), texts.token_ids)
 
 
-COPYING = Pretraining("copy", Corruption(say_again, count=lambda lengths, data: lengths))
+# --- with a stream of its own: how documents begin, one after the other
+
+
+@dataclass(frozen=True)
+class Openings(Columns):
+    documents: np.ndarray
+    epochs: np.ndarray
+
+
+class OpeningStream:
+    """The first sentence of every document, in the order of the corpus."""
+
+    def __init__(self, corpus, documents, data, seed, batch_size):
+        self.corpus, self.length = corpus, data.max_length
+        self.documents = np.arange(corpus.num_documents) if documents is None else documents
+
+    def read(self, position, num_rows):
+        row = position.get("row", 0)
+        epochs, places = np.divmod(np.arange(row, row + num_rows), len(self.documents))
+        return Openings(self.documents[places], epochs), {"row": row + num_rows}
+
+    def epoch(self, number):
+        yield Openings(self.documents, np.full(len(self.documents), number))
+
+    def gather(self, rows):
+        places = self.corpus.document_offsets[rows.documents].tolist()
+        texts = [self.corpus.sentence(place)[: self.length].astype(np.int64) for place in places]
+        tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
+        return Texts(tokens, np.zeros_like(tokens), lengths, keys=rows.documents, epochs=rows.epochs)
+
+    def extent(self):
+        lengths = self.corpus.sentence_lengths[self.corpus.document_offsets[self.documents]]
+        return Extent(len(self.documents), np.minimum(lengths, self.length))
+
+
+COPYING = Pretraining("copy", SayAgain, OpeningStream)
 
 # --- a kind of task: one label, with smoothed targets
 

@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 import maskloom
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import app
-from maskloom.config import FinetuneRecipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
+from maskloom.runs.recipes import with_epochs
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -63,6 +65,19 @@ def test_it_learns_and_says_how_well(run):
     assert metrics["lm_loss"] < metrics["unigram_entropy"] - 0.5
     assert 0 < metrics["lm_bits_per_character"] < metrics["lm_loss"] / 0.693
     assert "nsp_loss" not in metrics
+
+
+def test_epochs_are_of_the_running_text(corpus):
+    recipe = PretrainRecipe.model_validate(
+        {
+            "objective": "causal_lm",
+            "data": {"max_length": 24, "next_sentence": False, "held_out_fraction": 0.0},
+            "training": {"batch_size": 1},
+        }
+    )
+    opened = Corpus.open(corpus)
+    num_tokens = opened.num_tokens + opened.num_documents  # with the mark after each text
+    assert with_epochs(recipe, 2.0, None, corpus).training.steps == 2 * ((num_tokens - 1) // 24)
 
 
 def test_a_resumed_run_has_the_weights_of_one_left_alone(run, corpus, tmp_path):

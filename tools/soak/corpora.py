@@ -272,7 +272,7 @@ def _cost_of_checking(folder: Path) -> Trial:
     """Compare the processor time of checking a corpus with that of reading it once for training."""
     from maskloom.config import PretrainingData
     from maskloom.data.corpus.opening import Corpus
-    from maskloom.data.pretraining_loader import PretrainingLoader
+    from maskloom.objectives.pretraining import PRETRAINING
 
     folder.mkdir()
     write_text(folder / "text.txt", megabytes=40)
@@ -282,7 +282,7 @@ def _cost_of_checking(folder: Path) -> Trial:
         for verify in (True, False)
     )
     settings: dict[str, Any] = {"batch_size": 64, "seed": 0}
-    loader = PretrainingLoader(Corpus.open(corpus), None, PretrainingData(), **settings)
+    loader = PRETRAINING["masked_lm"].loader(Corpus.open(corpus), None, PretrainingData(), **settings)
     loading = _processor_time(lambda: sum(1 for _ in loader.epoch_batches(0)))
     share = (checked - unchecked) / loading
     size = sum(path.stat().st_size for path in corpus.rglob("*") if path.is_file())

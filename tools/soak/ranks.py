@@ -64,23 +64,24 @@ def _r14(budget: Budget) -> Iterator[Trial]:
 
 def _same_samples(data: Path, size: int) -> Trial:
     """Compare the hash of all token ids of 50 batches, made whole and made in parts."""
-    from maskloom.config import PretrainingData
+    from maskloom.config import PretrainingData, TrainingSection
     from maskloom.data.corpus.opening import Corpus
-    from maskloom.data.pretraining_loader import PretrainingLoader, rows_of_rank
-    from maskloom.data.sampling import DataPosition
+    from maskloom.objectives.pretraining import PRETRAINING
+    from maskloom.training.ranks.ranks import Ranks
 
     def digest(world_size: int) -> str:
         corpus, sums = Corpus.open(data / "corpus"), hashlib.sha256()
+        settings = TrainingSection(batch_size=8, micro_batch_size=2)
         loaders = [
-            PretrainingLoader(
+            PRETRAINING["masked_lm"].loader(
                 corpus, None, PretrainingData(max_length=32, max_predictions_per_seq=20), batch_size=8, seed=0,
-                rows=rows_of_rank(8, 2, rank=rank, world_size=world_size),
+                rows=Ranks(rank=rank, world_size=world_size).rows(settings),
             )
             for rank in range(world_size)
         ]  # fmt: skip
-        position = DataPosition()
+        position: dict[str, int] = {}
         for _ in range(STEPS):
-            parts = [loader.batch(position) for loader in loaders]
+            parts = [loader.next_batch(position) for loader in loaders]
             for batch, _after in parts:
                 sums.update(batch.token_ids.tobytes())
             for batch, _after in parts:

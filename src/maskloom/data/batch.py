@@ -60,18 +60,38 @@ class PretrainingBatch(PackedBatch):
     Shapes in words: `token_ids` and `segment_ids` (tokens,), `lengths` (sequences,) in tokens, `mlm_positions`
     (predictions,) ascending indices into the packed tokens, `mlm_labels` (predictions,) the original ids there,
     `nsp_labels` (sequences,) 0 for the actual next text and 1 for a random or swapped one, or None without pairs; all
-    int64.
+    int64. Where batches go on row by row, `begins` (sequences,) bool says which rows do not, else it is None.
     """
 
     mlm_positions: np.ndarray
     mlm_labels: np.ndarray
     nsp_labels: np.ndarray | None
+    begins: np.ndarray | None = None
     _positions = ("mlm_positions",)
 
     def _edges(self) -> dict[str, np.ndarray]:
         edges = super()._edges()
         predictions = np.searchsorted(self.mlm_positions, edges["token_ids"])
         return {**edges, "mlm_positions": predictions, "mlm_labels": predictions}
+
+
+@dataclass(frozen=True)
+class Texts(PackedBatch):
+    """Sequences as a stream gathers them, before a corruption makes inputs and targets of them.
+
+    All (sequences,) beside the tokens: `keys` tell the sequences of an epoch apart, `epochs` are those whose draws
+    count, `pair_labels` and `begins` are a batch's. Sequences cut out of running text have the token `following` each.
+    """
+
+    keys: np.ndarray
+    epochs: np.ndarray
+    pair_labels: np.ndarray | None = None
+    following: np.ndarray | None = None
+    begins: np.ndarray | None = None
+
+    def predicting(self, ids: np.ndarray, positions: np.ndarray, labels: np.ndarray) -> PretrainingBatch:
+        """Return the batch in which a model sees some ids (tokens,) and predicts `labels` at `positions`."""
+        return PretrainingBatch(ids, self.segment_ids, self.lengths, positions, labels, self.pair_labels, self.begins)
 
 
 @dataclass(frozen=True)

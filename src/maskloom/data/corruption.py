@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from maskloom.data.batch import PretrainingBatch, Texts
 from maskloom.data.counter_random import integers, uniform, words
 
 if TYPE_CHECKING:
@@ -18,52 +19,92 @@ if TYPE_CHECKING:
 _SEQUENCE, _PRIORITY, _REPLACEMENT, _RANDOM_TOKEN = range(201, 205)
 
 
+Gathered = TypeVar("Gathered")
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class Corruption(ABC, Generic[Gathered, Batch]):
+    """A pure function from what a stream gathered to a batch: what a model sees, and what it predicts.
+
+    Draws depend on the seed and on each sequence's epoch, key and places, and on nothing else of the batch.
+    """
+
+    vocabulary: Vocabulary
+    data: PretrainingData
+    seed: int
+
+    @abstractmethod
+    def __call__(self, texts: Gathered) -> Batch:
+        """Return the batch."""
+
+    def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many predictions sequences of some lengths have, and how many without a cap: one a token."""
+        return lengths - num_marks, lengths - num_marks
+
+
 def num_predictions(lengths: np.ndarray, data: PretrainingData) -> np.ndarray:
     """Return how many tokens to predict in sequences of these lengths: the rate, rounded half to even, at least 1."""
     return np.clip(np.rint(lengths * data.masked_lm_prob), 1, data.resolved_max_predictions()).astype(np.int64)
 
 
-def mask_tokens(
-    token_ids: np.ndarray,
-    lengths: np.ndarray,
-    sample_keys: np.ndarray,
-    vocabulary: Vocabulary,
-    data: PretrainingData,
-    *,
-    seed: int,
-    epoch: int | np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return masked ids (tokens,), positions of predictions (predictions,) ascending, and labels, the ids there before.
+class Masking(Corruption[Texts, PretrainingBatch]):
+    """Some tokens are predicted, most of them behind [MASK] (BERT paper 3.3.1).
 
     `masked_lm_prob` is a fraction of all tokens of a sequence, special tokens counted, capped by
     `max_predictions_per_seq`. A predicted token becomes [MASK] with probability `mask_prob`, stays with `keep_prob`,
-    else becomes any token of the vocabulary. `whole_word_masking` predicts all pieces of a word or none.
-
-    Draws depend on seed, epoch (one, or one a sequence), the sequence's key and the place in the sequence, and on
-    nothing else of the batch. [CLS] and [SEP] are never predicted, but may be drawn as random replacements.
+    else becomes any token of the vocabulary. `whole_word_masking` predicts all pieces of a word or none. [CLS] and
+    [SEP] are never predicted, but may be drawn as random replacements.
     """
-    starts = np.cumsum(lengths) - lengths
-    owners = np.repeat(np.arange(len(lengths)), lengths)
-    places = np.arange(len(token_ids)) - starts[owners]
-    states = words(seed, _SEQUENCE, epoch, sample_keys)
-    is_candidate = ~vocabulary.is_mark[token_ids]
-    counts = num_predictions(lengths, data)
-    if data.whole_word_masking:
-        heads = _first_pieces(token_ids, is_candidate, vocabulary)
-        positions = _choose_words(heads, is_candidate, owners, places, states, counts)
-    else:
-        (candidates,) = np.nonzero(is_candidate)
-        order = _shuffled(candidates, owners, places, states)
-        positions = np.sort(order[_ranks(owners[order]) < counts[owners[order]]])
-    labels = token_ids[positions].astype(np.int64)
-    keys, places = states[owners[positions]], places[positions]
-    draws = uniform(_REPLACEMENT, keys, places)
-    random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, places)
-    is_kept = draws < data.mask_prob + data.keep_prob
-    replacements = np.where(draws < data.mask_prob, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
-    masked = token_ids.astype(np.int64)
-    masked[positions] = replacements
-    return masked, positions, labels
+
+    def __call__(self, texts: Texts) -> PretrainingBatch:
+        """Return the batch with masked ids and the ids there before as labels."""
+        token_ids, lengths, vocabulary, data = texts.token_ids, texts.lengths, self.vocabulary, self.data
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        places = np.arange(len(token_ids)) - (np.cumsum(lengths) - lengths)[owners]
+        states = words(self.seed, _SEQUENCE, texts.epochs, texts.keys)
+        is_candidate = ~vocabulary.is_mark[token_ids]
+        counts = num_predictions(lengths, data)
+        if data.whole_word_masking:
+            heads = _first_pieces(token_ids, is_candidate, vocabulary)
+            positions = _choose_words(heads, is_candidate, owners, places, states, counts)
+        else:
+            (candidates,) = np.nonzero(is_candidate)
+            order = _shuffled(candidates, owners, places, states)
+            positions = np.sort(order[_ranks(owners[order]) < counts[owners[order]]])
+        labels = token_ids[positions]
+        keys, places = states[owners[positions]], places[positions]
+        draws = uniform(_REPLACEMENT, keys, places)
+        random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, places)
+        is_kept = draws < data.mask_prob + data.keep_prob
+        replacements = np.where(draws < data.mask_prob, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
+        masked = token_ids.copy()
+        masked[positions] = replacements
+        return texts.predicting(masked, positions, labels)
+
+    def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of predictions with the cap, and with one that cuts nothing."""
+        uncut = self.data.model_copy(update={"max_predictions_per_seq": self.data.max_length})
+        return num_predictions(lengths, self.data), num_predictions(lengths, uncut)
+
+
+class NextTokens(Corruption[Texts, PretrainingBatch]):
+    """Every token of text is predicted from those before it; marks around texts are not. Nothing is drawn.
+
+    Running text has no marks around it: each of its tokens, and the one that follows a row, is predicted.
+    """
+
+    def __call__(self, texts: Texts) -> PretrainingBatch:
+        """Return the batch with the ids as they are, and the places before each token that is predicted."""
+        ends = np.cumsum(texts.lengths)
+        if texts.following is not None:
+            labels = np.append(texts.token_ids[1:], 0)
+            labels[ends - 1] = texts.following
+            return texts.predicting(texts.token_ids, np.arange(len(labels)), labels)
+        is_text = ~self.vocabulary.is_mark[texts.token_ids]
+        is_text[ends - texts.lengths] = False
+        (targets,) = np.nonzero(is_text)
+        return texts.predicting(texts.token_ids, targets - 1, texts.token_ids[targets])
 
 
 def _shuffled(tokens: np.ndarray, owners: np.ndarray, places: np.ndarray, states: np.ndarray) -> np.ndarray:
@@ -122,42 +163,3 @@ def _choose_words(
     repeats = sizes[taken]
     offsets = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     return np.sort(np.repeat(taken, repeats) + offsets)
-
-
-def num_next_tokens(lengths: np.ndarray, data: PretrainingData) -> np.ndarray:
-    """Return how many tokens sequences of these lengths predict: those of text, special ones left out."""
-    return lengths - (data.max_length - data.num_text_tokens)
-
-
-def next_tokens(
-    token_ids: np.ndarray,
-    lengths: np.ndarray,
-    sample_keys: np.ndarray,
-    vocabulary: Vocabulary,
-    data: PretrainingData,
-    **_: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ids as they are, the positions before each token of text (predictions,) ascending, and those tokens.
-
-    [CLS] and [SEP] are never predicted. Nothing is drawn.
-    """
-    is_text = ~vocabulary.is_mark[token_ids]
-    is_text[np.cumsum(lengths) - lengths] = False
-    (targets,) = np.nonzero(is_text)
-    return token_ids.astype(np.int64), targets - 1, token_ids[targets].astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Corruption:
-    """How inputs and targets are made from sequences.
-
-    `apply` takes ids (tokens,), lengths and keys of the sequences, the vocabulary, the settings, a seed and the epochs,
-    and returns ids, positions of predictions, and the ids to predict there; `count` tells how many there will be.
-    """
-
-    apply: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
-    count: Callable[[np.ndarray, PretrainingData], np.ndarray]
-
-
-MASKING = Corruption(mask_tokens, num_predictions)
-NEXT_TOKENS = Corruption(next_tokens, num_next_tokens)

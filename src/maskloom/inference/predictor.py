@@ -155,6 +155,8 @@ class Predictor(TaskModel):
             quantize_dense_layers(model.encoder)
         else:
             pack_for_inference(model.encoder, decodes=model.config.is_causal)
+            if model.config.is_causal and model.vocabulary_head is not None:
+                pack_for_inference(model.vocabulary_head, decodes=True)
         return cls(
             model,
             tokenizer,

@@ -14,7 +14,7 @@ from maskloom.errors import ConfigError
 from maskloom.layers.activations import activation
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
-from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.processor.matrix_products import Dense, Packable
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.encoder import Encoder
@@ -58,19 +58,25 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(bias)
 
 
-class LanguageModelHead(nn.Module):
+class LanguageModelHead(Packable):
     """The word embeddings as decoder, without a bias: (predictions, hidden) to (predictions, vocabulary).
 
     Radford et al. 2018, equation 2. `decoder` is the encoder's own word-embedding parameter.
     """
 
+    bias = None
+
     def __init__(self, decoder: nn.Parameter) -> None:
         super().__init__()
         self.decoder = decoder
 
+    def product_weight(self) -> Tensor:
+        """Return the word embeddings."""
+        return self.decoder
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits."""
-        return F.linear(hidden, self.decoder)
+        return self._packed_product(hidden) if self._is_packed_for(hidden) else F.linear(hidden, self.decoder)
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the summed cross-entropy of the predictions against labels (predictions,), in nats."""

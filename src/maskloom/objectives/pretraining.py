@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corruption import MASKING, NEXT_TOKENS, Corruption
-from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.running_text import RunningTextLoader
+from maskloom.data.corruption import Corruption, Masking, NextTokens
+from maskloom.data.loader import Loader, Stream
+from maskloom.data.streams.running_text import RunningText
+from maskloom.data.streams.sentence_pairs import SentencePairs
 from maskloom.rows import Rows
+from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from maskloom.config import PretrainingData
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
 
 
+def sentences(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
+    """Return pairs of sentences, or segments."""
+    return SentencePairs(corpus, documents, data, seed=seed)
+
+
+def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
+    """Return sentences where the tokenizer has the marks of BERT, else running text."""
+    return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
+
+
 @dataclass(frozen=True)
 class Pretraining:
     """What is known of a pre-training objective.
 
-    `part` is the name of its loss and metrics, of which PART_loss decides which checkpoint is best. `corruption` makes
-    inputs and targets from sequences. One that `is_causal` trains left-to-right models, and reads running text where
-    the tokenizer has no marks of BERT's.
+    `part` is the name of its loss and metrics, of which PART_loss decides which checkpoint is best. `stream` makes the
+    stream of rows from a corpus, documents of it (None for all), settings, a seed and the batch size; `corruption`
+    makes, from a vocabulary, settings and a seed, what turns rows into batches. One that `is_causal` trains
+    left-to-right models.
     """
 
     part: str
-    corruption: Corruption
+    corruption: Callable[[Vocabulary, PretrainingData, int], Corruption]
+    stream: Callable[[Corpus, np.ndarray | None, PretrainingData, int, int], Stream] = sentences
     is_causal: bool = False
 
     def objective(self, pair_task: str | None) -> MaskedLanguageModeling:
@@ -40,22 +55,18 @@ class Pretraining:
     def loader(
         self,
         corpus: Corpus,
-        documents: np.ndarray,
+        documents: np.ndarray | None,
         data: PretrainingData,
         *,
         batch_size: int,
         seed: int,
         rows: slice = slice(None),
-    ) -> PretrainingLoader | RunningTextLoader:
-        """Return the batches of a corpus."""
-        if self.is_causal and not corpus.tokenizer.has_segments:
-            return RunningTextLoader(corpus, documents, data, batch_size=batch_size, seed=seed, rows=rows)
-        return PretrainingLoader(
-            corpus, documents, data, batch_size=batch_size, seed=seed, rows=rows, corruption=self.corruption
-        )
+    ) -> Loader:
+        """Return the batches of a corpus, of which the sequences `rows` are made."""
+        stream = self.stream(corpus, documents, data, seed, batch_size)
+        return Loader(stream, self.corruption(corpus.vocabulary, data, seed), batch_size=batch_size, rows=rows)
 
 
-PRETRAINING = Rows(
-    "objective", {"masked_lm": Pretraining("mlm", MASKING), "causal_lm": Pretraining("lm", NEXT_TOKENS, is_causal=True)}
-)
+PRETRAINING = Rows("objective", {"masked_lm": Pretraining("mlm", Masking)})
 """The pre-training objectives by the names of recipes."""
+PRETRAINING["causal_lm"] = Pretraining("lm", NextTokens, left_to_right, is_causal=True)

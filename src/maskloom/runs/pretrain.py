@@ -15,8 +15,7 @@ import torch
 from maskloom.checkpoints.huggingface import LoadReport, load_model, read_model_config
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
-from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.running_text import RunningTextLoader
+from maskloom.data.loader import Loader
 from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.language_model import pair_task_of, part_of
@@ -229,9 +228,7 @@ class _Run:
         """What is known of the objective."""
         return PRETRAINING[self.recipe.objective]
 
-    def loader(
-        self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)
-    ) -> PretrainingLoader | RunningTextLoader:
+    def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)) -> Loader:
         """Return the batches of a phase."""
         seed = self.recipe.seed
         return self.row.loader(self.corpus, documents, plan.data, batch_size=batch_size, seed=seed, rows=rows)

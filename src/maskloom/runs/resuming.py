@@ -21,6 +21,7 @@ from maskloom.recipe_files import load_recipe
 from maskloom.runs.run_folder import METRICS, RECIPE, check_same_recipe, run_id
 from maskloom.system.foreign_files import read_json_value
 from maskloom.training.checkpointing.checkpoints import (
+    CARRY,
     MODEL,
     OPTIMIZER,
     REST,
@@ -227,7 +228,8 @@ def _link(source: Path, target: Path) -> None:
 def _compare(replayed: Snapshot, kept: Path, session: TrainingSession) -> None:
     """Say what is identical; raises ReplayDiffersError when something is not."""
     differing: list[str] = []
-    for what, name, tensors in (("weights", MODEL, replayed.model), ("moments", OPTIMIZER, replayed.optimizer)):
+    compared = [("weights", MODEL, replayed.model), ("moments", OPTIMIZER, replayed.optimizer)]
+    for what, name, tensors in [*compared, ("carried", CARRY, replayed.carry)] if replayed.carry else compared:
         stored = load_file(kept / name)
         before, now = sum_of_tensors(stored), sum_of_tensors(tensors)
         session.say(f"verifying: {what:<8} kept {before}, again {now}: {'identical' if before == now else 'DIFFERENT'}")

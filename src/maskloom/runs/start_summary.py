@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
-from maskloom.data.pretraining_loader import PretrainingAccount
+from maskloom.data.loader import Account
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
@@ -32,7 +32,7 @@ def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe,
     )
 
 
-def phase_lines(plan: PhasePlan, account: PretrainingAccount) -> list[str]:
+def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
     """Return what one phase trains on: steps, sequences and tokens of each, and the epochs that this makes."""
     training, data = plan.training, plan.data
     tokens = training.batch_size * account.tokens_per_instance

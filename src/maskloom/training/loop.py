@@ -15,6 +15,7 @@ from maskloom.config import TrainingSection
 from maskloom.data.counter_random import integers
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.carrying import Carry, carried_on, with_carry
 from maskloom.objectives.objective import Objective, SummedObjective
 from maskloom.system.fault_points import fault_point
 from maskloom.training.faults.memory import give_up_kernels, is_out_of_memory, release_cached_memory
@@ -62,7 +63,8 @@ class TrainState:
 
     Dropout draws depend on (seed, step, micro-batch) alone, so no generator state belongs here. `micro_batch_size` is
     what a lack of memory has brought the micro-batches down to, and None before. `loss_scale` is what losses in fp16
-    are multiplied by, with the number of steps that it has held for; None in other precisions.
+    are multiplied by, with the number of steps that it has held for; None in other precisions. `carry` is what the
+    rows of this rank carry on to the next batch, None before the first and where nothing is carried.
     """
 
     model: EncoderWithHeads
@@ -71,6 +73,7 @@ class TrainState:
     position: dict[str, int]
     micro_batch_size: int | None = None
     loss_scale: tuple[float, int] | None = None
+    carry: Carry | None = None
 
     @classmethod
     def fresh(cls, model: EncoderWithHeads, settings: TrainingSection) -> TrainState:
@@ -126,7 +129,8 @@ def train_steps(
         scale = factor(state.step)
         for group in optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
-        losses, gradient_norm = _losses_and_norm(state, objective, batch, settings, seed, ranks, batches)
+        carried = with_carry(batch, objective, model, state.carry)
+        losses, gradient_norm = _losses_and_norm(state, objective, carried, settings, seed, ranks, batches)
         sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
         report = StepReport(
             step=state.step + 1,
@@ -143,7 +147,7 @@ def train_steps(
         fault_point("training.step")
         optimizer.step()
         state.step += 1
-        state.position = position
+        state.position, state.carry = position, carried_on(carried)
         yield replace(report, seconds=time.perf_counter() - started)
 
 
@@ -362,8 +366,11 @@ def evaluate(model: EncoderWithHeads, objective: SummedObjective, batches: Itera
     """Return the objective's metrics over batches, each target weighing the same; memory does not grow with them."""
     model.eval()
     totals: dict[str, float] = {}
-    for batch in batches:
+    carry = None
+    for plain in batches:
         fault_point("evaluation.batch")
+        batch = with_carry(plain, objective, model, carry)
         for name, value in objective.evaluation_sums(model, batch).items():
             totals[name] = totals.get(name, 0.0) + value
+        carry = carried_on(batch)
     return objective.evaluation_metrics(totals)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.carrying import Carry, Carrying
 from maskloom.objectives.objective import Objective, model_device
 
 FIRST_LOSS_SCALE = 2.0**16
@@ -31,7 +32,10 @@ def in_precision(objective: Objective, precision: str, device: torch.device) -> 
         precision = "bf16" if device.type == "cuda" and has_bf16 else "fp32"
     if precision == "bf16" and not has_bf16:
         raise ConfigError(f"training.precision = 'bf16': {device} has no bf16; take 'fp16' or 'fp32'")
-    return objective if precision == "fp32" else HalfPrecision(objective, _TYPES[precision])
+    if precision == "fp32":
+        return objective
+    kind = CarryingHalfPrecision if isinstance(objective, Carrying) else HalfPrecision
+    return kind(objective, _TYPES[precision])
 
 
 def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any) -> str:
@@ -67,3 +71,12 @@ class HalfPrecision:
         with torch.autocast(model_device(model).type, self.dtype):
             sums = self.objective.loss_sums(model, batch)
         return {name: value.float() for name, value in sums.items()}
+
+
+class CarryingHalfPrecision(HalfPrecision):
+    """The same of an objective that carries state from batch to batch."""
+
+    def first_carry(self, model: EncoderWithHeads, num_sequences: int) -> Carry:
+        """Return the objective's."""
+        assert isinstance(self.objective, Carrying)
+        return self.objective.first_carry(model, num_sequences)

@@ -7,12 +7,13 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
+from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective
 from maskloom.training.checkpointing.background_saves import BackgroundSaves, Saves
 from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints, restore_checkpoint
@@ -167,11 +168,16 @@ class TrainingSession:
             wanted = "auto"
         if wanted == "fastest" and self._found_precision is None:
             self._require_whole_weights('precision = "fastest"')
-            batch, _ = self.next_batch(self.state.position)
+            batch = self._coming_batch()
             is_half = self.ranks.is_first and fastest_precision(self.state.model, self.objective, batch) == "bf16"
             self._found_precision = "bf16" if self.ranks.any_(is_half) else "fp32"
             self._tell(f"precision: {self._found_precision} is the faster one here")
         return self._found_precision if wanted == "fastest" and self._found_precision else wanted
+
+    def _coming_batch(self) -> Any:
+        """Return the batch that the next step takes, to be measured."""
+        batch, _ = self.next_batch(self.state.position)
+        return with_carry(batch, self.objective, self.state.model, self.state.carry)
 
     def _require_whole_weights(self, setting: str) -> None:
         if self.ranks.is_sharded:
@@ -181,8 +187,7 @@ class TrainingSession:
     def _fit_micro_batches(self) -> None:
         """Go on in micro-batches of as many sequences as fit into memory."""
         self._require_whole_weights('micro_batch_size = "auto"')
-        batch, _ = self.next_batch(self.state.position)
-        size = fitting_micro_batch_size(self.state.model, self.objective, batch, self.ranks)
+        size = fitting_micro_batch_size(self.state.model, self.objective, self._coming_batch(), self.ranks)
         self.state.micro_batch_size = self._told_size = size
         self._tell(f"micro-batches of {size} sequences fit into memory")
 
@@ -304,7 +309,7 @@ class TrainingSession:
             self._save(saves)
         elif is_best or (step % every == 0 if every else self._begins_part):
             with self.ranks.at("save"):
-                saves.start(self.state, self._remembered(), self._pinned())
+                saves.start(self._whole_state(), self._remembered(), self._pinned())
 
     def _evaluate(self, step: int, stop: StopRequests) -> bool:
         """Evaluate, and tell whether the checkpoint of this step is to be kept as the best so far.
@@ -347,8 +352,13 @@ class TrainingSession:
 
     def _save(self, saves: Saves) -> None:
         with self.ranks.at("save"):
-            saves.save(self.state, self._remembered(), self._pinned())
+            saves.save(self._whole_state(), self._remembered(), self._pinned())
             self.ranks.barrier()
+
+    def _whole_state(self) -> TrainState:
+        """Return the state with what the rows of all ranks carry."""
+        carry = self.state.carry
+        return self.state if carry is None else replace(self.state, carry=self.ranks.rows_of_all(carry))
 
     def _remembered(self) -> dict[str, Any]:
         """Return the caller's memory and, where there is any, the session's own."""

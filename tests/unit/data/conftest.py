@@ -1,6 +1,7 @@
 """A corpus in memory, for tests of what reads corpora."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ class MemoryCorpus:
         self.num_tokens = int(self.sentence_lengths.sum())
         self._ends = self.sentence_offsets = np.concatenate([[0], np.cumsum(self.sentence_lengths)])
         self.folder = "memory"
+        self.shards = SimpleNamespace(slice=lambda first, last: self._ids[first:last])
         self._ids = np.concatenate([*sentences, np.array([], dtype=np.uint16)])
 
     def sentences(self, first: int, last: int) -> np.ndarray:

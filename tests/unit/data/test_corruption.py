@@ -3,9 +3,10 @@ import pytest
 from scipy import stats
 
 from maskloom.config import PretrainingData
-from maskloom.data.corruption import NEXT_TOKENS, mask_tokens, next_tokens, num_next_tokens, num_predictions
-from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.sampling import DataPosition
+from maskloom.data.batch import Texts
+from maskloom.data.corruption import Masking, NextTokens, num_predictions
+from maskloom.data.loader import Loader
+from maskloom.data.streams.sentence_pairs import SentencePairs
 
 UNCAPPED = PretrainingData(max_predictions_per_seq=10_000)
 
@@ -27,8 +28,13 @@ def _keys(num_sequences: int) -> np.ndarray:
 
 
 def _mask(vocabulary, ids, lengths, settings=UNCAPPED, *, seed=1, epoch=0, keys=None):
-    keys = _keys(len(lengths)) if keys is None else keys
-    return mask_tokens(ids, lengths, keys, vocabulary, settings, seed=seed, epoch=epoch)
+    return _predicted(Masking(vocabulary, settings, seed), ids, lengths, keys, epoch)
+
+
+def _predicted(corrupt, ids, lengths, keys=None, epoch=0, following=None):
+    keys, epochs = _keys(len(lengths)) if keys is None else keys, np.broadcast_to(epoch, len(lengths))
+    batch = corrupt(Texts(ids, np.zeros_like(ids), lengths, keys, epochs, following=following))
+    return batch.token_ids, batch.mlm_positions, batch.mlm_labels
 
 
 def _words(ids: np.ndarray, vocabulary) -> list[list[int]]:
@@ -229,20 +235,31 @@ def test_settings_are_checked(values: dict, message: str) -> None:
 def test_every_token_of_text_is_predicted_from_the_one_before(toy_vocabulary):
     cls, sep = toy_vocabulary.cls_id, toy_vocabulary.sep_id
     ids = np.array([cls, 9, 8, sep, cls, 7, sep, 6, sep], dtype=np.int64)
-    data = PretrainingData(next_sentence=False)
-    kept, positions, labels = next_tokens(ids, np.array([4, 5]), np.zeros(2), toy_vocabulary, data)
+    corrupt = NextTokens(toy_vocabulary, PretrainingData(next_sentence=False), 0)
+    kept, positions, labels = _predicted(corrupt, ids, np.array([4, 5]))
     assert kept.tolist() == ids.tolist()
     assert positions.tolist() == [0, 1, 4, 6]
     assert labels.tolist() == [9, 8, 7, 6]
 
 
+def test_every_token_of_running_text_is_predicted_marks_and_all(toy_vocabulary):
+    sep = toy_vocabulary.sep_id
+    ids = np.array([9, 8, sep, 7, 6], dtype=np.int64)
+    corrupt = NextTokens(toy_vocabulary, PretrainingData(next_sentence=False), 0)
+    kept, positions, labels = _predicted(corrupt, ids, np.array([2, 3]), following=np.array([sep, 5]))
+    assert kept.tolist() == ids.tolist()
+    assert positions.tolist() == [0, 1, 2, 3, 4]
+    assert labels.tolist() == [8, sep, 7, 6, 5]
+
+
 @pytest.mark.parametrize("length", [16, 64])
 def test_the_loader_predicts_what_it_counts(random_corpus, length):
     data = PretrainingData(max_length=length, next_sentence=False)
-    loader = PretrainingLoader(random_corpus(30), None, data, batch_size=16, seed=1, corruption=NEXT_TOKENS)
-    batch, _ = loader.batch(DataPosition())
+    corpus = random_corpus(30)
+    loader = Loader(SentencePairs(corpus, None, data, seed=1), NextTokens(corpus.vocabulary, data, 1), batch_size=16)
+    batch, _ = loader.next_batch({})
     assert (batch.token_ids[batch.mlm_positions + 1] == batch.mlm_labels).all()
-    assert len(batch.mlm_labels) == num_next_tokens(batch.lengths, data).sum() == batch.num_tokens - 2 * 16
+    assert len(batch.mlm_labels) == batch.num_tokens - 2 * 16
     account = loader.account()
     assert account.cut_fraction == 0.0
     assert account.predictions_per_instance == pytest.approx(account.tokens_per_instance - 2)

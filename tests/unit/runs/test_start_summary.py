@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from maskloom.config import MOST_STEPS, FinetuneRecipe, PretrainRecipe, TrainingSection, load_recipe
-from maskloom.data.pretraining_loader import PretrainingAccount
+from maskloom.data.loader import Account
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import start_summary
@@ -34,7 +34,7 @@ def test_the_size_that_nobody_chose_is_said_to_be_the_default():
 def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
     recipe = load_recipe(PretrainRecipe, None, ["training.steps=2000", "data.max_predictions_per_seq=4"])
     (plan,) = phase_plans(recipe)
-    account = PretrainingAccount(16_000, 100.0, 4.0, 0.75)
+    account = Account(16_000, 100.0, 4.0, 0.75)
     assert phase_lines(plan, account) == [
         "phase-1: 2,000 steps of 32 sequences up to 128 tokens, about 3,200 tokens per step; 6.4 million tokens, "
         "4 epochs of 16,000 sequences",
@@ -42,8 +42,8 @@ def test_a_phase_tells_its_steps_tokens_and_epochs_and_what_a_cap_cuts_off():
         "phase-1: data.max_predictions_per_seq = 4 drops 75.0% of the predictions that data.masked_lm_prob = 0.15 asks "
         "for",
     ]
-    assert len(phase_lines(plan, PretrainingAccount(16_000, 100.0, 15.0, 0.0))) == 2
-    assert " tokens, 3,200 epochs of 20 " in phase_lines(plan, PretrainingAccount(20, 100.0, 15.0, 0.0))[0]
+    assert len(phase_lines(plan, Account(16_000, 100.0, 15.0, 0.0))) == 2
+    assert " tokens, 3,200 epochs of 20 " in phase_lines(plan, Account(20, 100.0, 15.0, 0.0))[0]
 
 
 def test_finetuning_tells_the_epochs_over_what_batches_hold():

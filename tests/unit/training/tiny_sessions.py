@@ -46,12 +46,12 @@ def draw_batch(position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, in
     return batch, {"number": number + 1}
 
 
-def tiny_session(folder: Path, *, next_batch=draw_batch, seed: int = 0, **settings) -> TrainingSession:
+def tiny_session(folder: Path, *, next_batch=draw_batch, objective=None, seed: int = 0, **settings) -> TrainingSession:
     section = TrainingSection(**{"steps": 8, "save_every": 2, "learning_rate": 1e-2, "log_every": 1, **settings})
     state = tiny_state(seed)
     return TrainingSession(
         state=state,
-        objective=MaskedLanguageModeling(),
+        objective=objective or MaskedLanguageModeling(),
         next_batch=next_batch,
         settings=section,
         seed=3,

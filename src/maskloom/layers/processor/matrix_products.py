@@ -162,26 +162,20 @@ def row_step(num_rows: int) -> int:
     return max(1, 1 << num_rows.bit_length() >> 4)
 
 
-class Dense(nn.Linear):
-    """x W^T + b as `nn.Linear` computes it, by the faster library: (rows, inputs) to (rows, outputs)."""
+class Packable(nn.Module):
+    """A module with one weight that may be kept a second time, as oneDNN reads it; `product_weight` returns it."""
 
     _packed: tuple[Tensor, Tensor, int] | None = None
+    bias: Tensor | None
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the transformed rows."""
-        if self._is_packed_for(input):
-            return self._packed_product(input, "none", "")
-        return dense(input, self.weight, self.bias)
-
-    def activated(self, input: Tensor, activation: Activation) -> Tensor:
-        """Return the activation of the transformed rows, in one pass where the weight is packed and it is GELU."""
-        form = _FORMS_OF_GELU.get(activation) if self._is_packed_for(input) else None
-        return activation(self(input)) if form is None else self._packed_product(input, "gelu", form)
+    def product_weight(self) -> Tensor:
+        """Return the weight (outputs, inputs)."""
+        raise NotImplementedError
 
     def pack(self) -> None:
-        """Keep the weight a second time as oneDNN reads it, for use without gradients, as long as it is not changed."""
-        packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
-        self._packed = packed, self.weight, self.weight._version
+        """Keep the weight a second time, for use without gradients, as long as it is not changed."""
+        weight = self.product_weight()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None), weight, weight._version
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the packed weight out of copies and pickles, which torch cannot make of it."""
@@ -191,8 +185,8 @@ class Dense(nn.Linear):
         return (
             self._packed is not None
             and not torch.is_grad_enabled()
-            and self._packed[1] is self.weight
-            and self._packed[2] == self.weight._version
+            and self._packed[1] is self.product_weight()
+            and self._packed[2] == self._packed[1]._version
             and x.device.type == "cpu"
             and x.dtype == torch.float32
             and x.ndim == 2
@@ -201,16 +195,35 @@ class Dense(nn.Linear):
             and not torch.is_autocast_enabled("cpu")
         )
 
-    def _packed_product(self, x: Tensor, activation: str, form: str) -> Tensor:
+    def _packed_product(self, x: Tensor, activation: str = "none", form: str = "") -> Tensor:
         assert self._packed is not None
         num_rows, x = len(x), _filled_up(x)
-        _find_room(x.shape, self.weight.shape, activation)
+        _find_room(x.shape, self._packed[1].shape, activation)
         result = torch.ops.mkldnn._linear_pointwise(x, self._packed[0], self.bias, activation, [], form)
         return result[:num_rows]
 
 
+class Dense(nn.Linear, Packable):
+    """x W^T + b as `nn.Linear` computes it, by the faster library: (rows, inputs) to (rows, outputs)."""
+
+    def product_weight(self) -> Tensor:
+        """Return the weight (outputs, inputs)."""
+        return self.weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the transformed rows."""
+        if self._is_packed_for(input):
+            return self._packed_product(input)
+        return dense(input, self.weight, self.bias)
+
+    def activated(self, input: Tensor, activation: Activation) -> Tensor:
+        """Return the activation of the transformed rows, in one pass where the weight is packed and it is GELU."""
+        form = _FORMS_OF_GELU.get(activation) if self._is_packed_for(input) else None
+        return activation(self(input)) if form is None else self._packed_product(input, "gelu", form)
+
+
 def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:
-    """Pack the larger weights of `Dense` within a module, where products go to oneDNN; they then lie in memory twice.
+    """Pack the larger weights within a module, where products go to oneDNN; they then lie in memory twice.
 
     Few rows are multiplied up to twice as fast; 4 to 32 rows also where other products go to MKL, so a module that
     `decodes` is packed there as well.
@@ -219,9 +232,9 @@ def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:
         return
     smallest = _SMALLEST_PACKED if _library == "onednn" else _SMALLEST_DECODING
     for layer in module.modules():
-        if not isinstance(layer, Dense) or layer.weight.numel() < smallest:
+        if not isinstance(layer, Packable) or (weight := layer.product_weight()).numel() < smallest:
             continue
-        if layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32:
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
             layer.pack()
 
 

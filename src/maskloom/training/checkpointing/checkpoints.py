@@ -8,9 +8,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ MANIFEST = "manifest.json"
 # Version 1 had no sum of itself and no facts beyond the step and the files.
 FORMAT_VERSION = 2
 _KEYS_OF_VERSION_1 = {"format_version", "step", "files"}
-MODEL, OPTIMIZER, REST = "model.safetensors", "optimizer.safetensors", "state.json"
+MODEL, OPTIMIZER, REST, CARRY = "model.safetensors", "optimizer.safetensors", "state.json", "carry.safetensors"
 SHARDED = "sharded"
 """The `layout` in the manifest of a checkpoint that several processes wrote, each its shard; others have none."""
 # A save is begun only when the disk has room for so many times its size.
@@ -149,12 +149,16 @@ class Restored:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds: weights, the optimiser's moments by `moment.parameter`, and the rest as JSON text."""
+    """What a checkpoint holds: weights, the optimiser's moments by `moment.parameter`, and the rest as JSON text.
+
+    `carry` is what the rows of batches carry, by number; most objectives carry nothing.
+    """
 
     step: int
     model: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     rest: str
+    carry: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: TrainState, extra: dict[str, Any]) -> Snapshot:
@@ -170,7 +174,8 @@ class Snapshot:
         rest = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
         # every distinct parameter by its first name: tied ones appear once
         weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
-        return cls(state.step, weights, moments, json.dumps(rest, indent=1))
+        carry = {str(number): tensor for number, tensor in enumerate(state.carry or ())}
+        return cls(state.step, weights, moments, json.dumps(rest, indent=1), carry)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return weights and moments together: `model.parameter` and `optimizer.moment.parameter`."""
@@ -180,7 +185,12 @@ class Snapshot:
     @property
     def num_bytes(self) -> int:
         """Bytes that the tensors and the rest take on disk, headers aside."""
-        return sum(tensor.nbytes for tensor in self.tensors().values()) + len(self.rest)
+        return sum(tensor.nbytes for tensor in [*self.tensors().values(), *self.carry.values()]) + len(self.rest)
+
+    def small_files(self) -> dict[str, Iterable[Any]]:
+        """Return the content of the files beside weights and moments, by name."""
+        carried = {CARRY: safetensors_pieces(self.carry)} if self.carry else {}
+        return {REST: [self.rest.encode()], **carried}
 
 
 def write_checkpoint(
@@ -203,7 +213,7 @@ def write_checkpoint(
         contents = {
             MODEL: safetensors_pieces(snapshot.model),
             OPTIMIZER: safetensors_pieces(snapshot.optimizer),
-            REST: [snapshot.rest.encode()],
+            **snapshot.small_files(),
         }
         files = {
             name: write_hashed(temporary / name, pieces, before_chunk=before_chunk) for name, pieces in contents.items()
@@ -243,24 +253,24 @@ def restore_checkpoint(
     Checkpoints that fail their check, or are of another model or `run`, are skipped and named in `refused`, and in the
     DataError that is raised when none is left. With several `ranks` the first one chooses for all.
     """
-    restored = _restored(state, folder, run) if ranks.is_first else None
+    restored = _restored(state, folder, run, ranks) if ranks.is_first else None
     step = int(ranks.sum_({"step": 0 if restored is None else restored.step + 1})["step"]) - 1
     if restored is None and step >= 0:
         found = next((path for path in step_folders(folder) if step_of(path) == step), None)
         if found is None:
             raise DataError(f"{folder}: rank {ranks.rank} does not see step {step}; all ranks need one file system")
-        restored = Restored(step=step, extra=_load_into(state, found), refused=[])
+        restored = Restored(step=step, extra=_load_into(state, found, ranks), refused=[])
     return restored
 
 
-def _restored(state: TrainState, folder: Path, run: str | None) -> Restored | None:
+def _restored(state: TrainState, folder: Path, run: str | None, ranks: Ranks) -> Restored | None:
     refused: list[str] = []
     with suppress(OSError):  # a folder that may only be read can be read
         _tidy(folder)
     for candidate in step_folders(folder):
         try:
             check_checkpoint(candidate, run=run)
-            extra = _load_into(state, candidate)
+            extra = _load_into(state, candidate, ranks)
         except DataError as problem:
             refused.append(str(problem))
         else:
@@ -336,7 +346,7 @@ def _require_room(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _load_into(state: TrainState, folder: Path) -> dict[str, Any]:
+def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:
     content = json.loads((folder / REST).read_text(encoding="utf-8"))
     if (folder / ".metadata").exists():
         from maskloom.training.checkpointing.sharded_checkpoints import read_sharded  # heavy, and rarely needed
@@ -348,6 +358,8 @@ def _load_into(state: TrainState, folder: Path) -> dict[str, Any]:
         if name in content["optimizer_steps"]:
             step = torch.tensor(content["optimizer_steps"][name], dtype=torch.float32, device=parameter.device)
             state.optimizer.state[parameter] = {"step": step, **state.optimizer.state[parameter]}
+    carry = load_file(folder / CARRY) if (folder / CARRY).exists() else {}
+    state.carry = ranks.own_rows(tuple(carry[str(number)] for number in range(len(carry)))) or None
     state.step = content["step"]
     state.position = content["position"]
     return content["extra"]

@@ -29,7 +29,6 @@ from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, write_hashed
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.checkpointing.checkpoints import (
-    REST,
     SHARDED,
     Snapshot,
     check_shapes,
@@ -84,7 +83,8 @@ def write_sharded(
             if ranks.is_first:
                 written = sorted(temporary.iterdir())
                 files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in written}
-                files[REST] = write_hashed(temporary / REST, [snapshot.rest.encode()])
+                for name, pieces in snapshot.small_files().items():
+                    files[name] = write_hashed(temporary / name, pieces)
                 facts = {"layout": SHARDED, "world_size": ranks.world_size, "run": run, "torch": torch.__version__}
                 write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
                 stack.close()

@@ -63,7 +63,7 @@ class LossWatch:
 
 
 FORMAT_VERSION = 1
-REPORT, BATCH, WEIGHTS = "report.json", "batch.safetensors", "model.safetensors"
+REPORT, BATCH, WEIGHTS, CARRY = "report.json", "batch.safetensors", "model.safetensors", "carry.safetensors"
 _SHOWN = 20
 # Weights are the large part of a dump; those of older ones go.
 _DUMPS_WITH_WEIGHTS = 3
@@ -82,8 +82,8 @@ def write_dump(
     """Write a step that was not taken under `folder/step-N`, and return that folder; the state stays as it is.
 
     `batch.safetensors` and `report.json` hold the batch with its place in the data and the parameters whose gradients
-    are not finite. `model.safetensors` are the weights, in the newest three dumps. A batch met again at the same step
-    is not written twice. Raises OSError when the disk fails.
+    are not finite, `carry.safetensors` what its rows carried, if anything. `model.safetensors` are the weights, in the
+    newest three dumps. A batch met again at the same step is not written twice. Raises OSError when the disk fails.
     """
     size = state.micro_batch_size or micro_batch_size
     counts, first_row = counts_and_first_row(objective, bad.batch, ranks)
@@ -115,6 +115,9 @@ def write_dump(
         if not ranks.is_sharded and ranks.is_first:
             weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
             write_hashed(temporary / WEIGHTS, safetensors_pieces(weights))
+        if state.carry:
+            carried = {str(number): tensor for number, tensor in enumerate(state.carry)}
+            write_hashed(temporary / CARRY, safetensors_pieces(carried))
         write_json(temporary / REPORT, report)
     kept = sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)
     for path in kept[:-_DUMPS_WITH_WEIGHTS]:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from maskloom.errors import ConfigError
 from maskloom.layers.dropout import drawing
 from maskloom.models.assembled import EncoderWithHeads, blocks_of
+from maskloom.objectives.carrying import Carry
 from maskloom.objectives.objective import Objective
 from maskloom.system.fault_points import fault_point
 from maskloom.training.faults.interruption import Interrupted, undisturbed
@@ -83,6 +84,16 @@ class DistributedRanks(Ranks):
         total = torch.tensor(list(values.values()), dtype=torch.float64)
         dist.all_reduce(total, group=self.control)
         return dict(zip(values, total.tolist(), strict=True))
+
+    def rows_of_all(self, carry: Carry) -> Carry:
+        """Return what the rows of all ranks carry, in order, from what those of each do; on the CPU."""
+        self._watch.call()
+        whole = []
+        for tensor in super().rows_of_all(carry):
+            parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+            dist.all_gather(parts, tensor.contiguous(), group=self.control)
+            whole.append(torch.cat(parts))
+        return tuple(whole)
 
     def for_saving(self) -> DistributedRanks:
         """Return the same ranks for a thread that saves, whose sums do not meet those of training."""

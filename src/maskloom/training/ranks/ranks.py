@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from maskloom.config import TrainingSection
-from maskloom.data.pretraining_loader import rows_of_rank
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.carrying import Carry
 from maskloom.objectives.objective import Objective
 from maskloom.system.devices import chosen_device
 from maskloom.system.launch import is_one_of_several
@@ -38,8 +38,38 @@ class Ranks:
         self.is_sharded = False
 
     def rows(self, settings: TrainingSection) -> slice:
-        """Return the rows of every batch that this rank makes; raises ConfigError when batches cannot be shared."""
-        return rows_of_rank(settings.batch_size, settings.micro_batch_size, rank=self.rank, world_size=self.world_size)
+        """Return the sequences of every batch that this rank makes: whole micro-batches, in order, as many as others.
+
+        Without a micro-batch size, or with "auto", a rank's part may be cut anywhere. Raises ConfigError, with the
+        numbers of processes that work, when the parts cannot be equally many.
+        """
+        batch_size, world_size = settings.batch_size, self.world_size
+        if world_size == 1:
+            return slice(0, batch_size)
+        size = settings.micro_batch_size if isinstance(settings.micro_batch_size, int) else 1
+        num_parts, left = divmod(batch_size, size)
+        if left:
+            raise ConfigError(
+                f"several processes need micro-batches of one size: training.batch_size {batch_size} is no multiple of "
+                f"training.micro_batch_size {size}"
+            )
+        if num_parts % world_size:
+            parts = f" is {num_parts} micro-batches of training.micro_batch_size {size}, which" if size > 1 else ""
+            works = ", ".join(str(number) for number in range(1, num_parts + 1) if num_parts % number == 0)
+            raise ConfigError(
+                f"training.batch_size {batch_size}{parts} cannot be shared by {world_size} processes; numbers of "
+                f"processes that work: {works}"
+            )
+        own = num_parts // world_size * size
+        return slice(self.rank * own, (self.rank + 1) * own)
+
+    def rows_of_all(self, carry: Carry) -> Carry:
+        """Return what the rows of all ranks carry, in order, from what those of each do; on the CPU."""
+        return tuple(tensor.cpu() for tensor in carry)
+
+    def own_rows(self, carry: Carry) -> Carry:
+        """Return what the rows of this rank carry, from what all rows do."""
+        return tuple(tensor.chunk(self.world_size)[self.rank].to(self.device) for tensor in carry)
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:
         """Return the sums over all ranks of values by name; the names are the same everywhere."""

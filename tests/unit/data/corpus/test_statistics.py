@@ -67,7 +67,7 @@ def test_entropy_of_known_distributions() -> None:
 
 
 def test_instances_are_estimated_near_what_is_drawn(tmp_path: Path) -> None:
-    from maskloom.data.pretraining_loader import PretrainingLoader
+    from maskloom.data.streams.sentence_pairs import SentencePairs
 
     rng = np.random.default_rng(0)
 
@@ -80,6 +80,5 @@ def test_instances_are_estimated_near_what_is_drawn(tmp_path: Path) -> None:
         tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "out", settings=CorpusSettings(sentences="lines")
     )
     corpus = Corpus.open(tmp_path / "out")
-    loader = PretrainingLoader(corpus, None, PretrainingData(), batch_size=32, seed=0)
-    drawn = sum(batch.num_sequences for batch in loader.epoch_batches(0))
+    drawn = sum(map(len, SentencePairs(corpus, None, PretrainingData(), seed=0).epoch(0)))
     assert 0.8 < estimated_instances(statistics.document_lengths(corpus), 128) / drawn < 1.25

@@ -20,6 +20,7 @@ from maskloom.layers.processor.matrix_products import (
     row_step,
     transposed_product,
 )
+from maskloom.models.heads import LanguageModelHead
 from maskloom.training.faults.memory import is_out_of_memory
 
 
@@ -167,8 +168,11 @@ def test_a_model_that_decodes_takes_packed_weights_for_some_rows_beside_mkl(rows
     torch.nn.init.normal_(large.weight)
     torch.nn.init.zeros_(large.bias)
     with products_by("mkl"), torch.no_grad():
-        pack_for_inference(torch.nn.Sequential(small, large), decodes=True)
+        head = LanguageModelHead(large.weight)
+        pack_for_inference(torch.nn.Sequential(small, large, head), decodes=True)
         assert small._packed is None
+        assert head._is_packed_for(x) == (4 <= rows <= 32)
+        torch.testing.assert_close(head(x), F.linear(x, large.weight), rtol=1e-4, atol=1e-3)
         assert large._is_packed_for(x) == (4 <= rows <= 32)
         torch.testing.assert_close(large(x), F.linear(x, large.weight), rtol=1e-4, atol=1e-3)
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from maskloom.config import PretrainingData
-from maskloom.data.running_text import RunningTextLoader
+from maskloom.data.corruption import NextTokens
+from maskloom.data.loader import Loader
+from maskloom.data.streams.running_text import RunningText
 from maskloom.errors import DataError
 
 
@@ -13,7 +15,8 @@ def loader(random_corpus):
     def make(corpus=None, documents=None, *, max_length=16, batch_size=4, seed=1, **how):
         data = PretrainingData(max_length=max_length, next_sentence=False)
         corpus = corpus or random_corpus(12)
-        return RunningTextLoader(corpus, documents, data, batch_size=batch_size, seed=seed, **how)
+        stream = RunningText(corpus, documents, data, seed=seed)
+        return Loader(stream, NextTokens(corpus.vocabulary, data, seed), batch_size=batch_size, **how)
 
     return make
 
@@ -95,8 +98,3 @@ def test_text_of_less_than_a_row_is_evaluated_but_not_trained_on(loader, memory_
     assert len(batch.mlm_labels) == 4
     with pytest.raises(DataError, match=r"5 tokens of running text; a row of data\.max_length = 16 needs 17"):
         small.next_batch({})
-
-
-def test_a_batch_has_a_row():
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        RunningTextLoader(None, None, PretrainingData(next_sentence=False), batch_size=0, seed=0)

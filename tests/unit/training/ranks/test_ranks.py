@@ -1,8 +1,14 @@
 import numpy as np
 import pytest
 
-from maskloom.data.pretraining_loader import rows_of_rank
+from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
+from maskloom.training.ranks.ranks import Ranks
+
+
+def rows_of_rank(batch_size: int, micro: int | None, *, rank: int, world_size: int) -> slice:
+    settings = TrainingSection(batch_size=batch_size, micro_batch_size=micro)
+    return Ranks(rank=rank, world_size=world_size).rows(settings)
 
 
 @pytest.mark.parametrize(("batch_size", "micro", "sizes"), [(24, None, (1, 2, 3, 4, 24)), (24, 4, (1, 2, 3, 6))])

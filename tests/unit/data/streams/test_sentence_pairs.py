@@ -2,18 +2,21 @@ import numpy as np
 import pytest
 
 from maskloom.config import PretrainingData
-from maskloom.data.sampling import (
-    DataPosition,
+from maskloom.data.streams.sentence_pairs import (
     Instances,
-    InstanceStream,
+    SentencePairs,
     _num_heads,
     truncated_lengths,
 )
 from maskloom.errors import DataError
 
 
-def _epoch(stream: InstanceStream, epoch: int = 0) -> Instances:
+def _epoch(stream: SentencePairs, epoch: int = 0) -> Instances:
     return Instances.join([stream.block(epoch, block) for block in range(stream.num_blocks)])
+
+
+def _position(epoch: int, block: int, instance: int) -> dict[str, int]:
+    return {"epoch": epoch, "block": block, "instance": instance}
 
 
 def _rows(instances: Instances) -> list[tuple]:
@@ -28,7 +31,7 @@ def _documents(corpus, sentences: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
 def test_pairs_fit_and_use_every_sentence(random_corpus, max_length: int, rate: float) -> None:
     corpus = random_corpus(60)
-    stream = InstanceStream(
+    stream = SentencePairs(
         corpus, None, PretrainingData(max_length=max_length, short_seq_prob=rate), seed=1, block_sentences=200
     )
     assert stream.num_blocks > 3
@@ -48,7 +51,7 @@ def test_pairs_fit_and_use_every_sentence(random_corpus, max_length: int, rate: 
 
 def test_sides_stay_inside_a_document_and_random_ones_are_of_another(random_corpus) -> None:
     corpus = random_corpus(40)
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64), seed=2))
+    instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=64), seed=2))
     a_document, b_document = _documents(corpus, instances.a_first), _documents(corpus, instances.b_first)
     assert (a_document == _documents(corpus, instances.a_last - 1)).all()
     assert (b_document == _documents(corpus, instances.b_last - 1)).all()
@@ -62,7 +65,7 @@ def test_sides_stay_inside_a_document_and_random_ones_are_of_another(random_corp
 
 def test_kept_tokens_lie_inside_the_sentences(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=90)
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=32), seed=2))
+    instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=32), seed=2))
     for side in "ab":
         first, last, skip, length = (
             getattr(instances, f"{side}_{name}") for name in ("first", "last", "skip", "length")
@@ -76,7 +79,7 @@ def test_kept_tokens_lie_inside_the_sentences(random_corpus) -> None:
 
 def test_random_texts_reach_what_is_left_of_the_target(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=9)
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=3))
+    instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=3))
     ends = corpus.document_offsets[1:]
     for row in np.nonzero(instances.is_random)[0]:
         a_whole = len(corpus.sentences(instances.a_first[row], instances.a_last[row]))
@@ -87,7 +90,7 @@ def test_random_texts_reach_what_is_left_of_the_target(random_corpus) -> None:
 
 def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=9)
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=3))
+    instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=3))
     for row in np.nonzero(instances.is_random == 0)[0]:
         first, last = instances.a_first[row], instances.b_last[row]
         assert len(corpus.sentences(first, last - 1)) < 61
@@ -97,7 +100,7 @@ def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> 
 def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
     """With sentences of one token the lengths of a document's instances give its target away."""
     corpus = memory_corpus([[[7]] * 300 for _ in range(400)])
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=35, short_seq_prob=0.5), seed=4))
+    instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=35, short_seq_prob=0.5), seed=4))
     actual = instances.is_random == 0
     documents = _documents(corpus, instances.a_first)
     full = instances.b_last - instances.a_first
@@ -114,7 +117,7 @@ def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
 
 def test_documents_of_one_sentence_are_all_random(memory_corpus) -> None:
     corpus = memory_corpus([[[9] * 5] for _ in range(30)])
-    instances = _epoch(InstanceStream(corpus, None, PretrainingData(max_length=16), seed=0))
+    instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=16), seed=0))
     assert len(instances) == 30
     assert instances.is_random.all()
 
@@ -123,17 +126,17 @@ def test_documents_of_one_sentence_are_all_random(memory_corpus) -> None:
 @pytest.mark.parametrize("sentences", [[[5]], [[5], [6, 7]], [[5] * 400] * 3])
 def test_a_single_document_works(memory_corpus, sentences, next_sentence: bool) -> None:
     corpus = memory_corpus([sentences])
-    stream = InstanceStream(corpus, None, PretrainingData(max_length=24, next_sentence=next_sentence), seed=0)
-    read, after = stream.read(DataPosition(), 60)
+    stream = SentencePairs(corpus, None, PretrainingData(max_length=24, next_sentence=next_sentence), seed=0)
+    read, after = stream.read({}, 60)
     assert len(read) == 60
-    assert after.epoch > 0
+    assert after["epoch"] > 0
     assert set(_documents(corpus, read.b_first).tolist()) == {0}
 
 
 def test_single_segments_use_every_token_once(random_corpus) -> None:
     corpus = random_corpus(50, most_tokens=120)
     settings = PretrainingData(max_length=50, short_seq_prob=0.3, next_sentence=False)
-    instances = _epoch(InstanceStream(corpus, None, settings, seed=5, block_sentences=100))
+    instances = _epoch(SentencePairs(corpus, None, settings, seed=5, block_sentences=100))
     assert (instances.a_length >= 1).all()
     assert (instances.a_length <= 48).all()
     assert (instances.b_length == 0).all()
@@ -150,27 +153,25 @@ def test_single_segments_use_every_token_once(random_corpus) -> None:
 def test_only_the_documents_asked_for_are_read(random_corpus) -> None:
     corpus = random_corpus(30)
     chosen = np.array([3, 17, 4, 29])
-    instances = _epoch(InstanceStream(corpus, chosen, PretrainingData(max_length=64), seed=1))
+    instances = _epoch(SentencePairs(corpus, chosen, PretrainingData(max_length=64), seed=1))
     read = np.concatenate([_documents(corpus, instances.a_first), _documents(corpus, instances.b_first)])
     assert set(read.tolist()) == set(chosen.tolist())
 
 
 def test_epochs_differ_and_come_again(random_corpus) -> None:
     corpus = random_corpus(50)
-    stream = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=6)
+    stream = SentencePairs(corpus, None, PretrainingData(max_length=64), seed=6)
     first, second = _rows(_epoch(stream, 0)), _rows(_epoch(stream, 1))
-    assert _rows(_epoch(InstanceStream(corpus, None, PretrainingData(max_length=64), seed=6), 0)) == first
+    assert _rows(_epoch(SentencePairs(corpus, None, PretrainingData(max_length=64), seed=6), 0)) == first
     assert first != second
     assert len(set(first) & set(second)) == 0
-    other = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=7)
+    other = SentencePairs(corpus, None, PretrainingData(max_length=64), seed=7)
     assert _rows(_epoch(other, 0)) != first
 
 
 def test_repeated_instances_come_in_another_order(random_corpus) -> None:
     corpus = random_corpus(50)
-    stream = InstanceStream(
-        corpus, None, PretrainingData(max_length=64), seed=6, repeat_instances=True, block_sentences=150
-    )
+    stream = SentencePairs(corpus, None, PretrainingData(max_length=64, static_masks=True), seed=6, block_sentences=150)
     first, second = _rows(_epoch(stream, 0)), _rows(_epoch(stream, 3))
     assert first != second
     assert sorted(first) == sorted(second)
@@ -179,7 +180,7 @@ def test_repeated_instances_come_in_another_order(random_corpus) -> None:
 def test_instances_of_a_document_do_not_depend_on_the_block(random_corpus) -> None:
     corpus = random_corpus(50)
     a, b = (
-        InstanceStream(corpus, None, PretrainingData(max_length=64), seed=6, block_sentences=size)
+        SentencePairs(corpus, None, PretrainingData(max_length=64), seed=6, block_sentences=size)
         for size in (100, 10_000_000)
     )
     assert a.num_blocks > 1
@@ -190,56 +191,49 @@ def test_instances_of_a_document_do_not_depend_on_the_block(random_corpus) -> No
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_reading_is_seamless_from_any_position(random_corpus, size: int) -> None:
     corpus = random_corpus(25)
-    stream = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
+    stream = SentencePairs(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
     total = 3 * len(_epoch(stream)) // size + 1
-    whole, end = stream.read(DataPosition(), total * size)
-    position, pieces = DataPosition(), []
+    whole, end = stream.read({}, total * size)
+    position, pieces = {}, []
     for _ in range(total):
-        fresh = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
+        fresh = SentencePairs(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
         part, position = (fresh if size > 1 else stream).read(position, size)
         pieces += _rows(part)
     assert pieces == _rows(whole)
     assert position == end
-    assert end.epoch >= 2
+    assert end["epoch"] >= 2
 
 
 def test_positions_after_the_last_instance_are_the_next_start(random_corpus) -> None:
     corpus = random_corpus(25)
-    stream = InstanceStream(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
+    stream = SentencePairs(corpus, None, PretrainingData(max_length=64), seed=8, block_sentences=80)
     size = len(stream.block(0, 0))
-    assert stream.read(DataPosition(), size)[1] == DataPosition(0, 1, 0)
+    assert stream.read({}, size)[1] == _position(0, 1, 0)
     last = stream.num_blocks - 1
-    assert stream.read(DataPosition(4, last, 0), len(stream.block(4, last)))[1] == DataPosition(5, 0, 0)
-    assert _rows(stream.read(DataPosition(0, 0, size), 3)[0]) == _rows(stream.read(DataPosition(0, 1, 0), 3)[0])
+    assert stream.read(_position(4, last, 0), len(stream.block(4, last)))[1] == _position(5, 0, 0)
+    assert _rows(stream.read(_position(0, 0, size), 3)[0]) == _rows(stream.read(_position(0, 1, 0), 3)[0])
 
 
 def test_positions_that_do_not_exist_are_refused(random_corpus) -> None:
-    stream = InstanceStream(random_corpus(5), None, PretrainingData(max_length=64), seed=8)
+    stream = SentencePairs(random_corpus(5), None, PretrainingData(max_length=64), seed=8)
     with pytest.raises(DataError, match="the block has"):
-        stream.read(DataPosition(0, 0, 10**6), 1)
+        stream.read(_position(0, 0, 10**6), 1)
     with pytest.raises(DataError, match="block 9 of epoch 0: these documents have 1 blocks"):
-        stream.read(DataPosition(0, 9, 0), 1)
-    with pytest.raises(ValueError, match="num_instances is 0"):
-        stream.read(DataPosition(), 0)
-
-
-def test_positions_become_dicts_and_back() -> None:
-    position = DataPosition(2, 3, 4)
-    assert DataPosition.from_dict(position.as_dict()) == position
-    for wrong in ({}, {"epoch": 0, "block": 0}, {"epoch": 0, "block": 0, "instance": -1}, {"epoch": "0"}):
-        with pytest.raises(DataError, match="data position"):
-            DataPosition.from_dict(wrong)
+        stream.read(_position(0, 9, 0), 1)
+    for wrong in ({"row": 0}, {"epoch": 0, "block": 0}, {"epoch": 0, "block": 0, "instance": -1}, {"epoch": "0"}):
+        with pytest.raises(DataError, match=r"data position .*: expected whole numbers from 0 for epoch, block, inst"):
+            stream.read(wrong, 1)
 
 
 def test_corpora_that_cannot_be_sampled_are_refused(memory_corpus) -> None:
     with pytest.raises(DataError, match="at least one sentence"):
-        InstanceStream(memory_corpus([[]]), None, PretrainingData(), seed=0)
+        SentencePairs(memory_corpus([[]]), None, PretrainingData(), seed=0)
     with pytest.raises(DataError, match="at least one sentence"):
-        InstanceStream(memory_corpus([[[5]]]), np.array([], dtype=np.int64), PretrainingData(), seed=0)
+        SentencePairs(memory_corpus([[[5]]]), np.array([], dtype=np.int64), PretrainingData(), seed=0)
     with pytest.raises(DataError, match="sentence 1 of the corpus has 0 tokens"):
-        InstanceStream(memory_corpus([[[5], [], [6]]]), None, PretrainingData(), seed=0).read(DataPosition(), 1)
-    skipping = InstanceStream(memory_corpus([[], [[5], [6]], []]), None, PretrainingData(), seed=0)
-    assert len(skipping.read(DataPosition(), 4)[0]) == 4
+        SentencePairs(memory_corpus([[[5], [], [6]]]), None, PretrainingData(), seed=0).read({}, 1)
+    skipping = SentencePairs(memory_corpus([[], [[5], [6]], []]), None, PretrainingData(), seed=0)
+    assert len(skipping.read({}, 4)[0]) == 4
 
 
 def test_settings_are_checked() -> None:
@@ -277,7 +271,7 @@ def test_cuts_at_the_front_are_binomial() -> None:
 def test_sentence_order_swaps_half_of_the_pairs_of_consecutive_texts(random_corpus) -> None:
     corpus = random_corpus(60)
     data = PretrainingData(max_length=64, sentence_order=True, short_seq_prob=0.5)
-    pairs = InstanceStream(corpus, None, data, seed=3).block(0, 0)
+    pairs = SentencePairs(corpus, None, data, seed=3).block(0, 0)
     is_swapped = pairs.is_random == 1
     assert 0.4 < is_swapped.mean() < 0.6
     first, middle = np.where(is_swapped, pairs.b_first, pairs.a_first), np.where(is_swapped, pairs.b_last, pairs.a_last)
@@ -297,6 +291,6 @@ def test_sentence_order_swaps_half_of_the_pairs_of_consecutive_texts(random_corp
 
 
 def test_sentence_order_needs_two_sentences(memory_corpus) -> None:
-    stream = InstanceStream(memory_corpus([[[9, 8]], [[7]]]), None, PretrainingData(sentence_order=True), seed=0)
+    stream = SentencePairs(memory_corpus([[[9, 8]], [[7]]]), None, PretrainingData(sentence_order=True), seed=0)
     with pytest.raises(DataError, match="at least two sentences"):
         stream.block(0, 0)

@@ -7,8 +7,9 @@ from tests.google_instances import google_instances
 
 from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
-from maskloom.data.pretraining_loader import PretrainingLoader
-from maskloom.data.sampling import DataPosition
+from maskloom.data.corruption import Masking
+from maskloom.data.loader import Loader
+from maskloom.data.streams.sentence_pairs import Instances, SentencePairs
 
 
 def google_batches(instances, vocabulary, *, batch_size):
@@ -35,11 +36,12 @@ def google_batches(instances, vocabulary, *, batch_size):
 
 def _loader(corpus, documents=None, *, batch_size=16, seed=1, max_length=64, **settings):
     data = PretrainingData(max_length=max_length, max_predictions_per_seq=10, **settings)
-    return PretrainingLoader(corpus, documents, data, batch_size=batch_size, seed=seed)
+    return _of_recipe(corpus, data, documents, batch_size=batch_size, seed=seed)
 
 
-def _of_recipe(corpus, data: PretrainingData) -> PretrainingLoader:
-    return PretrainingLoader(corpus, None, data, batch_size=16, seed=1)
+def _of_recipe(corpus, data: PretrainingData, documents=None, *, batch_size=16, seed=1) -> Loader[PretrainingBatch]:
+    stream = SentencePairs(corpus, documents, data, seed=seed)
+    return Loader(stream, Masking(corpus.vocabulary, data, seed), batch_size=batch_size)
 
 
 def _restored(batch: PretrainingBatch) -> np.ndarray:
@@ -70,7 +72,7 @@ def _same(a: PretrainingBatch, b: PretrainingBatch) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
 
 
-def _epoch(loader: PretrainingLoader, epoch: int = 0) -> list[PretrainingBatch]:
+def _epoch(loader: Loader, epoch: int = 0) -> list[PretrainingBatch]:
     return [part for batch in loader.epoch_batches(epoch) for part in batch.split(1)]
 
 
@@ -82,7 +84,8 @@ def test_batches_hold_framed_pairs_of_the_right_documents(memory_corpus) -> None
     for batch in loader.epoch_batches(0):
         assert batch.nsp_labels is not None
         assert (batch.lengths <= 64).all()
-        assert all(array.dtype == np.int64 for array in vars(batch).values())
+        assert batch.begins is None
+        assert all(array.dtype == np.int64 for name, array in vars(batch).items() if name != "begins")
         for texts, label in zip(_texts(batch, corpus.vocabulary), batch.nsp_labels.tolist(), strict=True):
             a, b = (set(text) for text in texts)
             assert len(a) == len(b) == 1
@@ -113,17 +116,17 @@ def test_texts_are_runs_of_the_corpus(random_corpus) -> None:
 def test_a_batch_is_a_function_of_its_position(random_corpus) -> None:
     corpus = random_corpus(20)
     loader = _loader(corpus)
-    position, stream = DataPosition(), []
+    position, stream = {}, []
     for _ in range(60):
-        batch, after = loader.batch(position)
+        batch, after = loader.next_batch(position)
         stream.append((position, batch))
         position = after
-    assert position.epoch >= 2
+    assert position["epoch"] >= 2
     assert {batch.num_sequences for _, batch in stream} == {16}
     for start in (37, 5, 59, 0):
         fresh = _loader(corpus)
         for place, batch in stream[start : start + 4]:
-            again, _ = fresh.batch(DataPosition.from_dict(place.as_dict()))
+            again, _ = fresh.next_batch(place)
             assert _same(again, batch)
 
 
@@ -131,9 +134,9 @@ def test_batches_run_over_the_ends_of_epochs(random_corpus) -> None:
     corpus = random_corpus(20)
     loader = _loader(corpus, batch_size=7)
     singles = [*_epoch(loader, 0), *_epoch(loader, 1)]
-    position, streamed = DataPosition(), []
+    position, streamed = {}, []
     while len(streamed) < len(singles) - 7:
-        batch, position = loader.batch(position)
+        batch, position = loader.next_batch(position)
         streamed += batch.split(1)
     assert all(_same(a, b) for a, b in zip(streamed, singles, strict=False))
 
@@ -146,6 +149,19 @@ def test_epoch_batches_hold_each_instance_once_and_stay_the_same(random_corpus) 
     sizes = [batch.num_sequences for batch in _loader(corpus, batch_size=5).epoch_batches(0)]
     assert set(sizes[:-1]) == {5}
     assert sum(sizes) == len(by_all)
+
+
+def test_batches_run_over_the_ends_of_blocks(random_corpus) -> None:
+    corpus, data = random_corpus(20), PretrainingData(max_length=64)
+    stream = SentencePairs(corpus, None, data, seed=1, block_sentences=40)
+    assert stream.num_blocks > 3
+    corrupt = Masking(corpus.vocabulary, data, 1)
+    batches = list(Loader(stream, corrupt, batch_size=7).epoch_batches(0))
+    instances = Instances.join([*stream.epoch(0)])
+    assert [batch.num_sequences for batch in batches[:-1]] == [7] * (len(instances) // 7)
+    whole = corrupt(stream.gather(instances)).split(7)
+    assert len(batches) == len(whole)
+    assert all(_same(a, b) for a, b in zip(batches, whole, strict=True))
 
 
 def test_masks_and_pairs_are_new_in_every_epoch(memory_corpus) -> None:
@@ -180,8 +196,8 @@ def test_static_masks_repeat_in_another_order(random_corpus) -> None:
 
 def test_seeds_and_held_out_documents_matter(random_corpus) -> None:
     corpus = random_corpus(20)
-    base, _ = _loader(corpus).batch(DataPosition())
-    other, _ = _loader(corpus, seed=2).batch(DataPosition())
+    base, _ = _loader(corpus).next_batch({})
+    other, _ = _loader(corpus, seed=2).next_batch({})
     assert not _same(base, other)
     held_out = np.array([4, 9])
     allowed = {

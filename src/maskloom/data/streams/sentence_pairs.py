@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from maskloom.data.batch import Texts
 from maskloom.data.counter_random import Permutation, integers, uniform, words
+from maskloom.data.loader import Columns, Extent, position_numbers
 from maskloom.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,29 +27,7 @@ _ORDER, _BLOCK, _SHORT, _TARGET, _A_END, _IS_RANDOM, _DOCUMENT, _START, _FRONT_A
 
 
 @dataclass(frozen=True)
-class DataPosition:
-    """A place in the endless stream of instances: epoch, block of documents in it, instance in that."""
-
-    epoch: int = 0
-    block: int = 0
-    instance: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the three numbers by name."""
-        return {"epoch": self.epoch, "block": self.block, "instance": self.instance}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, int]) -> DataPosition:
-        """Read what `as_dict` gave. Raises DataError for missing or foreign keys and for negative numbers."""
-        names = [field.name for field in fields(cls)]
-        whole = all(type(value) is int and value >= 0 for value in values.values())
-        if sorted(values) != sorted(names) or not whole:
-            raise DataError(f"data position {values}: expected whole numbers from 0 for {', '.join(names)}")
-        return cls(**values)
-
-
-@dataclass(frozen=True)
-class Instances:
+class Instances(Columns):
     """Instances as index columns, each (instances,) int64 but `keys` uint64; tokens are gathered later.
 
     Side A is `a_length` tokens of the sentences `a_first` up to before `a_last`, after leaving out the first `a_skip`;
@@ -67,33 +47,18 @@ class Instances:
     epochs: np.ndarray
     keys: np.ndarray
 
-    def __len__(self) -> int:
-        """Return the number of instances."""
-        return len(self.keys)
-
-    def take(self, rows: np.ndarray | slice) -> Instances:
-        """Return the instances of some rows, in the order given."""
-        return Instances(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
-
-    @classmethod
-    def join(cls, parts: list[Instances]) -> Instances:
-        """Return the instances of several groups one after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
-
 
 _Side = tuple[np.ndarray, ...]
 
 
-class InstanceStream:
+class SentencePairs:
     """The endless, seekable stream of instances of some documents of a corpus.
 
     Every epoch visits the documents in a keyed permutation of its own, cut into blocks of `documents_per_block`; the
     instances of a block come in a keyed permutation. Instances have at most `max_length` tokens with special tokens; a
     document is cut for a shorter target, uniform from 2 tokens up, with probability `short_seq_prob` in an epoch;
-    without `next_sentence` instances are single segments. With `repeat_instances` all epochs hold the instances of
-    epoch 0, in orders of their own. Raises DataError when there is no document to sample from.
+    without `next_sentence` instances are single segments. With `static_masks` all epochs hold the instances of epoch 0,
+    in orders of their own. Raises DataError when there is no document to sample from.
     """
 
     def __init__(
@@ -103,11 +68,10 @@ class InstanceStream:
         data: PretrainingData,
         *,
         seed: int,
-        repeat_instances: bool = False,
         block_sentences: int = BLOCK_SENTENCES,
     ) -> None:
         """Sample from the documents of these indices, or from all."""
-        self._corpus, self._data, self._seed, self._repeats = corpus, data, seed, repeat_instances
+        self._corpus, self._data, self._seed = corpus, data, seed
         offsets = np.asarray(corpus.document_offsets, dtype=np.int64)
         chosen = np.arange(len(offsets) - 1) if documents is None else np.asarray(documents, dtype=np.int64)
         first, count = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
@@ -118,59 +82,90 @@ class InstanceStream:
         fraction = len(self._documents) / int(self._count.sum())
         self.documents_per_block = max(1, round(block_sentences * fraction))
         self.num_blocks = -(-len(self._documents) // self.documents_per_block)
-        self._cache: OrderedDict[tuple[int, int], Instances] = OrderedDict()
+        self._cache: dict[tuple[int, int], Instances] = {}
 
-    @property
-    def block_fraction(self) -> float:
-        """The fraction of the documents that the first block of an epoch holds."""
-        return min(1.0, self.documents_per_block / len(self._documents))
-
-    def read(self, position: DataPosition, num_instances: int) -> tuple[Instances, DataPosition]:
+    def read(self, position: dict[str, int], num_rows: int) -> tuple[Instances, dict[str, int]]:
         """Return the instances from a position on, over ends of blocks and epochs, and the position after them.
 
-        Raises DataError for a position that these documents and settings do not have, ValueError for none asked.
+        A position is the epoch, the block of documents in it, and the instance in that. Raises DataError for one that
+        these documents and settings do not have.
         """
-        if num_instances < 1:
-            raise ValueError(f"num_instances is {num_instances}, a read needs at least 1")
-        parts, missing = [], num_instances
+        epoch, block, instance = position_numbers(position, "epoch", "block", "instance")
+        parts, missing = [], num_rows
         while missing:
-            block = self.block(position.epoch, position.block)
-            if position.instance > len(block):
+            instances = self.block(epoch, block)
+            if instance > len(instances):
                 raise DataError(
-                    f"data position {position.as_dict()}: the block has {len(block)} instances; the corpus or the "
+                    f"data position {position}: the block has {len(instances)} instances; the corpus or the "
                     f"sampling settings are not those that the position was made with"
                 )
-            part = block.take(slice(position.instance, position.instance + missing))
-            parts.append(part)
-            missing -= len(part)
-            position = self._advanced(position, len(part), len(block))
-        return Instances.join(parts), position
+            parts.append(instances.take(slice(instance, instance + missing)))
+            missing -= len(parts[-1])
+            instance += len(parts[-1])
+            if instance == len(instances):
+                epochs, block = divmod(block + 1, self.num_blocks)
+                epoch, instance = epoch + epochs, 0
+        return Instances.join(parts), {"epoch": epoch, "block": block, "instance": instance}
+
+    def epoch(self, number: int) -> Iterator[Instances]:
+        """Yield the instances of an epoch, block by block."""
+        return (self.block(number, block) for block in range(self.num_blocks))
+
+    def extent(self) -> Extent:
+        """Return how much an epoch holds; the first block, which training needs anyway, speaks for the others."""
+        block, num_marks = self.block(0, 0), self._data.max_length - self._data.num_text_tokens
+        fraction = min(1.0, self.documents_per_block / len(self._documents))
+        return Extent(round(len(block) / fraction), block.a_length + block.b_length + num_marks, num_marks)
+
+    def gather(self, rows: Instances) -> Texts:
+        """Return instances with their tokens and marks: A of segment 0, and B of segment 1."""
+        has_pairs, template = self._data.next_sentence, self._corpus.tokenizer.template
+        after_a, after_b = (template.middle, template.end) if has_pairs else (template.end, ())
+        a_total = len(template.begin) + rows.a_length + len(after_a)
+        b_total = rows.b_length + len(after_b)
+        lengths = a_total + b_total
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        tokens = np.empty(int(ends[-1]), dtype=np.int64)
+        b_starts = starts + a_total
+        frame = (starts, template.begin), (b_starts - len(after_a), after_a), (ends - len(after_b), after_b)
+        for places, marks in frame:
+            tokens[places[:, None] + np.arange(len(marks))] = marks
+        self._fill(tokens, starts + len(template.begin), rows.a_first, rows.a_last, rows.a_skip, rows.a_length)
+        if has_pairs:
+            self._fill(tokens, b_starts, rows.b_first, rows.b_last, rows.b_skip, rows.b_length)
+        return Texts(
+            token_ids=tokens,
+            segment_ids=np.repeat(np.tile(np.arange(2), len(rows)), np.stack([a_total, b_total], axis=1).reshape(-1)),
+            lengths=lengths,
+            keys=rows.keys,
+            epochs=rows.epochs,
+            pair_labels=rows.is_random.copy() if has_pairs else None,
+        )
+
+    def _fill(self, tokens: np.ndarray, *columns: np.ndarray) -> None:
+        """Copy one side of every instance out of the corpus to its place in the packed tokens.
+
+        The columns are the place, the first sentence, the one after the last, the tokens left out first, the length.
+        """
+        for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
+            tokens[start : start + length] = self._corpus.sentences(first, last)[skipped : skipped + length]
 
     def block(self, epoch: int, block: int) -> Instances:
         """Return all instances of a block, in their order. Raises DataError for a block that does not exist."""
         if not 0 <= block < self.num_blocks:
             raise DataError(f"block {block} of epoch {epoch}: these documents have {self.num_blocks} blocks")
-        found = self._cache.get((epoch, block))
-        if found is None:
-            found = self._ordered_block(epoch, block)
-            self._cache[epoch, block] = found
-            while len(self._cache) > _NUM_CACHED_BLOCKS:
-                self._cache.popitem(last=False)
-        return found
-
-    def _advanced(self, position: DataPosition, num_read: int, block_size: int) -> DataPosition:
-        instance = position.instance + num_read
-        if instance < block_size:
-            return DataPosition(position.epoch, position.block, instance)
-        if position.block + 1 < self.num_blocks:
-            return DataPosition(position.epoch, position.block + 1, 0)
-        return DataPosition(position.epoch + 1, 0, 0)
+        if (epoch, block) not in self._cache:
+            self._cache[epoch, block] = self._ordered_block(epoch, block)
+            if len(self._cache) > _NUM_CACHED_BLOCKS:
+                del self._cache[next(iter(self._cache))]
+        return self._cache[epoch, block]
 
     def _ordered_block(self, epoch: int, block: int) -> Instances:
         first = block * self.documents_per_block
         last = min(first + self.documents_per_block, len(self._documents))
         visited = Permutation(len(self._documents), self._seed, _ORDER, epoch)[np.arange(first, last)]
-        instances = self._walk(visited, 0 if self._repeats else epoch)
+        instances = self._walk(visited, 0 if self._data.static_masks else epoch)
         order = Permutation(len(instances), self._seed, _BLOCK, epoch, block)
         return instances.take(order[np.arange(len(instances))])
 
@@ -313,11 +308,7 @@ class InstanceStream:
             a_last=sentences + (last[start] - start),
             a_skip=first_token,
             a_length=end_token - first_token,
-            b_first=zeros,
-            b_last=zeros,
-            b_skip=zeros,
-            b_length=zeros,
-            is_random=zeros,
+            **dict.fromkeys(("b_first", "b_last", "b_skip", "b_length", "is_random"), zeros),
             epochs=np.full(len(start), epoch, dtype=np.int64),
             keys=words(self._seed, _KEY, sentences, part),
         )

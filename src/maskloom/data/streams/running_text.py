@@ -1,0 +1,120 @@
+"""Rows of running text: documents one after the other, cut into rows of one length (Radford et al. 2018, 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maskloom.data.batch import Texts
+from maskloom.data.counter_random import Permutation
+from maskloom.data.loader import Columns, Extent, position_numbers
+from maskloom.errors import DataError
+
+if TYPE_CHECKING:
+    from maskloom.config import PretrainingData
+    from maskloom.data.corpus.opening import Corpus
+
+# The kinds of draw.
+_DOCUMENTS, _ROWS = 401, 402
+
+
+@dataclass(frozen=True)
+class Stretches(Columns):
+    """Stretches of running text, (rows,) int64 each: the epoch, the first token in its text, the number of tokens."""
+
+    epochs: np.ndarray
+    first: np.ndarray
+    lengths: np.ndarray
+
+
+class RunningText:
+    """The endless, seekable stream of rows of `max_length` tokens of running text.
+
+    An epoch is all documents in an order of its own, with the marks of the tokenizer's `running_text`, as one sequence
+    of tokens; it is cut into rows, each of which is followed by the first token of the next, and the rows come in an
+    order of their own too. What is left at the end, less than a row, is evaluated but not trained on. A position is the
+    number of rows before it. Raises DataError for less than two tokens, and in training for less text than a row.
+    """
+
+    def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:
+        """Measure the documents of these indices, or all; no text is read before the first row."""
+        self._corpus, self._length, self._seed = corpus, data.max_length, seed
+        documents = np.arange(corpus.num_documents) if documents is None else documents
+        marks = corpus.tokenizer.running_text
+        self._begin, self._end = (np.array(part, dtype=np.int64) for part in (marks.begin, marks.end))
+        self._first = corpus.sentence_offsets[corpus.document_offsets[documents]]
+        self._last = corpus.sentence_offsets[corpus.document_offsets[documents + 1]]
+        self._sizes = self._last - self._first + len(self._begin) + len(self._end)
+        self._num_tokens = int(self._sizes.sum())
+        self._num_rows = (self._num_tokens - 1) // self._length
+        self._too_short = f"a row of data.max_length = {self._length} needs {self._length + 1}"
+        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        if self._num_tokens < 2:
+            raise DataError(f"{corpus.folder}: {self._num_tokens} tokens of running text; there is nothing to predict")
+
+    def read(self, position: dict[str, int], num_rows: int) -> tuple[Stretches, dict[str, int]]:
+        """Return the rows from a position on, over ends of epochs, and the position after them."""
+        if self._num_rows == 0:
+            raise DataError(f"{self._corpus.folder}: {self._num_tokens} tokens of running text; {self._too_short}")
+        (row,) = position_numbers(position, "row")
+        epochs, places = np.divmod(np.arange(row, row + num_rows), self._num_rows)
+        first = np.concatenate([self._starts(epoch, places[epochs == epoch]) for epoch in np.unique(epochs).tolist()])
+        return Stretches(epochs, first, np.full(num_rows, self._length)), {"row": row + num_rows}
+
+    def epoch(self, number: int) -> Iterator[Stretches]:
+        """Yield the rows of an epoch in the order of the text, and what is left at its end as a shorter row."""
+        yield self._in_order(number, 0)
+
+    def extent(self) -> Extent:
+        """Return how much an epoch holds."""
+        num_dropped = self._num_tokens - 1 - self._num_rows * self._length
+        return Extent(max(1, self._num_rows), np.array([self._length]), num_dropped_tokens=num_dropped)
+
+    def gather(self, rows: Stretches) -> Texts:
+        """Return rows with their tokens and the token that follows each."""
+        parts: list[np.ndarray] = []
+        for epoch, first, length in zip(rows.epochs.tolist(), rows.first.tolist(), rows.lengths.tolist(), strict=True):
+            parts += self._parts(epoch, first, first + length + 1)
+        tokens = np.concatenate(parts, dtype=np.int64)
+        following = np.cumsum(rows.lengths + 1) - 1
+        return Texts(
+            token_ids=np.delete(tokens, following),
+            segment_ids=np.zeros(len(tokens) - len(rows), dtype=np.int64),
+            lengths=rows.lengths,
+            keys=rows.first,
+            epochs=rows.epochs,
+            following=tokens[following],
+        )
+
+    def _in_order(self, epoch: int, start: int) -> Stretches:
+        """Return the rows of an epoch from a token on, of which the last may be shorter."""
+        first = np.arange(start, self._num_tokens - 1, self._length)
+        return Stretches(np.full(len(first), epoch), first, np.minimum(self._length, self._num_tokens - 1 - first))
+
+    def _starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+        """Return the first tokens of rows of an epoch, which are numbered in the order of training."""
+        return Permutation(self._num_rows, self._seed, _ROWS, epoch)[rows] * self._length
+
+    def _parts(self, epoch: int, first: int, last: int) -> Iterator[np.ndarray]:
+        """Yield the tokens `first` to `last` (exclusive) of an epoch, in parts of documents and marks."""
+        order, starts = self._order(epoch)
+        place = int(np.searchsorted(starts, first, side="right")) - 1
+        while first < last:
+            document, start = order[place], int(starts[place])
+            num_begin, begin, end = len(self._begin), int(self._first[document]), int(self._last[document])
+            shift = start + num_begin - begin  # from places in the corpus to places in the epoch
+            stop = end + shift
+            yield self._begin[max(0, first - start) : max(0, last - start)]
+            yield self._corpus.shards.slice(max(begin, first - shift), max(begin, min(end, last - shift)))
+            yield self._end[max(0, first - stop) : max(0, last - stop)]
+            first, place = stop + len(self._end), place + 1
+
+    def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of the documents in the order of an epoch, and where each starts in its tokens."""
+        if epoch not in self._orders:
+            order = Permutation(len(self._sizes), self._seed, _DOCUMENTS, epoch)[np.arange(len(self._sizes))]
+            self._orders = {epoch: (order, np.cumsum(self._sizes[order]) - self._sizes[order])}
+        return self._orders[epoch]

@@ -1,0 +1,86 @@
+"""State that a model carries from one batch to the next (Transformer-XL's memory, truncated back-propagation)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from maskloom.errors import ConfigError
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.objectives.objective import Objective
+
+Carry = tuple[Tensor, ...]
+"""What a batch leaves to the next one: tensors with a row for each of its sequences, never changed in place."""
+
+
+@runtime_checkable
+class Carrying(Objective, Protocol):
+    """An objective whose batches are `CarriedBatch`es: it reads their `carry` and leaves them what comes `after`.
+
+    Row i of a batch goes on where row i of the batch before it ended. The training loop keeps the carry, with
+    micro-batches, ranks and checkpoints, and replaces it only by that of a step that was taken.
+    """
+
+    def first_carry(self, model: EncoderWithHeads, num_sequences: int) -> Carry:
+        """Return what sequences carry that begin anew."""
+        ...
+
+
+class CarriedBatch:
+    """A batch with what its rows `carry`, and room for what they carry on `after` it; its fields are the batch's own.
+
+    A batch that has `begins` (sequences,) bool says of which rows the text does not go on where it ended before.
+    """
+
+    def __init__(self, batch: Any, carry: Carry) -> None:
+        self.batch, self.carry, self.after = batch, carry, carry
+        self._parts = [self]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field of the batch."""
+        return getattr(self.batch, name)
+
+    def split(self, num_sequences: int) -> list[CarriedBatch]:
+        """Cut in order into batches of `num_sequences`, each with its rows of the carry."""
+        first, self._parts = 0, []
+        for part in self.batch.split(num_sequences):
+            rows = slice(first, first + len(part.lengths))
+            self._parts.append(CarriedBatch(part, tuple(tensor[rows] for tensor in self.carry)))
+            first = rows.stop
+        return self._parts
+
+    def carried_on(self) -> Carry:
+        """Return what all rows carry on, once the loss of every part has been computed."""
+        return tuple(torch.cat(tensors).detach() for tensors in zip(*(part.after for part in self._parts), strict=True))
+
+
+def with_carry(batch: Any, objective: Objective, model: EncoderWithHeads, carry: Carry | None) -> Any:
+    """Return a batch with what its rows carry, None for a first batch; as it is where the objective carries nothing.
+
+    Raises ConfigError where the batch before it had another number of sequences.
+    """
+    if not isinstance(objective, Carrying):
+        return batch
+    number, begins = len(batch.lengths), getattr(batch, "begins", None)
+    if carry is None or (begins is not None and begins.all()):
+        return CarriedBatch(batch, objective.first_carry(model, number))
+    if any(len(tensor) != number for tensor in carry):
+        raise ConfigError(
+            f"training.batch_size: a batch of {number} sequences after one of {len(carry[0])}; the objective carries "
+            "state from row to row, so that all batches of a run have as many"
+        )
+    if begins is not None and begins.any():
+        is_new = torch.from_numpy(begins)
+        first = objective.first_carry(model, number)
+        carry = tuple(
+            torch.where(is_new.to(new.device).view(-1, *[1] * (new.dim() - 1)), new, old)
+            for new, old in zip(first, carry, strict=True)
+        )
+    return CarriedBatch(batch, carry)
+
+
+def carried_on(batch: Any) -> Carry | None:
+    """Return what a batch leaves to the next one, or None where nothing is carried."""
+    return batch.carried_on() if isinstance(batch, CarriedBatch) else None

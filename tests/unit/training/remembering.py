@@ -1,0 +1,38 @@
+"""A toy objective that carries state: masked LM beside a trace of what each row of the batches before held."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from maskloom.objectives.masked_lm import required_vocabulary_head
+from maskloom.objectives.objective import encode_batch
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """Adds to every predicted token what its row remembers, and then remembers half of that and its pooled vector."""
+
+    width: int = 8
+
+    def first_carry(self, model, num_sequences):
+        return (torch.zeros(num_sequences, self.width), torch.zeros(num_sequences, dtype=torch.int64))
+
+    def target_counts(self, batch):
+        return {"mlm": float(len(batch.mlm_labels))}
+
+    def loss_sums(self, model, batch):
+        memory, age = batch.carry
+        output = encode_batch(model, batch)
+        rows = np.searchsorted(np.cumsum(batch.lengths), batch.mlm_positions, side="right")
+        vectors = output.last_hidden_state[torch.from_numpy(batch.mlm_positions)] + memory[torch.from_numpy(rows)]
+        batch.after = ((0.5 * memory + output.pooled).detach(), age + 1)
+        return {"mlm": required_vocabulary_head(model).loss_sum(vectors, torch.from_numpy(batch.mlm_labels))}
+
+    def evaluation_sums(self, model, batch):
+        return {"loss": float(self.loss_sums(model, batch)["mlm"]), "age": float(batch.after[1].sum())}
+
+    def evaluation_metrics(self, sums):
+        return sums
