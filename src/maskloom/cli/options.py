@@ -260,6 +260,7 @@ Grid = Annotated[
 ]
 _FLAGS: dict[str, Any] = {
     "size": Size,
+    "task": Task,
     "epochs": Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")],
     "steps": Annotated[
         int | None,
@@ -276,7 +277,12 @@ _FLAGS: dict[str, Any] = {
     "max_length": Annotated[int | None, typer.Option("--max-length", min=3, help="Maximum sequence length in tokens.")],
     "seed": Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.")],
     "device": Device,
-    "restarts": Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds per trial.")],
+    "keep_restarts": Annotated[
+        bool | None, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
+    ],
+    "restarts": Annotated[
+        int | None, typer.Option("--restarts", min=1, help="Runs with different seeds, of a search per trial.")
+    ],
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -258,11 +260,29 @@ class _Run:
         limit = plan.training.max_evaluation_instances
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
         objective = self.row.objective(plan.data.pair_task)
-        tally = _Tally(self.log_frequencies, self.corpus.vocabulary.num_characters, plan.data.pair_task)
-        metrics = evaluate(whole, objective, tally.watch(batches))
-        if self.row.part == "lm":
-            metrics["lm_bits_per_character"] = tally.bits_per_character(metrics["lm_loss"])
-        return {**metrics, **tally.metrics()}
+        tally: defaultdict[str, float] = defaultdict(float)
+        metrics = evaluate(whole, objective, self.tallied(batches, tally))
+        targets = max(tally["targets"], 1)
+        if self.row.part == "lm":  # of the predicted text, as the tokenizer normalises it
+            nats = metrics["lm_loss"] * targets
+            metrics["lm_bits_per_character"] = nats / max(tally["characters"], 1) / math.log(2)
+        metrics |= {"unigram_entropy": tally["nats"] / targets, "num_predictions": tally["targets"]}
+        if tally["pairs"]:
+            fraction = tally["random_pairs"] / tally["pairs"]
+            metrics[f"{plan.data.pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
+        return metrics
+
+    def tallied(self, batches: Iterable[Any], tally: defaultdict[str, float]) -> Iterator[Any]:
+        """Yield batches, and sum up in `tally` what scores, on the same targets, the guesses that need no model."""
+        sizes = self.corpus.vocabulary.num_characters
+        for batch in batches:
+            tally["nats"] -= float(cast(np.ndarray, self.log_frequencies)[batch.mlm_labels].sum())
+            tally["targets"] += len(batch.mlm_labels)
+            tally["characters"] += int(sizes[batch.mlm_labels].sum())
+            if batch.nsp_labels is not None:
+                tally["random_pairs"] += int(batch.nsp_labels.sum())
+                tally["pairs"] += len(batch.nsp_labels)
+            yield batch
 
     def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
         """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
@@ -342,36 +362,6 @@ def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
         first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
         counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
     return np.log(counts / counts.sum())
-
-
-class _Tally:
-    """Follows evaluation batches to score, on the same targets, the guesses that need no model."""
-
-    def __init__(self, log_frequencies: np.ndarray, num_characters: np.ndarray, pair_task: str | None) -> None:
-        self._log_frequencies, self._pair_task = log_frequencies, pair_task
-        self._sizes, self._characters = num_characters, 0
-        self._nats, self._targets, self._random, self._sequences = 0.0, 0, 0, 0
-
-    def watch(self, batches: Any) -> Any:
-        for batch in batches:
-            self._nats -= float(self._log_frequencies[batch.mlm_labels].sum())
-            self._targets += len(batch.mlm_labels)
-            self._characters += int(self._sizes[batch.mlm_labels].sum())
-            if batch.nsp_labels is not None:
-                self._random += int(batch.nsp_labels.sum())
-                self._sequences += len(batch.nsp_labels)
-            yield batch
-
-    def bits_per_character(self, nats_per_token: float) -> float:
-        """Return a loss per character of the predicted text, as the tokenizer normalises it."""
-        return nats_per_token * self._targets / max(self._characters, 1) / math.log(2)
-
-    def metrics(self) -> dict[str, float]:
-        metrics = {"unigram_entropy": self._nats / max(self._targets, 1), "num_predictions": float(self._targets)}
-        if self._sequences:
-            fraction = self._random / self._sequences
-            metrics[f"{self._pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
-        return metrics
 
 
 def describe_metrics(metrics: dict[str, float]) -> str:
