@@ -138,16 +138,13 @@ class Activations:
     jsonl: bool = False
 
 
-_DEFAULTS = Activations()
-
-
 @alone_in_folder(beside=True)
 def features(
     model: str | Path,
     input: str | Path,
     out: str | Path,
     *,
-    wanted: Activations = _DEFAULTS,
+    wanted: Activations = Activations(),
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     progress: Progress | None = None,

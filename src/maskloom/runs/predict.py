@@ -190,15 +190,12 @@ class VectorForm:
     normalize: bool | None = None
 
 
-_AS_THE_FOLDER_SAYS = VectorForm()
-
-
 def embed(
     model: str | Path,
     input: str | Path,
     output: str | Path,
     *,
-    form: VectorForm = _AS_THE_FOLDER_SAYS,
+    form: VectorForm = VectorForm(),
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     int8: bool = False,

@@ -69,9 +69,6 @@ class Trials:
     keep_models: Literal["best", "all"] = "best"
 
 
-_DEFAULTS = Trials()
-
-
 @alone_in_folder()
 def search(
     recipe: FinetuneRecipe,
@@ -79,7 +76,7 @@ def search(
     model: str | Path,
     data: LabelledFiles,
     out: str | Path,
-    trials: Trials = _DEFAULTS,
+    trials: Trials = Trials(),
     resume: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:

@@ -54,10 +54,9 @@ class VocabularySettings:
 
     def check(self) -> None:
         """Raise ConfigError for values that no vocabulary can have."""
-        if self.model not in get_args(Model):
-            raise ConfigError(f"model = {self.model!r}: it must be one of {', '.join(map(repr, get_args(Model)))}")
-        if self.score not in get_args(Score):
-            raise ConfigError(f"score = {self.score!r}: it must be one of {', '.join(map(repr, get_args(Score)))}")
+        for name, value, known in (("model", self.model, get_args(Model)), ("score", self.score, get_args(Score))):
+            if value not in known:
+                raise ConfigError(f"{name} = {value!r}: it must be one of {', '.join(map(repr, known))}")
         if self.model == "bpe" and self.score != "frequency":
             raise ConfigError(
                 f"score = {self.score!r}: byte-pair encoding merges the most frequent pair; leave --score out"

@@ -121,15 +121,12 @@ class _ShardTask:
         return f"shard {self.number} (documents from {self.first} to {self.last})"
 
 
-_DEFAULTS = CorpusSettings()
-
-
 def build_corpus(
     paths: str | Path | Iterable[str | Path],
     *,
     tokenizer: Tokenizer,
     out: str | Path,
-    settings: CorpusSettings = _DEFAULTS,
+    settings: CorpusSettings = CorpusSettings(),
     work: Work = ONE_PROCESS,
     origin: dict[str, Any] | None = None,
     before_reading: Callable[[list[SourceFile]], None] = lambda files: None,
