@@ -208,10 +208,10 @@ def train_vocabulary_from_files(
     texts = _texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading, place)
     with naming_disk(out), replacing_folder(out) as folder:
         count = partial(count_words, scratch=folder, place=lambda: place[0])
-        trained = train_vocabulary(texts, settings, work=work, progress=progress, count=count)
+        tokenizer, about = train_vocabulary(texts, settings, work=work, progress=progress, count=count)
         made_from["text"] = _digest(reading.sums[file.path] for file in files)
-        replace(trained.tokenizer, max_length=max_length).save(folder)
-        report = {**trained.report, "reading": reading.as_dict(), "made_from": made_from}
+        replace(tokenizer, max_length=max_length).save(folder)
+        report = {**about, "reading": reading.as_dict(), "made_from": made_from}
         report["sha256"] = _sum_of_tokens(folder)
         write_json(folder / REPORT, report)
         fault_point("vocabulary.new")

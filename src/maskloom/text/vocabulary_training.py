@@ -67,23 +67,6 @@ class VocabularySettings:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least {least}")
 
 
-@dataclass(frozen=True)
-class TrainedVocabulary:
-    """A tokenizer and a report: what its vocabulary was made from and how well it covers that text, as plain values.
-
-    Rates are fractions of the words that were kept, counted as often as they occur; an unknown word counts as one
-    piece. The dropped characters are the most frequent hundred of those over the alphabet limit.
-    """
-
-    tokenizer: Tokenizer
-    report: dict[str, Any]
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary of the tokenizer."""
-        return self.tokenizer.vocabulary
-
-
 def train_vocabulary(
     texts: Iterable[str],
     settings: VocabularySettings,
@@ -91,9 +74,12 @@ def train_vocabulary(
     work: Work = ONE_PROCESS,
     progress: Progress | None = None,
     count: Callable[..., WordCounts] = count_words,
-) -> TrainedVocabulary:
-    """Train a vocabulary: WordPiece (paper 3.2), or GPT's byte pairs (Sennrich et al. 2016).
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return a trained tokenizer: WordPiece (paper 3.2), or GPT's byte pairs (Sennrich et al. 2016); and a report.
 
+    It says what the vocabulary was made from and how well it covers that text: rates are fractions of the words that
+    were kept, counted as often as they occur; an unknown word counts as one piece. It shows the hundred most frequent
+    of the dropped characters.
     Special tokens come first; then the characters, for WordPiece bare where one starts a word and with `##` inside, for
     byte pairs bare inside and with `</w>` where one ends a word; then merges in order. Which pair is merged, and which
     of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds another character, or over 200
@@ -140,7 +126,7 @@ def train_vocabulary(
         tokenizer = BytePairTokenizer(vocabulary, tuple(merges), lowercase=settings.lowercase)
     else:
         tokenizer = WordPieceTokenizer(Vocabulary([*settings.specials, *symbols]), lowercase=settings.lowercase)
-    return TrainedVocabulary(tokenizer, _report(tokenizer, counted, len(characters), dropped, settings))
+    return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
 
 
 def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[frozenset[str], str, list[str]]:

@@ -3,15 +3,15 @@
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.worker_processes import Work
+from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.vocabulary_training import (
-    TrainedVocabulary,
     VocabularySettings,
     longest_token,
     measure_coverage,
@@ -27,9 +27,18 @@ TEXTS = [
 ] * 3
 
 
-def train(texts: list[str] = TEXTS, **options: Any) -> TrainedVocabulary:
+class Trained(NamedTuple):
+    tokenizer: Tokenizer
+    report: dict[str, Any]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.tokenizer.vocabulary
+
+
+def train(texts: list[str] = TEXTS, **options: Any) -> Trained:
     work = Work(options.pop("num_workers", 1))
-    return train_vocabulary(texts, VocabularySettings(**{"size": 160, **options}), work=work)
+    return Trained(*train_vocabulary(texts, VocabularySettings(**{"size": 160, **options}), work=work))
 
 
 def test_layout_of_the_vocabulary() -> None:
@@ -105,7 +114,7 @@ def test_sizes_are_exact_or_explained() -> None:
 def test_a_size_below_the_alphabet_is_an_error_with_figures() -> None:
     with pytest.raises(ConfigError, match=r"4 symbols for 3 characters need 9; give --size 9 or more$"):
         train_vocabulary(["ab ca"], VocabularySettings(size=8))
-    assert len(train_vocabulary(["ab ca"], VocabularySettings(size=9)).vocabulary) == 9
+    assert len(train(["ab ca"], size=9).vocabulary) == 9
 
 
 @pytest.mark.parametrize(
@@ -131,7 +140,7 @@ def test_text_without_words_is_an_error() -> None:
 
 
 def test_rare_characters_over_the_limit_make_their_words_unknown() -> None:
-    trained = train_vocabulary(["aaa aab bba abz zz"] * 2, VocabularySettings(size=20, alphabet_limit=2))
+    trained = train(["aaa aab bba abz zz"] * 2, size=20, alphabet_limit=2)
     assert trained.report["alphabet_size"] == 2
     assert trained.report["dropped_characters"] == "z"
     assert not any("z" in token for token in trained.vocabulary.tokens)
@@ -140,7 +149,7 @@ def test_rare_characters_over_the_limit_make_their_words_unknown() -> None:
 
 
 def test_too_long_words_and_lone_surrogates_take_no_part() -> None:
-    trained = train_vocabulary(["ab" * 101 + " ab ab \ud800b"], VocabularySettings(size=40))
+    trained = train(["ab" * 101 + " ab ab \ud800b"], size=40)
     assert longest_token(trained.vocabulary) == "ab"
     assert trained.report["num_too_long_words"] == 1
     assert trained.report["unknown_rate"] == pytest.approx(0.5)

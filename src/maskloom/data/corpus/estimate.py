@@ -48,7 +48,7 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
     for path in paths[:: -(-len(paths) // _NUM_FILES)]:
         with reading_errors(path), closing(ByteStream(path)) as stream:
             block = stream.lines.read(_BLOCK)
-            num_read += stream.position if path.suffix.lower() in COMPRESSIONS else len(block)
+            num_read += stream.raw.position if path.suffix.lower() in COMPRESSIONS else len(block)
         text = _text_of_rows(block) if ".jsonl" in path.name.lower() else block
         num_unpacked += len(block)
         num_text += len(text)
