@@ -106,15 +106,13 @@ def _losses(device: torch.device, precision: str, steps: int) -> list[float]:
 
 def _speed(device: torch.device, precision: str, seconds: float) -> float:
     """Return tokens a second, the first step left out."""
-    started, num_tokens = None, 0
-    for report in _reports(device, precision, 10**9, dropout=0.1):
-        now = time.perf_counter()
-        if started is None:
-            started = now
-            continue
+    reports = _reports(device, precision, 10**9, dropout=0.1)
+    next(reports)
+    started, num_tokens = time.perf_counter(), 0
+    for report in reports:
         num_tokens += report.num_tokens
-        if now - started >= seconds:
-            return num_tokens / (now - started)
+        if (passed := time.perf_counter() - started) >= seconds:
+            return num_tokens / passed
     raise AssertionError("steps do not end")
 
 

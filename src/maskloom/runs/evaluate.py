@@ -22,7 +22,6 @@ from maskloom.tasks.kinds import make_task
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import ModelOutputs, Outputs, Task, score_outputs
 from maskloom.tasks.tuning import THRESHOLD_SETTINGS
-from maskloom.training.faults.memory import release_free_memory
 
 _PIECE = 4096
 
@@ -83,15 +82,12 @@ def _pieces(
 ) -> Iterator[EncodedData]:
     """Yield the examples of a file in encoded pieces; `account` gathers the counts of all of them."""
     progress.begin("evaluating", source.count())
-    for piece in source.pieces(_PIECE):
+    for piece in source.shown_pieces(_PIECE, progress):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
         for name, value in encoded.account().items():
             if name.startswith("num_"):
                 account[name] = account.get(name, 0) + value
         yield encoded
-        progress.advance(source.report.num_kept)
-        release_free_memory()  # batches differ in size, so the C library would keep more and more of what was freed
-    progress.end()
 
 
 def tune(

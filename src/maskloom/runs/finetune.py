@@ -165,11 +165,6 @@ def _finetune(
     return result
 
 
-def _extended(recipe: FinetuneRecipe, num_units: int, out: Path) -> FinetuneRecipe:
-    folders = {f"seed-{seed}": out / "restarts" / f"seed-{seed}" / "checkpoints" for seed in seeds_of(recipe)}
-    return extended_recipe(recipe, out, lambda chosen: _settings(chosen, num_units), folders)
-
-
 def _begin(
     plan: FinetunePlan, reading: ReadingOptions, inputs: dict[str, Any], paths: dict[str, Path], resume: bool
 ) -> bool:
@@ -284,7 +279,9 @@ def _prepare(
         task = kind.make(names, primary, {**settings, "class_weights": weights})
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
     takes_pairs = getattr(train_data.examples[0], "pair", None) is not None
-    recipe = _extended(recipe, len(encoded), out) if resume else recipe
+    if resume:
+        folders = {f"seed-{seed}": out / "restarts" / f"seed-{seed}" / "checkpoints" for seed in seeds_of(recipe)}
+        recipe = extended_recipe(recipe, out, lambda chosen: _settings(chosen, len(encoded)), folders)
     settings = _settings(recipe, len(encoded))
     return FinetunePlan(
         out, recipe, task, source, config, tokenizer, encoded, dev_encoded, takes_pairs, account, settings, verify
