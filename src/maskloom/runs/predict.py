@@ -310,7 +310,9 @@ def answer(
     text = read_context(context)
     predictor = open_models(model, average=average, max_length=max_length)
     task = _task(predictor, null_threshold)
-    encoded = task.encode(_examples(text, questions, Path(context)), predictor.tokenizer, predictor.max_length)
+    asked = [Question(str(number), question, text, None, number) for number, question in enumerate(questions, start=1)]
+    examples = ReadExamples(asked, ReadingReport(Path(context)))
+    encoded = task.encode(examples, predictor.tokenizer, predictor.max_length)
     assert isinstance(encoded, EncodedQuestions)
     progress.begin("answering", len(questions))
     rows: list[dict[str, Any]] = []
@@ -355,11 +357,3 @@ def _task(predictor: Predictor | Ensemble, null_threshold: float | None) -> Task
         return task
     settings = {**task.settings, "has_unanswerable": True, "null_threshold": null_threshold}
     return make_task("span", primary=task.primary, settings=settings)
-
-
-def _examples(text: str, questions: Sequence[str], path: Path) -> ReadExamples:
-    examples = [
-        Question(id=str(number), question=question, context=text, answers=None, line=number)
-        for number, question in enumerate(questions, start=1)
-    ]
-    return ReadExamples(examples, ReadingReport(path))

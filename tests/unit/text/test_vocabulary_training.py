@@ -85,7 +85,7 @@ def test_the_seed_of_hashes_does_not_matter() -> None:
     program = (
         "from maskloom.text.vocabulary_training import VocabularySettings as V, train_vocabulary as t\n"
         "texts = ['the cat sat on the mat', 'a dog and the cats', 'mats and dogs sat'] * 2\n"
-        "print([t(texts, V(60, score=s)).vocabulary.tokens for s in ('frequency', 'likelihood', 'pmi')])"
+        "print([t(texts, V(60, score=s))[0].vocabulary.tokens for s in ('frequency', 'likelihood', 'pmi')])"
     )
     outputs = {
         subprocess.run(

@@ -93,7 +93,15 @@ def glue_run(
     for task in found:
         progress.say(f"{task.folder}: {found.index(task) + 1} of {len(found)} tasks")
         outcomes[task.name] = _outcome(task, data, Path(model), out / task.folder, recipe, space or {}, progress)
-    result = _result(outcomes, absent)
+    scores = {column: dict(values) for outcome in outcomes.values() for column, values in outcome["columns"].items()}
+    result = {
+        "tasks": outcomes,
+        "absent": absent,
+        "failed": [name for name, outcome in outcomes.items() if outcome["status"] == "failed"],
+        "scores": scores,
+        "paper_average": paper_average(scores),
+        "leaderboard_score": leaderboard_score(scores),
+    }
     write_json(out / RESULTS["glue"], result)
     write_text(out / "glue.md", glue_report(result))
     return result
@@ -155,18 +163,6 @@ def _further_columns(task: GlueTask, data: Path, out: Path, progress: Progress) 
     if diagnostic is not None:
         columns["AX"] = evaluate(out, diagnostic, reading=ReadingOptions(format="ax-full"), progress=progress)
     return columns
-
-
-def _result(outcomes: dict[str, dict[str, Any]], absent: dict[str, str]) -> dict[str, Any]:
-    scores = {column: dict(values) for outcome in outcomes.values() for column, values in outcome["columns"].items()}
-    return {
-        "tasks": outcomes,
-        "absent": absent,
-        "failed": [name for name, outcome in outcomes.items() if outcome["status"] == "failed"],
-        "scores": scores,
-        "paper_average": paper_average(scores),
-        "leaderboard_score": leaderboard_score(scores),
-    }
 
 
 def _stored_inputs(out: Path) -> dict[str, Any] | None:
