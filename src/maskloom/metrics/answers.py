@@ -176,9 +176,11 @@ class AnswerMetric:
             if chosen.any():
                 scores |= {f"{prefix}_{name}": _percent(values[chosen]) for name, values in final.items()}
         if not np.isnan(rows.odds).any():
-            for name in ("exact", "f1"):
-                best, threshold = rows.best_threshold(name)
-                scores |= {f"best_{name}": 100.0 * best, f"best_{name}_thresh": threshold}
+            said = np.isfinite(rows.odds)  # of what nothing was said about, nothing can be gained
+            others = rows.is_empty[said], rows.odds[said], rows.has_answer[said]
+            for name, values in (("exact", rows.exact), ("f1", rows.f1)):
+                best, threshold = best_threshold(values[said], *others)
+                scores |= {f"best_{name}": 100.0 * (best * float(said.mean())), f"best_{name}_thresh": threshold}
         return scores
 
     def best_null_threshold(self) -> float:
@@ -227,13 +229,6 @@ class _Rows:
     odds: np.ndarray
     exact: np.ndarray
     f1: np.ndarray
-
-    def best_threshold(self, name: str) -> tuple[float, float]:
-        """Return the best mean score and its threshold; where nothing was said, nothing can be gained."""
-        said = np.isfinite(self.odds)
-        values = self.exact if name == "exact" else self.f1
-        best, threshold = best_threshold(values[said], self.is_empty[said], self.odds[said], self.has_answer[said])
-        return best * float(said.mean()), threshold
 
 
 def score_answers(

@@ -225,7 +225,16 @@ def _gather(
         counts = packages.setdefault(document.area, {"documents": 0, "sentences": 0})
         counts["documents"] += 1
         counts["sentences"] += len(document.sentences)
-    return {"num_bytes": num_bytes, "packages": packages, **tasks.as_dict()}
+    return {
+        "num_bytes": num_bytes,
+        "packages": packages,
+        "areas": list(tasks.areas),
+        "num_pretraining_documents": len(tasks.pretraining),
+        "num_train_documents": len(tasks.train_documents),
+        "num_dev_documents": len(tasks.dev_documents),
+        "num_examples": {name: len(part.rows) for name, part in tasks.sets.items()},
+        "majority_fraction": {name: part.majority_fraction for name, part in tasks.sets.items()},
+    }
 
 
 def _finetune(recipe: FinetuneRecipe, out: Path, task: str, start: str, progress: Progress) -> dict[str, Any]:

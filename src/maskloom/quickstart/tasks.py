@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from maskloom.data.counter_random import Permutation, integers, uniform
 from maskloom.errors import DataError
@@ -65,17 +64,6 @@ class QuickstartTasks:
     train_documents: tuple[GatheredDocument, ...]
     dev_documents: tuple[GatheredDocument, ...]
     sets: dict[str, LabelledSet]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the counts that a report shows."""
-        return {
-            "areas": list(self.areas),
-            "num_pretraining_documents": len(self.pretraining),
-            "num_train_documents": len(self.train_documents),
-            "num_dev_documents": len(self.dev_documents),
-            "num_examples": {name: len(part.rows) for name, part in self.sets.items()},
-            "majority_fraction": {name: part.majority_fraction for name, part in self.sets.items()},
-        }
 
 
 def build_tasks(

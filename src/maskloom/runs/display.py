@@ -158,9 +158,8 @@ class BarProgress(Progress):
     def advance(self, done: int, **figures: float) -> None:
         """Move the bar."""
         if self._task is not None:
-            self._bar.update(self._task, completed=done)
-            if figures:
-                self._bar.update(self._task, figures=_format(figures))
+            shown: dict[str, Any] = {"figures": _format(figures)} if figures else {}
+            self._bar.update(self._task, completed=done, **shown)
 
     def say(self, message: str) -> None:
         """Print one line above the bar."""

@@ -217,7 +217,11 @@ def _export_best(
     kept = []
     for name, folder in _stages(run).items():
         if stage in (None, name) and (folder.parent / "best" / CONFIG).exists():
-            step, scores = _about_best(folder.parent)
+            path = folder.parent / BEST_STEP
+            about = read_json_object(path) if path.exists() else {}
+            if about.get("sha256") != saved_sum(folder.parent / "best"):  # the saving was cut off
+                about = {"step": None, "scores": {}}
+            step, scores = about["step"], about["scores"]
             score = scores.get(task.primary)
             kept.append((-math.inf if score is None else score, -(step or 0), name, step, scores))
     if not kept:
@@ -229,12 +233,6 @@ def _export_best(
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
     write_model_folder(out, run / "restarts" / name / "best", task_tokenizer(source), card, settings=settings)
     return _result(name, step, scores, out, [])
-
-
-def _about_best(seed: Path) -> tuple[int | None, dict[str, float]]:
-    """Return step and scores of the weights in `best`; neither is known of weights whose saving was cut off."""
-    about = read_json_object(seed / BEST_STEP) if (seed / BEST_STEP).exists() else {}
-    return (about["step"], about["scores"]) if about.get("sha256") == saved_sum(seed / "best") else (None, {})
 
 
 def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Task]:

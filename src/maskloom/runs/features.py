@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -181,7 +181,8 @@ def features(
     with output_file(folder / TOKENS, "w") as listed:
         listed.writelines(json.dumps(name, ensure_ascii=False) + "\n" for name in names)
     if wanted.jsonl:
-        indices = _published_indices(combination, num_layers)
+        is_one = combination.join in ("sum", "concat")  # else layers are counted from the end, -1 being the last
+        indices = [combination.name] if is_one else [layer - num_layers - 1 for layer in combination.layers]
         with output_file(folder / PUBLISHED, "w") as published:
             published.writelines(_published_lines(file, names, indices))
     return {
@@ -244,14 +245,7 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded
     return all_tokens(encoded), names, encoded.num_truncated_examples
 
 
-def _published_indices(combination: LayerCombination, num_layers: int) -> list[int | str]:
-    """Return what the published form calls each vector: layers from the end, -1 being the last."""
-    if combination.join in ("sum", "concat"):
-        return [combination.name]
-    return [layer - num_layers - 1 for layer in combination.layers]
-
-
-def _published_lines(file: FeatureFile, names: list[dict[str, Any]], indices: list[int | str]) -> Iterator[str]:
+def _published_lines(file: FeatureFile, names: list[dict[str, Any]], indices: Sequence[int | str]) -> Iterator[str]:
     for unit, name in enumerate(names):
         rows = file.rows([unit])
         tokens = name.get("tokens") or name.get("words", [])

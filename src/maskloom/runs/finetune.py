@@ -23,7 +23,6 @@ from maskloom.runs.evaluate import check_tunable, tune_folder
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
     FinetunePlan,
-    best_restart,
     initial_model,
     reopen_restarts,
     run_restart,
@@ -365,7 +364,7 @@ def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
 
 def _result(plan: FinetunePlan, results: list[dict[str, Any]], failures: dict[int, str]) -> dict[str, Any]:
     primary = plan.task.primary
-    best = best_restart(results, primary)
+    best = max(results, key=lambda result: (result["best"]["scores"][primary], -result["seed"]))
     return {
         "task": plan.task.kind,
         "takes_pairs": plan.takes_pairs,

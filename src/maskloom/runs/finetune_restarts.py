@@ -213,11 +213,6 @@ def summarise_restarts(results: list[dict[str, Any]], primary: str, failures: di
     }
 
 
-def best_restart(results: list[dict[str, Any]], primary: str) -> dict[str, Any]:
-    """Return the result with the highest best dev score; of equal ones, that of the lowest seed."""
-    return max(results, key=lambda result: (result["best"]["scores"][primary], -result["seed"]))
-
-
 class _DevWatch:
     """Scores the weights on dev when asked, and keeps those that score best; `memory` goes into checkpoints."""
 

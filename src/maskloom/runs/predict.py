@@ -337,16 +337,12 @@ def answer_lines(result: dict[str, Any]) -> list[str]:
     lines = []
     for row in result["answers"]:
         lines.append(row["question"])
-        for candidate in row["candidates"] if len(row["candidates"]) > 1 else [_chosen(row)]:
+        for candidate in row["candidates"] if len(row["candidates"]) > 1 else [{**row, "text": row["answer"]}]:
             text = " ".join(candidate["text"].split()) or "(no answer)"
             place = "" if candidate["start"] is None else f", characters {candidate['start']} to {candidate['end']}"
             lines.append(f"  {text}  ({candidate['probability']:.3f}{place})")
     windows = f"{result['num_windows']:,} windows of at most {result['max_length']} tokens"
     return [*lines, f"{result['num_characters']:,} characters read in {windows}"]
-
-
-def _chosen(row: dict[str, Any]) -> dict[str, Any]:
-    return {"text": row["answer"], **{key: row[key] for key in ("probability", "start", "end")}}
 
 
 def _task(predictor: Predictor | Ensemble, null_threshold: float | None) -> Task:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from maskloom.errors import ConfigError
@@ -65,16 +66,10 @@ def results_of_ray(
         _connect(ray, address, num_workers)
     exchange = _Exchange(ray, start, arguments, patience)
     try:
-        more = True
         while True:
-            while more and len(exchange.pending) < num_workers + (num_workers + 1) // 2:
-                try:
-                    task = next(tasks)
-                except StopIteration:
-                    more = False
-                else:
-                    exchange.give(task, name(task))
-                    del task
+            for task in islice(tasks, num_workers + (num_workers + 1) // 2 - len(exchange.pending)):
+                exchange.give(task, name(task))
+            task = None  # or it would live until the next one comes
             if not exchange.pending:
                 return
             yield from exchange.results()

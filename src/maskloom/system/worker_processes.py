@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -227,18 +228,13 @@ def _exchange(
     patience: Patience,
 ) -> Iterator[Any]:
     """Keep every process busy with one task, and as many ready as half of them, until there are no more."""
-    num_under_way, more, last_look = 0, True, time.monotonic()
+    num_under_way, last_look, room = 0, time.monotonic(), len(workers) + (len(workers) + 1) // 2
     while True:
         # reading a task takes time too, so it is done while the processes work
-        while more and num_under_way < len(workers) + (len(workers) + 1) // 2 and answers.empty():
-            try:
-                task = next(tasks)
-            except StopIteration:
-                more = False
-            else:
-                jobs.put((_pickled(task), name(task)))
-                num_under_way += 1
-                del task
+        while num_under_way < room and answers.empty() and (drawn := list(islice(tasks, 1))):
+            jobs.put((_pickled(drawn[0]), name(drawn[0])))
+            num_under_way += 1
+            drawn.clear()
         if not num_under_way:
             return
         if (elapsed := time.monotonic() - last_look) >= _SECONDS_BETWEEN_LOOKS:

@@ -77,7 +77,12 @@ def merge_pairs(
     """
     segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols, suffix), marks_end=bool(suffix))
     table = SymbolTable(symbols)
-    pairs = _queue(score, segmented, table, min_frequency)
+    if score == "frequency":
+        pairs = FrequencyQueue(segmented.pair_counts, min_frequency)
+    elif score == "pmi":
+        pairs = PmiQueue(segmented.pair_counts, segmented.symbol_counts(len(symbols)), min_frequency)
+    else:
+        pairs = LikelihoodQueue(segmented, segmented.symbol_counts(len(symbols)), min_frequency, table)
     segmented.pair_counts.clear()
     merges: list[tuple[str, str]] = []
     while len(table.strings) < num_symbols and (pair := pairs.best()) is not None:
@@ -90,17 +95,6 @@ def merge_pairs(
         changes, num_merged = segmented.merge(pair, symbol)
         pairs.update(changes, pair, symbol, num_merged)
     return table.strings, merges
-
-
-def _queue(
-    score: Score, segmented: SegmentedWords, table: SymbolTable, min_frequency: int
-) -> FrequencyQueue | PmiQueue:
-    if score == "frequency":
-        return FrequencyQueue(segmented.pair_counts, min_frequency)
-    symbol_counts = segmented.symbol_counts(len(table.strings))
-    if score == "pmi":
-        return PmiQueue(segmented.pair_counts, symbol_counts, min_frequency)
-    return LikelihoodQueue(segmented, symbol_counts, min_frequency, table)
 
 
 def _symbols_of_characters(symbols: Sequence[str], suffix: str) -> tuple[np.ndarray, np.ndarray]:

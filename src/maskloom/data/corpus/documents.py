@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -282,7 +283,7 @@ def _documents_of_files(
         else:
             with reading_errors(path):
                 stream = ByteStream(path)
-            try:
+            with closing(stream):
                 rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _documents_of_text(stream, reader, rule)
                 for document in _with_reading_errors(filter(None, rows), path):
                     report.num_bytes_read = finished + stream.raw.position
@@ -290,8 +291,6 @@ def _documents_of_files(
                     # or it would live while the next one is read
                     del document
                 report.sums[path] = stream.raw.sum.hexdigest()
-            finally:
-                stream.close()
         _check_unchanged(path, before)
         if not before.st_size:
             report.empty_files.append(str(path))

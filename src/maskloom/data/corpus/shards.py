@@ -52,7 +52,7 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
     tokens_sum, index_sum = hashlib.sha256(), hashlib.sha256()
     document_lengths: list[bytes] = []
     totals: Counter[str] = Counter()
-    with _replacing(_index_path(folder, number), "shards.lengths") as index:
+    with _replacing(_place(folder, number, "lengths"), "shards.lengths") as index:
         with _replacing(folder / shard_name(number), "shards.tokens") as file:
             for part in parts:
                 fault_point("shards.write")
@@ -82,7 +82,7 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
         index_sha256=index_sum.hexdigest(),
     )
     content = json.dumps(asdict(record)).encode()
-    with _replacing(_record_path(folder, number), "shards.record") as file:
+    with _replacing(_place(folder, number, "json"), "shards.record") as file:
         file.write(content + b"\n" + _sum_line(content))
     return record
 
@@ -90,14 +90,14 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
 def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord | None:
     """Return the record of a shard that an earlier build finished from the same input, if its files are whole."""
     try:
-        content, sum_line = read_bytes(_record_path(folder, number), limit=MAX_JSON_BYTES).split(b"\n", 1)
+        content, sum_line = read_bytes(_place(folder, number, "json"), limit=MAX_JSON_BYTES).split(b"\n", 1)
         record = ShardRecord(**json.loads(content))
         is_whole = (
             sum_line == _sum_line(content)
             and record.number == number
             and record.input_digest == input_digest
             and file_sum(folder / shard_name(number)) == record.sha256
-            and file_sum(_index_path(folder, number)) == record.index_sha256
+            and file_sum(_place(folder, number, "lengths")) == record.index_sha256
         )
     except (OSError, ValueError, TypeError):
         return None
@@ -113,7 +113,7 @@ def read_lengths(
     """
     start = 0 if of == "sentences" else record.num_sentences
     left = record.num_sentences if of == "sentences" else record.num_documents
-    with _index_path(folder, record.number).open("rb") as file:
+    with _place(folder, record.number, "lengths").open("rb") as file:
         file.seek(start * _LENGTH_TYPE.itemsize)
         while left:
             part = np.fromfile(file, dtype=_LENGTH_TYPE, count=min(left, most))
@@ -123,12 +123,8 @@ def read_lengths(
             yield part
 
 
-def _index_path(folder: Path, number: int) -> Path:
-    return folder / BUILDING_FOLDER / f"{number:05d}.lengths"
-
-
-def _record_path(folder: Path, number: int) -> Path:
-    return folder / BUILDING_FOLDER / f"{number:05d}.json"
+def _place(folder: Path, number: int, suffix: str) -> Path:
+    return folder / BUILDING_FOLDER / f"{number:05d}.{suffix}"
 
 
 def _sum_line(content: bytes) -> bytes:

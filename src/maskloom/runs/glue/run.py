@@ -70,8 +70,11 @@ def glue_run(
     """
     check_log_targets(recipe.training.log_to)
     data, out, progress = Path(data), Path(out), progress or Progress()
-    stored = _stored_inputs(out) if resume else None
-    if stored is not None:
+    if resume and (out / RECIPE).exists() and (out / DESCRIPTION).exists():
+        description = described(out)
+        if kind_of_run(description) != "glue":
+            raise ConfigError(f"{out}: this is not the folder of a GLUE run")
+        stored = description["inputs"]
         tasks = stored["tasks"] if tasks is None else tasks
         space = space_of_data(stored["space"]) if space is None else space
     found, absent = chosen_tasks(data, tasks)
@@ -163,15 +166,6 @@ def _further_columns(task: GlueTask, data: Path, out: Path, progress: Progress) 
     if diagnostic is not None:
         columns["AX"] = evaluate(out, diagnostic, reading=ReadingOptions(format="ax-full"), progress=progress)
     return columns
-
-
-def _stored_inputs(out: Path) -> dict[str, Any] | None:
-    if not all((out / name).exists() for name in (RECIPE, DESCRIPTION)):
-        return None
-    description = described(out)
-    if kind_of_run(description) != "glue":
-        raise ConfigError(f"{out}: this is not the folder of a GLUE run")
-    return description["inputs"]
 
 
 def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:

@@ -95,7 +95,8 @@ def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
     kinds = {"pretrain": "pre-training", "finetune": "fine-tuning", "search": "search", "glue": "GLUE"}
     found = scores(run)
     name = _deciding(run, found)
-    state = "finished" if run.result is not None else f"not finished: step {run.last_step:,}"
+    last = max((event.get("step") or 0 for events in run.stages.values() for event in events), default=0)
+    state = "finished" if run.result is not None else f"not finished: step {last:,}"
     if run.kind == "glue" and run.result is not None:
         state = f"finished, {len(run.result['tasks'])} tasks"
     reference = found.get("unigram_entropy") if run.best is None else run.best["best"]["reference"]

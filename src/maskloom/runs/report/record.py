@@ -21,6 +21,7 @@ from maskloom.runs.task_summaries import examples_text
 from maskloom.system.foreign_files import read_bytes, read_json_object
 from maskloom.training.events import read_events
 
+# Steps that were not finite, warnings, memory that ran out.
 _TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events")
 
 
@@ -70,16 +71,6 @@ class RunRecord:
             if "stage" in event:
                 by_stage.setdefault(str(event["stage"]), []).append(event)
         return by_stage
-
-    @property
-    def trouble(self) -> list[dict[str, Any]]:
-        """What went wrong on the way: steps that were not finite, warnings, memory that ran out."""
-        return [event for event in self.events if event.get("event") in _TROUBLE]
-
-    @property
-    def last_step(self) -> int:
-        """The last step that was logged."""
-        return max((event.get("step") or 0 for events in self.stages.values() for event in events), default=0)
 
 
 def read_run(folder: str | Path, name: str) -> RunRecord:
@@ -222,13 +213,14 @@ def trouble_table(runs: list[RunRecord], most: int = 20) -> Table:
     rows = []
     for run in runs:
         for inner in run.trained:
-            for event in inner.trouble[:most]:
+            trouble = [event for event in inner.events if event.get("event") in _TROUBLE]
+            for event in trouble[:most]:
                 rest = {key: value for key, value in event.items() if key not in ("event", "stage", "step", "position")}
                 text = event.get("text") or "; ".join(" ".join(line.split()) for line in lines_of(rest))
                 place = f"{event.get('stage', '')} {event.get('step', '')}".strip()
                 rows.append([inner.name, place, str(event["event"]), visible(text)])
-            if len(inner.trouble) > most:
-                rows.append([inner.name, "", "", f"and {len(inner.trouble) - most} more, in its events.jsonl"])
+            if len(trouble) > most:
+                rows.append([inner.name, "", "", f"and {len(trouble) - most} more, in its events.jsonl"])
     return rows
 
 
