@@ -155,7 +155,7 @@ class TrainingSection(Section):
     adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of gradients.")] = 0.9
     adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of squared gradients.")] = 0.999
     adam_epsilon: Annotated[Positive, about("Added to the square root of the mean of squared gradients.")] = 1e-6
-    weight_decay: Annotated[NotNegative, about("Decoupled weight decay; biases and LayerNorm have none.")] = 0.01
+    weight_decay: Annotated[NotNegative, about("Decoupled weight decay; biases and norms have none.")] = 0.01
     max_grad_norm: Annotated[Positive | None, about("Maximum global L2 norm of the gradient.")] = 1.0
     on_nonfinite: Annotated[
         Literal["stop", "skip", "rewind"], about("What to do after a loss or gradient that is not finite.")
