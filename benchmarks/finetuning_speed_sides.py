@@ -13,7 +13,7 @@ from finetuning_peer_span import NUM_BEST, SpanPeer, best_texts, read_questions
 from finetuning_tasks import TASKS as PARITY_TASKS
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import FinetuneRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe
 from maskloom.inference import Predictor
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.examples import ReadExamples
@@ -21,6 +21,7 @@ from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.settings import TrainingSection
 
 TASKS = {**PARITY_TASKS, finetuning_mixture.NAME: finetuning_mixture.TASK}
 LEARNING_RATE, SEED = 5e-5, 0

@@ -12,11 +12,13 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.checkpoints.published.sentence_transformers import ENCODER, MODULES
 from maskloom.checkpoints.tensor_files import refuse_unconverted, refuse_unsafe
-from maskloom.config import FeaturesSection, Section, reason_of, validate_recipe
 from maskloom.errors import DataError
+from maskloom.recipe_files import reason_of, validate_recipe
+from maskloom.sections import Section
 from maskloom.system.foreign_files import check_model_name, file_inside, read_json_object
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tagging.settings import FeaturesSection
 from maskloom.tasks.tuning import checked_thresholds
 from maskloom.text.tokenizer import Tokenizer
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from maskloom.config import reason_of
 from maskloom.errors import ConfigError, DataError
+from maskloom.recipe_files import reason_of
+from maskloom.rows import row_of
+from maskloom.sections import Section, about
 
 SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
@@ -27,6 +29,16 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
 # Keys that name Python code of the folder for other programs to run.
 _CODE = ("auto_map", "custom_pipelines")
+
+
+class ModelSection(Section):
+    """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
+
+    architecture: Annotated[str, row_of("model.architecture"), about("Kind of encoder: bert or gpt.")] = "bert"
+    size: Annotated[SizeName, about("Published size: layers, hidden size, heads.")] = "mini"
+    config: Annotated[
+        dict[str, Any], about("Overrides of single config keys under BERT's own names, such as num_hidden_layers = 3.")
+    ] = Field(default_factory=dict)
 
 
 class ModelConfig(BaseModel):

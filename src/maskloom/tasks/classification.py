@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import PairSection
 from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
 from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
@@ -17,6 +16,7 @@ from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_
 from maskloom.tasks.examples import ReadExamples, text_example
 from maskloom.tasks.labels import check_alike, checked_weights, encode_labels, labels_config, names_of_task
 from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.settings import PairSection
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import checked_thresholds, fitted, tune_classes, tune_labels
 from maskloom.text.tokenizer import Tokenizer

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from maskloom.config import Section
 from maskloom.metrics.metric import Metric
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import TaskObjective, model_device
+from maskloom.sections import Section
 from maskloom.system.fault_points import fault_point
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length

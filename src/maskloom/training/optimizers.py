@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from maskloom.config import TrainingSection
 from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
 from maskloom.rows import Rows
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
+from maskloom.training.settings import TrainingSection
 
 # A group with this key holds parameters of heads, which have a learning rate of their own.
 _OF_HEADS = "of_heads"

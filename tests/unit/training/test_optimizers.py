@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from maskloom.config import TrainingSection
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import blocks_of, build_model
 from maskloom.models.bert import BertConfig
@@ -26,6 +25,7 @@ from maskloom.training.optimizers import (
     parameter_groups,
     rate_of,
 )
+from maskloom.training.settings import TrainingSection
 
 SIZES = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

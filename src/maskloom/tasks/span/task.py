@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import SpanSection
 from maskloom.errors import DataError
 from maskloom.metrics.answers import AnswerMetric
 from maskloom.objectives.classification import SpanPrediction
 from maskloom.tasks.examples import ReadExamples, checked_parts, checked_text
 from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions, is_max_context
 from maskloom.tasks.span.reading import Question, iterate_questions
+from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.text import normalization
 from maskloom.text.tokenizer import Tokenizer

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.config import TaggingSection
 from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.calibration import checked_temperature, softmax
 from maskloom.metrics.entities import EntityMetric, TagTable, entities_of, is_tag
@@ -22,6 +21,7 @@ from maskloom.tasks.tagging.encoding import Context, EncodedSentences, encode_se
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import TaggedSentence, iterate_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, forbidden_pairs, tag_names
+from maskloom.tasks.tagging.settings import TaggingSection
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter, splitter_of
 from maskloom.tasks.task import Task, TaskKind
 from maskloom.tasks.tuning import fitted, tune_classes
