@@ -34,7 +34,7 @@ class Ours:
     def __init__(self, name: str, source: Path, train: Path, *, max_length: int, batch_size: int, data: Path) -> None:
         self.kind = task_kind(TASKS[name].kind)
         self.reading = _reading(name, data)
-        self._settings = FinetuneRecipe(task=self.kind.name).task_settings()
+        self._settings = FinetuneRecipe(task=self.kind.name).task_settings(self.kind.settings)
         examples = self.kind.read(train, self.reading, self._settings)
         labels = self.kind.label_names(examples, self.reading, self._settings)
         self.task = self.kind.make(labels, None, self._settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -13,11 +13,12 @@ from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import row_of
 from maskloom.sections import Count, Positive, Section, about
-from maskloom.tasks.settings import FinetuningData, PairSection
+from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
 from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
 from maskloom.training.settings import FinetuneTraining, Phase, TrainingSection
 
+SettingsT = TypeVar("SettingsT", bound=KindSettings)
 _Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
 
 
@@ -139,10 +140,12 @@ class FinetuneRecipe(Section):
         self.training.refuse_contradictions()
         return self
 
-    def task_settings(self) -> dict[str, Any]:
-        """Return the section of the kind of task as plain values; {} for a kind that has none."""
-        if self.pair.both_orders:
-            return self.pair.model_dump()
+    def task_settings(self, settings: type[SettingsT]) -> SettingsT:
+        """Return the sections of the kind of task as its settings."""
         section = getattr(self, self.task, None)
-        settings = section.model_dump() if isinstance(section, Section) else {}
-        return settings if self.features is None else {**settings, "features": self.features.model_dump()}
+        given = dict[str, Any](section) if isinstance(section, Section) else {}
+        if self.pair.both_orders:
+            given["both_orders"] = True
+        if self.features is not None:
+            given["features"] = self.features
+        return settings.model_construct(**given)

@@ -163,7 +163,7 @@ def pairs(vocabulary, tmp_path_factory):
     for number, (case, answer) in enumerate(zip(cases, _ask_oracle(cases, vocabulary), strict=True)):
         path = folder / f"{number}.json"
         path.write_text(json.dumps(case["data"]), encoding="utf-8")
-        questions = list(iterate_questions(path, ReadingOptions(), {}, needs_label=True, report=ReadingReport(path)))
+        questions = list(iterate_questions(path, ReadingOptions(), None, needs_label=True, report=ReadingReport(path)))
         tokenizer = WordPieceTokenizer(words, lowercase=case["lowercase"])
         options = {key: case[key] for key in ("max_length", "stride", "max_question_length")}
         training = encode_questions(questions, tokenizer, for_training=True, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +15,7 @@ from maskloom.errors import DataError
 from maskloom.recipe_files import reason_of, validate_recipe
 from maskloom.sections import Section
 from maskloom.system.foreign_files import check_model_name, file_inside, read_json_object
-from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.settings import FeaturesSection
-from maskloom.tasks.tuning import checked_thresholds
 from maskloom.text.tokenizer import Tokenizer
 
 SETTINGS_FILE = "maskloom.json"
@@ -100,7 +96,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
     settings = read_json_object(path)
     known = validate_recipe(_Settings, settings, source=str(path))
     _check_reading(known.reading or {}, f"{path}, reading")
-    _check_task_settings(known.kind, known.settings or {}, f"{path}, settings")
     return {key: value for key, value in settings.items() if value is not None}
 
 
@@ -116,19 +111,3 @@ def _check_reading(reading: dict[str, Any], source: str) -> None:
         ) from None
     if unknown:
         raise DataError(f"{source}: unknown key {unknown[0]!r:.80}; known: {', '.join(sorted(names))}")
-
-
-def _check_task_settings(kind: str | None, settings: dict[str, Any], source: str) -> None:
-    section = next((row.section for row in KINDS.values() if row.name == kind), None)
-    if section is not None:
-        values = {key: value for key, value in settings.items() if key in section.model_fields}
-        validate_recipe(section, values, source=source)
-    if settings.get("features") is not None:
-        validate_recipe(FeaturesSection, settings["features"], source=f"{source}.features")
-    thresholds = settings.get("thresholds")
-    if thresholds is not None:
-        checked_thresholds(thresholds, len(thresholds) if isinstance(thresholds, list) else 0)
-    weights = settings.get("class_weights")
-    are_numbers = isinstance(weights, list) and all(type(weight) in (int, float) for weight in weights)
-    if weights is not None and not (are_numbers and all(0.0 < weight <= sys.float_info.max for weight in weights)):
-        raise DataError(f"{source}: class_weights = {weights!r:.80}: a list of finite numbers above 0 is expected")

@@ -17,7 +17,12 @@ from maskloom.checkpoints.published.sentence_transformers import PoolingMode, Se
 from maskloom.data.batch import PackedBatch
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Generation, continue_texts
-from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
+from maskloom.inference.model_folder import (
+    load_tokenizer,
+    modules_folder,
+    read_settings,
+    resolve_model_folder,
+)
 from maskloom.inference.results import GeneratedText, MaskCandidate, Prediction
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
@@ -28,7 +33,7 @@ from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
-from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.task import ModelOutputs, Task, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
@@ -333,7 +338,8 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
     has_labels = KINDS[kind].names_labels
     try:
-        task = KINDS[kind].make(names if has_labels else (), settings.get("primary"), settings.get("settings", {}))
+        labels, primary = names if has_labels else (), settings.get("primary")
+        task = make_task(kind, labels, primary=primary, settings=settings.get("settings"))
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None
     missing = [head for head in task.heads if head not in model.heads]

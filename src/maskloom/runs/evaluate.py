@@ -19,6 +19,7 @@ from maskloom.system.files import write_json
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import make_task
+from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import ModelOutputs, Outputs, Task, score_outputs
 from maskloom.tasks.tuning import THRESHOLD_SETTINGS
@@ -87,7 +88,7 @@ class _CalibrationWatch:
 
     def __init__(self, predictor: Predictor | Ensemble) -> None:
         self._predictor, self._task = predictor, predictor.required_task()
-        temperature = self._task.temperature
+        temperature = self._task.settings.temperature
         self._metrics: dict[str, CalibrationMetric] = {}
         if self._task.scored_logits is not None:
             self._metrics["calibration_error"] = CalibrationMetric(temperature=temperature)
@@ -167,8 +168,9 @@ def tune_folder(
     outputs = predictor.outputs(encoded).rows
     fitted = check_tunable(task)(encoded, outputs, leave_out)
     dropped = {"temperature", "thresholds", *fitted}
-    untuned = _with_settings(task, {key: value for key, value in task.settings.items() if key not in dropped})
-    tuned = _with_settings(task, {**task.settings, **fitted})
+    known = task.settings
+    untuned = _with_settings(task, known.model_construct(**{key: value for key, value in known if key not in dropped}))
+    tuned = _with_settings(task, known.model_copy(update=fitted))
     stored = read_settings(path)
     if fitted:
         write_json(path / SETTINGS_FILE, {**stored, "settings": {**stored.get("settings", {}), **fitted}})
@@ -188,7 +190,7 @@ def check_tunable(task: Task) -> Any:
     return task.tune
 
 
-def _with_settings(task: Task, settings: dict[str, Any]) -> Task:
+def _with_settings(task: Task, settings: KindSettings) -> Task:
     return make_task(task.kind, task.labels, primary=task.primary, settings=settings)
 
 
@@ -199,5 +201,5 @@ def _scores(task: Task, encoded: EncodedData, outputs: Outputs) -> dict[str, flo
     scores = metric.compute()
     if task.scored_logits is not None:
         logits = task.scored_logits(encoded, outputs)
-        scores |= calibration(logits, np.asarray(targets), temperature=task.temperature)
+        scores |= calibration(logits, np.asarray(targets), temperature=task.settings.temperature)
     return scores

@@ -371,7 +371,7 @@ def _task(predictor: Predictor | Ensemble, null_threshold: float | None) -> Task
         raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
     if null_threshold is None:
         return task
-    settings = {**task.settings, "has_unanswerable": True, "null_threshold": null_threshold}
+    settings = task.settings.model_copy(update={"has_unanswerable": True, "null_threshold": null_threshold})
     return make_task("span", primary=task.primary, settings=settings)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maskloom.errors import ConfigError
+from maskloom.recipe_files import validate_recipe
 from maskloom.rows import Rows
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.choice.task import CHOICE
 from maskloom.tasks.classification import classification_kind
+from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.span.task import SPAN
 from maskloom.tasks.tagging.task import TAGGING
 from maskloom.tasks.task import Task, TaskKind
@@ -36,7 +38,17 @@ def task_kind(name: str) -> TaskKind:
 
 
 def make_task(
-    kind: Kind, labels: Sequence[str] = (), *, primary: str | None = None, settings: Mapping[str, Any] | None = None
+    kind: Kind,
+    labels: Sequence[str] = (),
+    *,
+    primary: str | None = None,
+    settings: KindSettings | Mapping[str, Any] | None = None,
 ) -> Task:
-    """Return a task of a kind. Raises ValueError for a score that the kind does not have."""
-    return task_kind(kind).make(tuple(labels), primary, settings or {})
+    """Return a task of a kind, with settings of its own or as they are stored.
+
+    Raises ConfigError for a wrong setting, and ValueError for a score that the kind does not have.
+    """
+    row = task_kind(kind)
+    if not isinstance(settings, KindSettings):
+        settings = validate_recipe(row.settings, dict(settings or {}), source="settings")
+    return row.make(tuple(labels), primary, settings)

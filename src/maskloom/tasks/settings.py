@@ -1,12 +1,12 @@
-"""The recipe sections of fine-tuning on one text or a pair."""
+"""What tasks are told: the recipe sections of fine-tuning, and what is kept of them beside a model."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from maskloom.sections import Length, Section, about
+from maskloom.sections import Length, Positive, Section, about
 
 
 class FinetuningData(Section):
@@ -23,3 +23,30 @@ class PairSection(Section):
     both_orders: Annotated[
         bool, about("Read A B and B A and add their vectors, as GPT does where neither text comes first.")
     ] = False
+
+
+class KindSettings(Section):
+    """What a task of a kind is told, kept beside its models; keys of later releases are ignored.
+
+    A kind has its own: the keys of its recipe section, what the training data says, and what is fitted afterwards, such
+    as the `temperature`, by which logits are divided before they become probabilities.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    temperature: float = 1.0
+
+    def as_stored(self) -> dict[str, Any]:
+        """Return what was given, as plain values."""
+        return self.model_dump(include=self.model_fields_set)
+
+
+class ClassificationSettings(PairSection, KindSettings):
+    """Settings of the kinds on one vector per text or pair.
+
+    `class_weights` are by id (of positives, where there are several labels); `thresholds` are the least probability at
+    which each of several labels is chosen, 0.5 without.
+    """
+
+    class_weights: list[Positive] | None = None
+    thresholds: list[float] | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from maskloom.metrics.calibration import checked_temperature, fit_temperature, sigmoid
+from maskloom.tasks.settings import ClassificationSettings
 
 THRESHOLD = 0.5
 THRESHOLD_SETTINGS = ("thresholds", "null_threshold")
@@ -33,7 +34,7 @@ def tune_labels(
     logits: np.ndarray,
     targets: np.ndarray,
     *,
-    settings: Mapping[str, Any],
+    settings: ClassificationSettings,
     primary: str = "f1_macro",
     leave_out: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -43,14 +44,14 @@ def tune_labels(
     `best_thresholds` finds them. Where they are left out, those in `settings` move with a new temperature, so that the
     same labels are chosen as before.
     """
-    old = checked_temperature(settings.get("temperature", 1.0))
+    old = checked_temperature(settings.temperature)
     new = old if "temperature" in leave_out else fit_temperature(logits, targets)
     tuned: dict[str, Any] = {} if "temperature" in leave_out else {"temperature": new}
     if "thresholds" not in leave_out:
         probabilities = sigmoid(np.asarray(logits) / new)
         tuned["thresholds"] = best_thresholds(probabilities, targets, primary)
-    elif settings.get("thresholds") is not None and new != old:
-        thresholds = checked_thresholds(settings["thresholds"], np.asarray(logits).shape[1])
+    elif settings.thresholds is not None and new != old:
+        thresholds = checked_thresholds(settings.thresholds, np.asarray(logits).shape[1])
         with np.errstate(divide="ignore"):
             odds = np.log(thresholds) - np.log1p(-thresholds)
         tuned["thresholds"] = sigmoid(odds * old / new).tolist()

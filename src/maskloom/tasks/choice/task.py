@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from maskloom.objectives.classification import MultipleChoice
 from maskloom.tasks.choice.reading import ChoiceExample, iterate_choices
 from maskloom.tasks.encoding import EncodedGroups, encoded_texts
 from maskloom.tasks.examples import ReadExamples, are_labelled, checked_parts, checked_text
+from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
@@ -58,17 +59,13 @@ def encode_choices(
 _NO_CHOICE = -1e30
 
 
-def choice_task(
-    labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
-) -> Task:
+def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSettings) -> Task:
     """Return the task of choosing one of several texts; it has no labels, and its score is accuracy.
 
-    `settings` may hold `temperature`, by which scores are divided before they become probabilities. Raises ValueError
-    for another score.
+    Raises ValueError for another score.
     """
-    settings = dict(settings or {})
     primary = primary or "accuracy"
-    temperature = checked_temperature(settings.get("temperature", 1.0))
+    temperature = checked_temperature(settings.temperature)
     ChoiceMetric(primary=primary)  # an unknown score is an error here, not after training
     return Task(
         kind="choice",

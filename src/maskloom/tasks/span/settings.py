@@ -1,4 +1,4 @@
-"""The recipe section [span]."""
+"""The recipe section [span], and the settings of answers as spans."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from maskloom.sections import Count, Section, about
+from maskloom.tasks.settings import KindSettings
 
 
 class SpanSection(Section):
@@ -23,3 +24,9 @@ class SpanSection(Section):
     null_threshold: Annotated[
         float, Field(allow_inf_nan=False), about("Margin by which no answer must score above the best answer.")
     ] = 0.0
+
+
+class SpanSettings(SpanSection, KindSettings):
+    """Settings of answers as spans; with `has_unanswerable` the model may say that the context has no answer."""
+
+    has_unanswerable: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -16,7 +16,7 @@ from maskloom.objectives.classification import SpanPrediction
 from maskloom.tasks.examples import ReadExamples, checked_parts, checked_text
 from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions, is_max_context
 from maskloom.tasks.span.reading import Question, iterate_questions
-from maskloom.tasks.span.settings import SpanSection
+from maskloom.tasks.span.settings import SpanSection, SpanSettings
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.text import normalization
 from maskloom.text.tokenizer import Tokenizer
@@ -269,22 +269,13 @@ def _place(number: int, words: Sequence[str]) -> int:
 _QUESTIONS_AT_ONCE = 512
 
 
-def span_task(
-    labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
-) -> Task:
+def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettings) -> Task:
     """Return the task of answering questions with spans of their contexts.
 
-    `primary` is f1 or exact_match. `settings` are those of the recipe section [span], with `has_unanswerable`: whether
-    the model may say that the context has no answer. Raises ValueError for a score that there is not.
+    `primary` is f1 or exact_match. Raises ValueError for a score that there is not.
     """
-    chosen = {**SpanSection().model_dump(), "has_unanswerable": False, **(settings or {})}
-    has_unanswerable, threshold = bool(chosen["has_unanswerable"]), float(chosen["null_threshold"])
-    options = DecodingOptions(
-        num_best=chosen["num_best"],
-        max_answer_length=chosen["max_answer_length"],
-        has_unanswerable=has_unanswerable,
-        null_threshold=threshold,
-    )
+    has_unanswerable, threshold = settings.has_unanswerable, settings.null_threshold
+    options = DecodingOptions(settings.num_best, settings.max_answer_length, has_unanswerable, threshold)
     metric = partial(AnswerMetric, primary=primary or "f1", null_threshold=threshold if has_unanswerable else None)
     return Task(
         kind="span",
@@ -292,12 +283,12 @@ def span_task(
         primary=metric().primary,
         heads=("span",),
         objective=SpanPrediction(),
-        encode=partial(_encode, chosen["stride"], chosen["max_question_length"]),
+        encode=partial(_encode, settings.stride, settings.max_question_length),
         decide=partial(_decide, options),  # pyright: ignore[reportArgumentType]
         targets=_targets,  # pyright: ignore[reportArgumentType]
         decode=lambda encoded, outputs: [answer_row(found) for found in decode_answers(encoded, outputs, options)],  # pyright: ignore[reportArgumentType]
         metric=metric,
-        settings=chosen,
+        settings=settings,
         tune=partial(_tune, options, metric().primary) if has_unanswerable else None,  # pyright: ignore[reportArgumentType]
         forms={".json": _official_lines},
         frames={".json": ("{\n", ", ", "}\n")},
@@ -394,6 +385,7 @@ SPAN = TaskKind(
     takes="questions with their contexts",
     pipeline_tag="question-answering",
     section=SpanSection,
+    settings=SpanSettings,
     names_labels=False,
     softmax_over="rows",
     is_windowed=True,

@@ -1,12 +1,15 @@
-"""The recipe sections [tagging] and [features]."""
+"""The recipe sections [tagging] and [features], and the settings of tagging."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from maskloom.sections import Section, about
+from maskloom.sections import Positive, Section, about
+from maskloom.tasks.settings import KindSettings
+
+Context = Literal["sentence", "document"]
 
 
 class TaggingSection(Section):
@@ -19,9 +22,9 @@ class TaggingSection(Section):
         Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"],
         about("How tags mark entities; auto detects it, plain is for tags of single words."),
     ] = "auto"
-    context: Annotated[
-        Literal["sentence", "document"], about("What a word attends to: its sentence, or also the sentences around it.")
-    ] = "sentence"
+    context: Annotated[Context, about("What a word attends to: its sentence, or also the sentences around it.")] = (
+        "sentence"
+    )
     crf: Annotated[bool, about("Add a linear-chain conditional random field.")] = False
 
 
@@ -47,3 +50,16 @@ class FeaturesSection(Section):
     lstm_layers: Annotated[int, Field(ge=1, le=4), about("Layers of the BiLSTM.")] = 2
     dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), about("Dropout of the BiLSTM.")] = 0.1
     precision: Annotated[Literal["float32", "float16"], about("Number format of the vectors on disk.")] = "float32"
+
+
+class TaggingSettings(TaggingSection, KindSettings):
+    """Settings of tagging.
+
+    `words` says how raw text is cut, as `WordSplitter.as_settings` does; `class_weights` are by id of tag, and
+    `trained_scheme` is that of the tags which the model gives.
+    """
+
+    features: FeaturesSection | None = None
+    words: dict[str, Any] | None = None
+    class_weights: list[Positive] | None = None
+    trained_scheme: str | None = None

@@ -298,9 +298,9 @@ class _Evidence:
         )
 
 
-def splitter_of(settings: Mapping[str, Any]) -> WordSplitter | None:
+def splitter_of(words: Mapping[str, Any] | None) -> WordSplitter | None:
     """Return how the training data was cut into words; None for a model that does not say."""
-    return None if settings.get("words") is None else WordSplitter.from_settings(settings["words"])
+    return None if words is None else WordSplitter.from_settings(words)
 
 
 def blank_spans(text: str) -> list[Span]:
