@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
 
 from maskloom.data.settings import PretrainingData
 from maskloom.models.model_config import ModelSection
 from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
-from maskloom.rows import row_of
+from maskloom.rows import on_change, row_of
 from maskloom.sections import Count, Positive, Section, about
 from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
 from maskloom.tasks.span.settings import SpanSection
@@ -149,3 +151,19 @@ class FinetuneRecipe(Section):
         if self.features is not None:
             given["features"] = self.features
         return settings.model_construct(**given)
+
+
+_OWN_KEYS = frozenset(FinetuneRecipe.model_fields)
+
+
+def _take_sections(kinds: Mapping[str, Any]) -> None:
+    """Give the recipe the sections of kinds of task from outside, each under the name of its kind."""
+    fields, sections = FinetuneRecipe.__pydantic_fields__, {name: row.section for name, row in kinds.items()}
+    for name in {*fields, *sections} - _OWN_KEYS:
+        fields.pop(name, None)
+        if (section := sections.get(name)) is not None:
+            fields[name] = FieldInfo(annotation=section, default=section())
+    FinetuneRecipe.model_rebuild(force=True)
+
+
+on_change("task", _take_sections)

@@ -18,7 +18,7 @@ from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import KINDS, make_task
+from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.settings import ClassificationSettings
 from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
@@ -202,8 +202,7 @@ def _task_of(tasks: list[Task]) -> Task:
         changes["thresholds"] = [math.fsum(values) / len(tasks) for values in thresholds]
     if margins := [settings.null_threshold for settings in known if isinstance(settings, SpanSettings)]:
         changes["null_threshold"] = math.fsum(margins) / len(tasks)
-    settings = first.settings.model_copy(update=changes)
-    return make_task(first.kind, first.labels, primary=first.primary, settings=settings)
+    return changed(first, **changes)
 
 
 def _check_alike(first: Predictor, other: Predictor, number: int) -> None:

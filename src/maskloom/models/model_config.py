@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.recipe_files import reason_of
-from maskloom.rows import row_of
+from maskloom.rows import SizeName, row_of
 from maskloom.sections import Section, about
-
-SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
 # Layers, hidden size, heads of the published sizes; the feed-forward block is four times the hidden size.
 SIZES: dict[str, tuple[int, int, int]] = {

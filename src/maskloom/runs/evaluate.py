@@ -18,8 +18,7 @@ from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.system.files import write_json
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import make_task
-from maskloom.tasks.settings import KindSettings
+from maskloom.tasks.kinds import changed
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import ModelOutputs, Outputs, Task, score_outputs
 from maskloom.tasks.tuning import THRESHOLD_SETTINGS
@@ -168,9 +167,9 @@ def tune_folder(
     outputs = predictor.outputs(encoded).rows
     fitted = check_tunable(task)(encoded, outputs, leave_out)
     dropped = {"temperature", "thresholds", *fitted}
-    known = task.settings
-    untuned = _with_settings(task, known.model_construct(**{key: value for key, value in known if key not in dropped}))
-    tuned = _with_settings(task, known.model_copy(update=fitted))
+    fields = type(task.settings).model_fields
+    untuned = changed(task, **{name: field.default for name, field in fields.items() if name in dropped})
+    tuned = changed(task, **fitted)
     stored = read_settings(path)
     if fitted:
         write_json(path / SETTINGS_FILE, {**stored, "settings": {**stored.get("settings", {}), **fitted}})
@@ -188,10 +187,6 @@ def check_tunable(task: Task) -> Any:
     if task.tune is None:
         raise ConfigError(f"a {task.kind} task has neither a temperature nor thresholds to fit")
     return task.tune
-
-
-def _with_settings(task: Task, settings: KindSettings) -> Task:
-    return make_task(task.kind, task.labels, primary=task.primary, settings=settings)
 
 
 def _scores(task: Task, encoded: EncodedData, outputs: Outputs) -> dict[str, float]:

@@ -41,7 +41,7 @@ from maskloom.system.launch import claim, is_restarted
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.kinds import changed, task_kind
 from maskloom.tasks.labels import (
     UnknownLabelError,
     balanced_weights,
@@ -302,7 +302,7 @@ def _prepare(recipe: FinetuneRecipe, tokenizer: Tokenizer, data: LabelledFiles) 
         raise with_hint(error, reading) from None
     weights = _class_weights(recipe, task, encoded)
     if weights is not None:
-        task = kind.make(names, primary, settings.model_copy(update={"class_weights": weights}))
+        task = changed(task, class_weights=weights)
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
     takes_pairs = getattr(train_data.examples[0], "pair", None) is not None
     return _Prepared(task, encoded, dev_encoded, takes_pairs, account)

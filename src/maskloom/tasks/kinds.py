@@ -52,3 +52,8 @@ def make_task(
     if not isinstance(settings, KindSettings):
         settings = validate_recipe(row.settings, dict(settings or {}), source="settings")
     return row.make(tuple(labels), primary, settings)
+
+
+def changed(task: Task, **changes: Any) -> Task:
+    """Return a task with some of its settings changed."""
+    return task_kind(task.kind).make(task.labels, task.primary, task.settings.model_copy(update=changes))

@@ -205,11 +205,13 @@ def extended_factor(
 
 def factor_of(settings: TrainingSection) -> Callable[[float], float]:
     """Return the factor on the peak learning rate at each step, of a run that was extended or not."""
-    name, steps, warmup_steps = settings.schedule, settings.steps, settings.resolved_warmup_steps()
-    extensions = [(extension.at, extension.steps) for extension in settings.extensions]
-    if not extensions:
-        return make_schedule(name, warmup_steps=warmup_steps, steps=steps)
-    return partial(extended_factor, name=name, warmup_steps=warmup_steps, steps=steps, extensions=extensions)
+    return partial(
+        extended_factor,
+        name=settings.schedule,
+        warmup_steps=settings.resolved_warmup_steps(),
+        steps=settings.steps,
+        extensions=[(extension.at, extension.steps) for extension in settings.extensions],
+    )
 
 
 def clock_factor(fraction: float, *, name: str, warmup_ratio: float) -> float:
