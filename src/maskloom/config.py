@@ -14,7 +14,7 @@ from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import on_change, row_of
-from maskloom.sections import Count, Positive, Section, about
+from maskloom.sections import Count, Positive, Section, key
 from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
 from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
@@ -27,29 +27,23 @@ _Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
 class CardSection(Section):
     """What only a person knows of a model, for its card, in the words of model hubs."""
 
-    license: Annotated[
-        str | None, Field(pattern=r"^[a-z0-9][a-z0-9.+-]{0,60}$"), about("Licence of the model, such as apache-2.0.")
-    ] = None
-    language: Annotated[
-        _Language | list[_Language] | None, about("Language of the text as a code such as en, or several.")
-    ] = None
-    base_model: Annotated[
-        str | None,
-        Field(pattern=r"^[\w.-]+(/[\w.-]+)?$"),
-        about("Published name of the model that training starts from; absent, what its files say."),
-    ] = None
+    license: str | None = key(None, "Licence of the model, such as apache-2.0.", pattern=r"^[a-z0-9][a-z0-9.+-]{0,60}$")
+    language: _Language | list[_Language] | None = key(None, "Language of the text as a code such as en, or several.")
+    base_model: str | None = key(
+        None,
+        "Published name of the model that training starts from; absent, what its files say.",
+        pattern=r"^[\w.-]+(/[\w.-]+)?$",
+    )
 
 
 class PretrainRecipe(Section):
     """A pre-training run: model, data, training and, optionally, phases of sequence length."""
 
-    kind: Annotated[Literal["pretrain"], about("Kind of run.")] = "pretrain"
-    seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of weights, sampling, masks and dropout.")] = 0
-    objective: Annotated[
-        str,
-        row_of("objective"),
-        about("What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it."),
-    ] = "masked_lm"
+    kind: Literal["pretrain"] = key("pretrain", "Kind of run.")
+    seed: int = key(0, "Seed of weights, sampling, masks and dropout.", ge=0, lt=2**32)
+    objective: Annotated[str, row_of("objective")] = key(
+        "masked_lm", "What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it."
+    )
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
     training: TrainingSection = TrainingSection()
@@ -83,8 +77,7 @@ class PretrainRecipe(Section):
         if self.data.next_sentence:
             raise ValueError("objective = 'causal_lm': data.next_sentence = true needs a model that reads both ways")
         masks = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob", "whole_word_masking")
-        defaults = PretrainingData()
-        if given := [name for name in masks if getattr(self.data, name) != getattr(defaults, name)]:
+        if given := [name for name in masks if getattr(self.data, name) != PretrainingData.model_fields[name].default]:
             raise ValueError(f"objective = 'causal_lm' masks nothing: leave out data.{', data.'.join(given)}")
 
 
@@ -96,24 +89,25 @@ class FinetuneRecipe(Section):
     thresholds to the deciding score. `keep_restarts` keeps the best model of every seed, the members of an ensemble.
     """
 
-    kind: Annotated[Literal["finetune"], about("Kind of run.")] = "finetune"
-    seed: Annotated[int, Field(ge=0, lt=2**32), about("Seed of the new head, data order and dropout.")] = 0
-    restarts: Annotated[Count, about("Runs with seeds seed, seed + 1 ...; the best on dev is kept.")] = 1
-    keep_restarts: Annotated[bool, about("Keep the best model of every seed, for an ensemble.")] = False
-    tune_on_dev: Annotated[bool, about("Fit temperature and thresholds on the dev set at the end.")] = False
-    task: Annotated[
-        str, row_of("task"), about("Kind of task: single, pair, regression, multilabel, span, tagging or choice.")
-    ] = "single"
-    class_weights: Annotated[
-        Literal["none", "balanced"] | dict[str, Positive],
-        about("Class weights in the loss: none, balanced, or one per label."),
-    ] = "none"
-    auxiliary_lm: Annotated[
-        float,
-        Field(ge=0.0, le=100.0, allow_inf_nan=False),
-        about("Weight of a language-model loss beside the task's (lambda of GPT); for left-to-right models."),
-    ] = 0.0
-    from_scratch: Annotated[bool, about("Start from random weights instead of the model's.")] = False
+    kind: Literal["finetune"] = key("finetune", "Kind of run.")
+    seed: int = key(0, "Seed of the new head, data order and dropout.", ge=0, lt=2**32)
+    restarts: Count = key(1, "Runs with seeds seed, seed + 1 ...; the best on dev is kept.")
+    keep_restarts: bool = key(False, "Keep the best model of every seed, for an ensemble.")
+    tune_on_dev: bool = key(False, "Fit temperature and thresholds on the dev set at the end.")
+    task: Annotated[str, row_of("task")] = key(
+        "single", "Kind of task: single, pair, regression, multilabel, span, tagging or choice."
+    )
+    class_weights: Literal["none", "balanced"] | dict[str, Positive] = key(
+        "none", "Class weights in the loss: none, balanced, or one per label."
+    )
+    auxiliary_lm: float = key(
+        0.0,
+        "Weight of a language-model loss beside the task's (lambda of GPT); for left-to-right models.",
+        ge=0.0,
+        le=100.0,
+        allow_inf_nan=False,
+    )
+    from_scratch: bool = key(False, "Start from random weights instead of the model's.")
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
     pair: PairSection = PairSection()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+ValueT = TypeVar("ValueT")
 Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 MOST_STEPS = 10**12
@@ -15,9 +16,12 @@ Count = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Length = Annotated[int, Field(le=1_000_000)]
 
 
-def about(meaning: str) -> Any:
-    """Say what a key of a recipe means, with its unit, for `maskloom recipes show` and docs/RECIPES.md."""
-    return Field(description=meaning)
+def key(default: ValueT, meaning: str, **limits: Any) -> ValueT:
+    """Make a key of a recipe, with limits on its values as pydantic's `Field` takes them.
+
+    The meaning, with its unit, is for `maskloom recipes show` and docs/RECIPES.md.
+    """
+    return Field(default, description=meaning, **limits)
 
 
 class Section(BaseModel):

@@ -7,13 +7,12 @@ import json
 import re
 import shutil
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from tests.fine_tuning import finetune
 from torch import nn
 
@@ -38,7 +37,7 @@ from maskloom.recipe_files import recipe_keys
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
-from maskloom.sections import Section, about
+from maskloom.sections import Section, key
 from maskloom.tasks.classification import classification_kind, classification_task
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.settings import ClassificationSettings
@@ -169,7 +168,7 @@ COPYING = Pretraining("copy", SayAgain, OpeningStream)
 class SmoothedSection(Section):
     """The recipe section [smoothed]."""
 
-    amount: Annotated[float, Field(ge=0.0, lt=1.0), about("Weight of the targets on all classes alike.")] = 0.1
+    amount: float = key(0.1, "Weight of the targets on all classes alike.", ge=0.0, lt=1.0)
 
 
 class SmoothedSettings(SmoothedSection, ClassificationSettings):
@@ -309,12 +308,12 @@ def test_an_optimizer_and_a_schedule_by_rows_train_and_resume_to_the_bit(monkeyp
 
 
 def test_names_that_no_table_has_are_refused():
-    for recipe, values, key in (
+    for recipe, values, said in (
         (PretrainRecipe, {"model": {"architecture": "nothing"}}, "architecture"),
         (PretrainRecipe, {"objective": "nothing"}, "objective"),
         (FinetuneRecipe, {"task": "nothing"}, "task"),
         (PretrainRecipe, {"training": {"optimizer": "nothing"}}, "'adamw', 'bert_adam'"),
         (PretrainRecipe, {"training": {"schedule": "nothing"}}, "'cosine'"),
     ):
-        with pytest.raises(ValueError, match=key):
+        with pytest.raises(ValueError, match=said):
             recipe.model_validate(values)

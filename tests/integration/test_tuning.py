@@ -140,7 +140,7 @@ def test_wrong_use_changes_nothing(tmp_path):
     assert settings_of(folder) == {}
     content = json.loads((folder / "maskloom.json").read_text())
     write_json(folder / "maskloom.json", {**content, "settings": {"temperature": -1}})
-    with pytest.raises(DataError, match=r"maskloom\.json: temperature -1\.0: a number from 1e-06"):
+    with pytest.raises(DataError, match=r"maskloom\.json: settings: temperature = -1: it must be greater"):
         Predictor.load(folder)
 
 

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from maskloom.sections import Count, Length, Rate, Section, about
+from maskloom.sections import Count, Length, Rate, Section, key
 
 
 class PretrainingData(Section):
     """Sampling and masking of pre-training instances (paper 3.3.1, 3.3.2)."""
 
-    max_length: Annotated[Length, Field(ge=5), about("Maximum tokens per sequence, special ones included.")] = 128
-    short_seq_prob: Annotated[Rate, about("Fraction of documents that are cut to a random shorter length.")] = 0.1
-    next_sentence: Annotated[
-        bool, about("Train next-sentence prediction on pairs of texts; false uses single segments.")
-    ] = True
-    sentence_order: Annotated[
-        bool, about("Of a pair, tell swapped texts apart (ALBERT) instead of random ones; needs next_sentence.")
-    ] = False
-    masked_lm_prob: Annotated[
-        float, Field(gt=0.0, lt=1.0), about("Fraction of a sequence's tokens that are predicted.")
-    ] = 0.15
-    max_predictions_per_seq: Annotated[
-        Count | None, about("Most predictions per max_length tokens; absent, masked_lm_prob alone decides.")
-    ] = None
-    mask_prob: Annotated[Rate, about("Fraction of predicted tokens that become [MASK].")] = 0.8
-    keep_prob: Annotated[Rate, about("Fraction of predicted tokens that stay; the rest become random tokens.")] = 0.1
-    whole_word_masking: Annotated[bool, about("Predict either all pieces of a word or none.")] = False
-    static_masks: Annotated[bool, about("Use the same instances and masks in every epoch.")] = False
-    held_out_fraction: Annotated[
-        float, Field(ge=0.0, lt=1.0), about("Fraction of documents held out from training to measure the loss.")
-    ] = 0.02
+    max_length: Length = key(128, "Maximum tokens per sequence, special ones included.", ge=5)
+    short_seq_prob: Rate = key(0.1, "Fraction of documents that are cut to a random shorter length.")
+    next_sentence: bool = key(True, "Train next-sentence prediction on pairs of texts; false uses single segments.")
+    sentence_order: bool = key(
+        False, "Of a pair, tell swapped texts apart (ALBERT) instead of random ones; needs next_sentence."
+    )
+    masked_lm_prob: float = key(0.15, "Fraction of a sequence's tokens that are predicted.", gt=0.0, lt=1.0)
+    max_predictions_per_seq: Count | None = key(
+        None, "Most predictions per max_length tokens; absent, masked_lm_prob alone decides."
+    )
+    mask_prob: Rate = key(0.8, "Fraction of predicted tokens that become [MASK].")
+    keep_prob: Rate = key(0.1, "Fraction of predicted tokens that stay; the rest become random tokens.")
+    whole_word_masking: bool = key(False, "Predict either all pieces of a word or none.")
+    static_masks: bool = key(False, "Use the same instances and masks in every epoch.")
+    held_out_fraction: float = key(
+        0.02, "Fraction of documents held out from training to measure the loss.", ge=0.0, lt=1.0
+    )
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:

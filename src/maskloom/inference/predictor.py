@@ -17,12 +17,7 @@ from maskloom.checkpoints.published.sentence_transformers import PoolingMode, Se
 from maskloom.data.batch import PackedBatch
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Generation, continue_texts
-from maskloom.inference.model_folder import (
-    load_tokenizer,
-    modules_folder,
-    read_settings,
-    resolve_model_folder,
-)
+from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import GeneratedText, MaskCandidate, Prediction
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
@@ -338,8 +333,8 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
     has_labels = KINDS[kind].names_labels
     try:
-        labels, primary = names if has_labels else (), settings.get("primary")
-        task = make_task(kind, labels, primary=primary, settings=settings.get("settings"))
+        given = {"primary": settings.get("primary"), "settings": settings.get("settings")}
+        task = make_task(kind, names if has_labels else (), **given)
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None
     missing = [head for head in task.heads if head not in model.heads]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
+from maskloom.metrics.calibration import sigmoid, softmax
 from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
 from maskloom.tasks.catalog import Kind
@@ -55,7 +55,6 @@ def classification_task(
     is read as A B and as B A and both vectors are added. Raises ValueError for a score that the kind does not have, and
     for weights, thresholds and a temperature that cannot be used.
     """
-    temperature = checked_temperature(settings.temperature)
     tune = None
     if kind == "regression":
         objective, primary = Regression(), primary or "pearson"
@@ -64,14 +63,14 @@ def classification_task(
         objective = MultiLabelClassification(checked_weights(settings.class_weights, labels))
         primary = primary or "f1_micro"
         thresholds = checked_thresholds(settings.thresholds, len(labels))
-        decide = partial(_chosen_labels, temperature, thresholds)
-        decode = partial(_decode_labels, labels, temperature, thresholds)
+        decide = partial(_chosen_labels, settings.temperature, thresholds)
+        decode = partial(_decode_labels, labels, settings.temperature, thresholds)
         tune = partial(tune_labels, settings=settings, primary=primary)
         metric = partial(MultiLabelMetric, len(labels), primary=primary)
     else:
         objective = SingleLabelClassification(checked_weights(settings.class_weights, labels))
         primary = primary or "accuracy"
-        decide, decode = partial(np.argmax, axis=1), partial(_decode_class, labels, temperature)
+        decide, decode = partial(np.argmax, axis=1), partial(_decode_class, labels, settings.temperature)
         tune = tune_classes
         metric = partial(SingleLabelMetric, len(labels), primary=primary)
     metric()  # an unknown score is an error here, not after training

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
-from maskloom.sections import Length, Positive, Section, about
+from maskloom.sections import Length, Positive, Rate, Section, key
 
 
 class FinetuningData(Section):
     """How examples of a task are encoded."""
 
-    max_length: Annotated[
-        Length, Field(ge=3), about("Maximum tokens; longer texts are truncated, contexts and sentences windowed.")
-    ] = 128
+    max_length: Length = key(128, "Maximum tokens; longer texts are truncated, contexts and sentences windowed.", ge=3)
 
 
 class PairSection(Section):
     """Pairs of texts, with one label or a score."""
 
-    both_orders: Annotated[
-        bool, about("Read A B and B A and add their vectors, as GPT does where neither text comes first.")
-    ] = False
+    both_orders: bool = key(
+        False, "Read A B and B A and add their vectors, as GPT does where neither text comes first."
+    )
 
 
 class KindSettings(Section):
     """What a task of a kind is told, kept beside its models; keys of later releases are ignored.
 
-    A kind has its own: the keys of its recipe section, what the training data says, and what is fitted afterwards, such
-    as the `temperature`, by which logits are divided before they become probabilities.
+    A kind has its own: the keys of its recipe section, what the training data says, and what is fitted afterwards.
     """
 
     model_config = ConfigDict(extra="ignore")
 
-    temperature: float = 1.0
+    # logits of fp32 divided by less may be infinite, and their probabilities no numbers
+    temperature: float = key(1.0, "What logits are divided by before they become probabilities.", ge=1e-6, le=1e6)
 
     def as_stored(self) -> dict[str, Any]:
         """Return what was given, as plain values."""
@@ -49,4 +47,4 @@ class ClassificationSettings(PairSection, KindSettings):
     """
 
     class_weights: list[Positive] | None = None
-    thresholds: list[float] | None = None
+    thresholds: list[Rate] | None = None

@@ -205,13 +205,9 @@ def extended_factor(
 
 def factor_of(settings: TrainingSection) -> Callable[[float], float]:
     """Return the factor on the peak learning rate at each step, of a run that was extended or not."""
-    return partial(
-        extended_factor,
-        name=settings.schedule,
-        warmup_steps=settings.resolved_warmup_steps(),
-        steps=settings.steps,
-        extensions=[(extension.at, extension.steps) for extension in settings.extensions],
-    )
+    steps = {"warmup_steps": settings.resolved_warmup_steps(), "steps": settings.steps}
+    extensions = [(extension.at, extension.steps) for extension in settings.extensions]
+    return partial(extended_factor, name=settings.schedule, extensions=extensions, **steps)
 
 
 def clock_factor(fraction: float, *, name: str, warmup_ratio: float) -> float:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from maskloom.errors import ConfigError
 from maskloom.rows import row_of
-from maskloom.sections import MOST_STEPS, Count, Length, Positive, Rate, Section, about
+from maskloom.sections import MOST_STEPS, Count, Length, Positive, Rate, Section, key
 from maskloom.system.launch import DEVICE_NAMES
 
 Minutes = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
@@ -20,8 +20,8 @@ CountOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 class Extension(Section):
     """A run that was given another number of steps when it had come to one of them."""
 
-    at: Annotated[Count, about("Step from which the new number of steps applies.")]
-    steps: Annotated[Count, about("Number of steps planned until then.")]
+    at: Count = Field(description="Step from which the new number of steps applies.")
+    steps: Count = Field(description="Number of steps planned until then.")
 
 
 class TrainingSection(Section):
@@ -34,89 +34,67 @@ class TrainingSection(Section):
     schedule; they are those of the last phase.
     """
 
-    steps: Annotated[Count, about("Optimiser steps.")] = 10_000
-    batch_size: Annotated[BatchSize, about("Sequences per step, over all processes.")] = 32
-    micro_batch_size: Annotated[
-        Count | Literal["auto"] | None,
-        about("Sequences computed at once, accumulating gradients; auto: as many as fit into memory."),
-    ] = None
-    learning_rate: Annotated[Positive, about("Peak learning rate.")] = 1e-4
-    head_learning_rate: Annotated[Positive | None, about("Peak learning rate of the heads; absent, learning_rate.")] = (
-        None
+    steps: Count = key(10_000, "Optimiser steps.")
+    batch_size: BatchSize = key(32, "Sequences per step, over all processes.")
+    micro_batch_size: Count | Literal["auto"] | None = key(
+        None, "Sequences computed at once, accumulating gradients; auto: as many as fit into memory."
     )
-    warmup_ratio: Annotated[Rate, about("Fraction of the steps in which the learning rate rises from 0.")] = 0.1
-    warmup_steps: Annotated[CountOrNone | None, about("Number of warm-up steps; overrides warmup_ratio.")] = None
-    schedule: Annotated[
-        str,
-        row_of("training.schedule"),
-        about(
-            "Learning rate after its peak: linear or cosine to 0, google as in BERT's published code, inverse_sqrt of "
-            "the step, constant."
-        ),
-    ] = "linear"
-    optimizer: Annotated[
-        str,
-        row_of("training.optimizer"),
-        about("adamw, with bias correction, or bert_adam, the published code's without it."),
-    ] = "adamw"
-    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of gradients.")] = 0.9
-    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0), about("Decay rate of the mean of squared gradients.")] = 0.999
-    adam_epsilon: Annotated[Positive, about("Added to the square root of the mean of squared gradients.")] = 1e-6
-    weight_decay: Annotated[NotNegative, about("Decoupled weight decay; biases and norms have none.")] = 0.01
-    max_grad_norm: Annotated[Positive | None, about("Maximum global L2 norm of the gradient.")] = 1.0
-    on_nonfinite: Annotated[
-        Literal["stop", "skip", "rewind"], about("What to do after a loss or gradient that is not finite.")
-    ] = "stop"
-    max_skips: Annotated[Count, about("Batches skipped in a row, or rewinds in all, before the run ends.")] = 3
-    save_every: Annotated[
-        Count | None, about("Steps between checkpoints; absent, ten per phase, or at each evaluation of fine-tuning.")
-    ] = None
-    evaluate_every: Annotated[
-        Count | None, about("Steps between evaluations; absent, ten per phase, or once per epoch of fine-tuning.")
-    ] = None
-    log_every: Annotated[Count, about("Steps between lines of events.jsonl.")] = 10
-    log_to: Annotated[
-        list[Literal["tensorboard"]], about("Other logs of steps and evaluations: RUN/tensorboard (extra tensorboard).")
-    ] = Field(default_factory=list)
-    keep_checkpoints: Annotated[Count, about("Number of newest checkpoints to keep.")] = 2
-    keep_best: Annotated[bool, about("Keep the checkpoint that is best on held-out text, and write best-model/.")] = (
-        False
+    learning_rate: Positive = key(1e-4, "Peak learning rate.")
+    head_learning_rate: Positive | None = key(None, "Peak learning rate of the heads; absent, learning_rate.")
+    warmup_ratio: Rate = key(0.1, "Fraction of the steps in which the learning rate rises from 0.")
+    warmup_steps: CountOrNone | None = key(None, "Number of warm-up steps; overrides warmup_ratio.")
+    schedule: Annotated[str, row_of("training.schedule")] = key(
+        "linear",
+        "Learning rate after its peak: linear or cosine to 0, google as in BERT's published code, inverse_sqrt of "
+        "the step, constant.",
     )
-    max_evaluation_instances: Annotated[
-        Count | None, about("Maximum held-out sequences per evaluation; absent, all.")
-    ] = None
-    num_threads: Annotated[int | None, Field(ge=1, le=1024), about("Threads per process; absent, torch's choice.")] = (
-        None
+    optimizer: Annotated[str, row_of("training.optimizer")] = key(
+        "adamw", "adamw, with bias correction, or bert_adam, the published code's without it."
     )
-    device: Annotated[
-        str,
-        Field(pattern=f"^({DEVICE_NAMES})$"),
-        about("What computes: auto (a GPU if there is one), cpu, cuda, cuda:N, mps."),
-    ] = "auto"
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16", "fastest"],
-        about(
-            "Of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that has it, else fp32. "
-            "fastest: on a CPU too, if a measurement at the start says so."
-        ),
-    ] = "auto"
-    activation_checkpointing: Annotated[
-        bool, about("Compute blocks again in the backward pass: less memory, about a third more time.")
-    ] = False
-    compile: Annotated[bool, about("Compile blocks with torch.compile; needs a C compiler.")] = False
-    parallel: Annotated[
-        Literal["ddp", "fsdp", "hsdp"],
-        about("With several processes: each holds the whole model, a shard, or a shard of its machine's copy."),
-    ] = "ddp"
-    rank_timeout: Annotated[
-        float,
-        Field(ge=3.0, le=86_400.0),
-        about("Seconds after which a process that keeps the others waiting ends the run."),
-    ] = 30.0
-    minutes: Annotated[
-        Minutes | None,
-        about("Minutes to train, in place of steps or epochs, divided among phases or seeds; the schedule follows."),
-    ] = None
+    adam_beta1: float = key(0.9, "Decay rate of the mean of gradients.", ge=0.0, lt=1.0)
+    adam_beta2: float = key(0.999, "Decay rate of the mean of squared gradients.", ge=0.0, lt=1.0)
+    adam_epsilon: Positive = key(1e-6, "Added to the square root of the mean of squared gradients.")
+    weight_decay: NotNegative = key(0.01, "Decoupled weight decay; biases and norms have none.")
+    max_grad_norm: Positive | None = key(1.0, "Maximum global L2 norm of the gradient.")
+    on_nonfinite: Literal["stop", "skip", "rewind"] = key(
+        "stop", "What to do after a loss or gradient that is not finite."
+    )
+    max_skips: Count = key(3, "Batches skipped in a row, or rewinds in all, before the run ends.")
+    save_every: Count | None = key(
+        None, "Steps between checkpoints; absent, ten per phase, or at each evaluation of fine-tuning."
+    )
+    evaluate_every: Count | None = key(
+        None, "Steps between evaluations; absent, ten per phase, or once per epoch of fine-tuning."
+    )
+    log_every: Count = key(10, "Steps between lines of events.jsonl.")
+    log_to: list[Literal["tensorboard"]] = key(
+        [], "Other logs of steps and evaluations: RUN/tensorboard (extra tensorboard)."
+    )
+    keep_checkpoints: Count = key(2, "Number of newest checkpoints to keep.")
+    keep_best: bool = key(False, "Keep the checkpoint that is best on held-out text, and write best-model/.")
+    max_evaluation_instances: Count | None = key(None, "Maximum held-out sequences per evaluation; absent, all.")
+    num_threads: int | None = key(None, "Threads per process; absent, torch's choice.", ge=1, le=1024)
+    device: str = key(
+        "auto", "What computes: auto (a GPU if there is one), cpu, cuda, cuda:N, mps.", pattern=f"^({DEVICE_NAMES})$"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fastest"] = key(
+        "auto",
+        "Of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that has it, else fp32. "
+        "fastest: on a CPU too, if a measurement at the start says so.",
+    )
+    activation_checkpointing: bool = key(
+        False, "Compute blocks again in the backward pass: less memory, about a third more time."
+    )
+    compile: bool = key(False, "Compile blocks with torch.compile; needs a C compiler.")
+    parallel: Literal["ddp", "fsdp", "hsdp"] = key(
+        "ddp", "With several processes: each holds the whole model, a shard, or a shard of its machine's copy."
+    )
+    rank_timeout: float = key(
+        30.0, "Seconds after which a process that keeps the others waiting ends the run.", ge=3.0, le=86_400.0
+    )
+    minutes: Minutes | None = key(
+        None, "Minutes to train, in place of steps or epochs, divided among phases or seeds; the schedule follows."
+    )
     extensions: list[Extension] = Field(default_factory=list)
 
     def resolved_warmup_steps(self) -> int:
@@ -132,15 +110,15 @@ class TrainingSection(Section):
         own = set() if phase is None else phase.model_fields_set
         both = self if phase is None else self.model_copy(update=phase.model_dump(exclude_none=True))
 
-        def key(name: str) -> str:
+        def told(name: str) -> str:
             return f"{place if name in own else 'training'}.{name}"
 
         for part, whole in (("warmup_steps", "steps"), ("micro_batch_size", "batch_size")):
             count, limit = getattr(both, part), getattr(both, whole)
             if isinstance(count, int) and limit is not None and count > limit:
-                raise ValueError(f"{key(part)} = {count}: it may not exceed {key(whole)} = {limit}")
+                raise ValueError(f"{told(part)} = {count}: it may not exceed {told(whole)} = {limit}")
         if self.minutes is not None and both.warmup_steps is not None:
-            given = f"{key('warmup_steps')} = {both.warmup_steps}"
+            given = f"{told('warmup_steps')} = {both.warmup_steps}"
             raise ValueError(f"{given}: with training.minutes give training.warmup_ratio")
         starts = [extension.at for extension in self.extensions]
         if self.minutes is not None and starts:
@@ -150,18 +128,18 @@ class TrainingSection(Section):
             )
         if starts != sorted(set(starts)) or (starts and starts[-1] >= (both.steps or MOST_STEPS)):
             raise ValueError(
-                f"training.extensions at {starts}: each begins after the one before and ends before {key('steps')}"
+                f"training.extensions at {starts}: each begins after the one before and ends before {told('steps')}"
             )
 
 
 class Phase(Section):
     """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
 
-    max_length: Annotated[Length, Field(ge=5), about("Maximum sequence length of the phase in tokens.")]
-    steps: Annotated[Count, about("Steps of the phase.")]
-    batch_size: Annotated[BatchSize | None, about("Sequences per step; absent, training.batch_size.")] = None
-    learning_rate: Annotated[Positive | None, about("Peak learning rate; absent, training.learning_rate.")] = None
-    warmup_steps: Annotated[CountOrNone | None, about("Number of warm-up steps; absent, as in [training].")] = None
+    max_length: Length = Field(ge=5, description="Maximum sequence length of the phase in tokens.")
+    steps: Count = Field(description="Steps of the phase.")
+    batch_size: BatchSize | None = key(None, "Sequences per step; absent, training.batch_size.")
+    learning_rate: Positive | None = key(None, "Peak learning rate; absent, training.learning_rate.")
+    warmup_steps: CountOrNone | None = key(None, "Number of warm-up steps; absent, as in [training].")
 
 
 class FinetuneTraining(TrainingSection):
@@ -170,13 +148,13 @@ class FinetuneTraining(TrainingSection):
     `group_by_length` puts examples of like length into a batch; no padding is computed with, so it gains little speed.
     """
 
-    steps: Annotated[Count | None, about("Optimiser steps; absent, epochs decide.")] = None  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
-    epochs: Annotated[float, Field(gt=0.0, le=1e6), about("Passes over the training data.")] = 3.0
-    learning_rate: Annotated[Positive, about("Peak learning rate.")] = 5e-5
-    group_by_length: Annotated[bool, about("Group examples of similar length into batches.")] = False
-    patience: Annotated[
-        Count | None, about("Evaluations without a better dev score that end a seed; absent, no early stopping.")
-    ] = None
+    steps: Count | None = key(None, "Optimiser steps; absent, epochs decide.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    epochs: float = key(3.0, "Passes over the training data.", gt=0.0, le=1e6)
+    learning_rate: Positive = key(5e-5, "Peak learning rate.")
+    group_by_length: bool = key(False, "Group examples of similar length into batches.")
+    patience: Count | None = key(
+        None, "Evaluations without a better dev score that end a seed; absent, no early stopping."
+    )
 
     def with_steps(self, num_examples: int) -> TrainingSection:
         """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one.

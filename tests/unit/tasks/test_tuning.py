@@ -217,3 +217,10 @@ def test_wrong_settings_are_refused(settings):
 
 def test_thresholds_without_settings():
     assert checked_thresholds(None, 3).tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), "2", True, None, 1e-300, 1e300])
+@pytest.mark.parametrize("kind", ["single", "tagging", "choice"])
+def test_a_temperature_that_nothing_can_be_divided_by_is_refused(kind, temperature):
+    with pytest.raises(ConfigError, match="settings: temperature = "):
+        make_task(kind, ["O"], settings={"temperature": temperature})

@@ -12,7 +12,7 @@ import numpy as np
 
 from maskloom.data.batch import ChoiceBatch
 from maskloom.errors import DataError
-from maskloom.metrics.calibration import checked_temperature, softmax
+from maskloom.metrics.calibration import softmax
 from maskloom.metrics.labels import ChoiceMetric
 from maskloom.objectives.classification import MultipleChoice
 from maskloom.tasks.choice.reading import ChoiceExample, iterate_choices
@@ -65,7 +65,6 @@ def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSett
     Raises ValueError for another score.
     """
     primary = primary or "accuracy"
-    temperature = checked_temperature(settings.temperature)
     ChoiceMetric(primary=primary)  # an unknown score is an error here, not after training
     return Task(
         kind="choice",
@@ -78,7 +77,7 @@ def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSett
         ),
         # the first of choices with equal scores
         decide=lambda encoded, outputs: choice_scores(encoded, outputs).argmax(axis=1),
-        decode=partial(_decode, temperature),  # pyright: ignore[reportArgumentType]
+        decode=partial(_decode, settings.temperature),  # pyright: ignore[reportArgumentType]
         metric=partial(ChoiceMetric, primary=primary),
         settings=settings,
         tune=fitted(tune_classes, choice_scores),

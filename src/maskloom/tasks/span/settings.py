@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from maskloom.sections import Count, Section, about
+from maskloom.sections import Count, Section, key
 from maskloom.tasks.settings import KindSettings
 
 
@@ -17,13 +13,11 @@ class SpanSection(Section):
     `null_threshold` above it, in data with questions that have none.
     """
 
-    stride: Annotated[Count, about("Tokens from the start of one window of a context to the next.")] = 128
-    max_question_length: Annotated[Count, about("Tokens after which a question is truncated.")] = 64
-    max_answer_length: Annotated[Count, about("Maximum answer length in tokens.")] = 30
-    num_best: Annotated[Count, about("Candidate answers kept per question.")] = 20
-    null_threshold: Annotated[
-        float, Field(allow_inf_nan=False), about("Margin by which no answer must score above the best answer.")
-    ] = 0.0
+    stride: Count = key(128, "Tokens from the start of one window of a context to the next.")
+    max_question_length: Count = key(64, "Tokens after which a question is truncated.")
+    max_answer_length: Count = key(30, "Maximum answer length in tokens.")
+    num_best: Count = key(20, "Candidate answers kept per question.")
+    null_threshold: float = key(0.0, "Margin by which no answer must score above the best answer.", allow_inf_nan=False)
 
 
 class SpanSettings(SpanSection, KindSettings):

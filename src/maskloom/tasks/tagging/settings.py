@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from maskloom.sections import Positive, Section, about
+from maskloom.sections import Positive, Section, key
 from maskloom.tasks.settings import KindSettings
 
 Context = Literal["sentence", "document"]
@@ -18,14 +16,11 @@ class TaggingSection(Section):
     `scheme` "plain" is for tags that stand for single words, such as parts of speech; "auto" tells them from entities.
     """
 
-    scheme: Annotated[
-        Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"],
-        about("How tags mark entities; auto detects it, plain is for tags of single words."),
-    ] = "auto"
-    context: Annotated[Context, about("What a word attends to: its sentence, or also the sentences around it.")] = (
-        "sentence"
+    scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"] = key(
+        "auto", "How tags mark entities; auto detects it, plain is for tags of single words."
     )
-    crf: Annotated[bool, about("Add a linear-chain conditional random field.")] = False
+    context: Context = key("sentence", "What a word attends to: its sentence, or also the sentences around it.")
+    crf: bool = key(False, "Add a linear-chain conditional random field.")
 
 
 # How LayerCombination names layers; whether the encoder has so many is known when it is there.
@@ -39,17 +34,15 @@ class FeaturesSection(Section):
     layers joined by commas, 0 for the embeddings.
     """
 
-    layers: Annotated[
-        str,
-        Field(pattern=_LAYERS),
-        about("Layers of the frozen encoder, by name (concat_last_four ...) or number (0 for the embeddings)."),
-    ] = "concat_last_four"
-    lstm_size: Annotated[
-        int, Field(ge=2, le=65_536, multiple_of=2), about("Width of the BiLSTM, both directions together.")
-    ] = 768
-    lstm_layers: Annotated[int, Field(ge=1, le=4), about("Layers of the BiLSTM.")] = 2
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), about("Dropout of the BiLSTM.")] = 0.1
-    precision: Annotated[Literal["float32", "float16"], about("Number format of the vectors on disk.")] = "float32"
+    layers: str = key(
+        "concat_last_four",
+        "Layers of the frozen encoder, by name (concat_last_four ...) or number (0 for the embeddings).",
+        pattern=_LAYERS,
+    )
+    lstm_size: int = key(768, "Width of the BiLSTM, both directions together.", ge=2, le=65_536, multiple_of=2)
+    lstm_layers: int = key(2, "Layers of the BiLSTM.", ge=1, le=4)
+    dropout: float = key(0.1, "Dropout of the BiLSTM.", ge=0.0, lt=1.0, allow_inf_nan=False)
+    precision: Literal["float32", "float16"] = key("float32", "Number format of the vectors on disk.")
 
 
 class TaggingSettings(TaggingSection, KindSettings):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.metrics.calibration import checked_temperature, softmax
+from maskloom.metrics.calibration import softmax
 from maskloom.metrics.entities import EntityMetric, TagTable, entities_of, is_tag
 from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.metrics.metric import checked_primary
@@ -45,7 +45,6 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
     primary = checked_primary(primary or scores[0], scores, "plain tags" if is_plain else "tagging")
     scheme = PLAIN if is_plain else TagTable.of(labels).scheme()
     forbidden = () if scheme == PLAIN else forbidden_pairs(labels, scheme)
-    temperature = checked_temperature(settings.temperature)
     logits = partial(tag_logits, len(labels))
     task = Task(
         kind="tagging",
@@ -55,7 +54,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         objective=CrfTagging(forbidden) if crf else Tagging(checked_weights(settings.class_weights, labels)),
         encode=partial(_encode, labels, settings.context),
         decide=partial(decide_words if is_plain else decide_tags, labels),  # pyright: ignore[reportArgumentType]
-        decode=partial(decode_tags, labels, temperature, names_entities=not is_plain),  # pyright: ignore[reportArgumentType]
+        decode=partial(decode_tags, labels, settings.temperature, names_entities=not is_plain),  # pyright: ignore[reportArgumentType]
         metric=(
             partial(SingleLabelMetric, len(labels), primary=primary)
             if is_plain
