@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
+from maskloom.errors import ConfigError
 from maskloom.tasks.kinds import make_task
 from maskloom.tasks.settings import ClassificationSettings
 from maskloom.tasks.tuning import best_threshold, best_thresholds, checked_thresholds, tune_classes, tune_labels
