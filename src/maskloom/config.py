@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
@@ -20,7 +20,6 @@ from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
 from maskloom.training.settings import FinetuneTraining, Phase, TrainingSection
 
-SettingsT = TypeVar("SettingsT", bound=KindSettings)
 _Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
 
 
@@ -136,7 +135,7 @@ class FinetuneRecipe(Section):
         self.training.refuse_contradictions()
         return self
 
-    def task_settings(self, settings: type[SettingsT]) -> SettingsT:
+    def task_settings(self, settings: type[KindSettings]) -> KindSettings:
         """Return the sections of the kind of task as its settings."""
         section = getattr(self, self.task, None)
         given = dict[str, Any](section) if isinstance(section, Section) else {}

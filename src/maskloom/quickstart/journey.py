@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
+from maskloom.config import FinetuneRecipe, PretrainRecipe, Section, load_recipe, recipe_toml
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.data.counter_random import Permutation
 from maskloom.errors import ConfigError
@@ -30,7 +30,6 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.runs.report.page import charts_of
 from maskloom.runs.report.record import read_run
 from maskloom.runs.run_folder import RECIPE
-from maskloom.sections import Section
 from maskloom.system.files import write_json, write_text
 from maskloom.system.folder_lock import LOCK, alone_in_folder
 from maskloom.system.foreign_files import read_json_object

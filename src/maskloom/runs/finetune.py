@@ -14,7 +14,7 @@ import torch
 
 import maskloom
 from maskloom.checkpoints.huggingface import CONFIG, read_config
-from maskloom.config import FinetuneRecipe
+from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, task_tokenizer
 from maskloom.models.architectures import published_config
@@ -56,7 +56,6 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log
 from maskloom.training.loop import NumericalError
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
-from maskloom.training.settings import TrainingSection
 
 _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, save_model
 from maskloom.checkpoints.tensor_files import WEIGHTS
-from maskloom.config import FinetuneRecipe
+from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
 from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
@@ -30,7 +30,6 @@ from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.session import TrainingSession
-from maskloom.training.settings import TrainingSection
 
 _RESULT = "result.json"
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
-from maskloom.config import PretrainRecipe
+from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
 from maskloom.errors import ConfigError
@@ -49,7 +49,6 @@ from maskloom.training.events import EventLog, check_log_targets, open_run_log, 
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
-from maskloom.training.settings import TrainingSection
 
 _EVALUATION_BATCH = 64
 _PARTS = (("cls.predictions", "masked-LM head"), ("cls.seq_relationship", "next-sentence head"), ("pooler", "pooler"))

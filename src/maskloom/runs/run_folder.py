@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import maskloom
-from maskloom.config import load_recipe, recipe_toml
+from maskloom.config import Section, load_recipe, recipe_toml
 from maskloom.errors import ConfigError, DataError
-from maskloom.sections import Section
 from maskloom.system.files import remove_tree, write_json, write_text
 from maskloom.system.folder_lock import LOCK
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name

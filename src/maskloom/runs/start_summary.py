@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
 from maskloom.data.loader import Account
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
 from maskloom.tasks.encoding import EncodedData
 from maskloom.training.loop import StepReport
-from maskloom.training.settings import FinetuneTraining, TrainingSection
 
 # Seconds and steps of training that tell how long the rest takes; the first step is left out, it warms up.
 _SECONDS, _STEPS = 5.0, 3

@@ -11,7 +11,6 @@ from maskloom.rows import Rows
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.choice.task import CHOICE
 from maskloom.tasks.classification import classification_kind
-from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.span.task import SPAN
 from maskloom.tasks.tagging.task import TAGGING
 from maskloom.tasks.task import Task, TaskKind
@@ -38,20 +37,14 @@ def task_kind(name: str) -> TaskKind:
 
 
 def make_task(
-    kind: Kind,
-    labels: Sequence[str] = (),
-    *,
-    primary: str | None = None,
-    settings: KindSettings | Mapping[str, Any] | None = None,
+    kind: Kind, labels: Sequence[str] = (), *, primary: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Task:
-    """Return a task of a kind, with settings of its own or as they are stored.
+    """Return a task of a kind with settings as they are stored.
 
     Raises ConfigError for a wrong setting, and ValueError for a score that the kind does not have.
     """
     row = task_kind(kind)
-    if not isinstance(settings, KindSettings):
-        settings = validate_recipe(row.settings, dict(settings or {}), source="settings")
-    return row.make(tuple(labels), primary, settings)
+    return row.make(tuple(labels), primary, validate_recipe(row.settings, dict(settings or {}), source="settings"))
 
 
 def changed(task: Task, **changes: Any) -> Task:

@@ -18,7 +18,7 @@ from maskloom.tasks.examples import ReadingReport, kept_examples
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, SchemeFinder, TagForm, breach_of, convert_tags
 from maskloom.tasks.tagging.settings import TaggingSettings
-from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans, splitter_of
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def iterate_sentences(
         scheme = PLAIN
     if needs_label and scheme == "auto":
         scheme = find_scheme(path, options)
-    splitter = splitter_of(settings.words)
+    splitter = None if settings.words is None else WordSplitter.from_settings(settings.words)
     cut = _splitter(path, options, splitter, report, needs_label=needs_label)
     found = _find_sentences(path, options, needs_label=needs_label, splitter=cut)
     make = partial(_converted, scheme, target) if needs_label else _sound

@@ -22,7 +22,7 @@ from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import TaggedSentence, iterate_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, forbidden_pairs, tag_names
 from maskloom.tasks.tagging.settings import Context, TaggingSection, TaggingSettings
-from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter, splitter_of
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 from maskloom.tasks.task import Task, TaskKind
 from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
@@ -39,8 +39,8 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
     """
     if not labels:
         raise ValueError("tagging needs the names of its tags")
-    crf, splitter = settings.crf, splitter_of(settings.words)
-    is_plain = _is_plain(labels, settings)
+    crf, is_plain = settings.crf, _is_plain(labels, settings)
+    splitter = UNKNOWN_TRAINING if settings.words is None else WordSplitter.from_settings(settings.words)
     scores = PLAIN_SCORES if is_plain else SCORES
     primary = checked_primary(primary or scores[0], scores, "plain tags" if is_plain else "tagging")
     scheme = PLAIN if is_plain else TagTable.of(labels).scheme()
@@ -65,7 +65,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         tune=fitted(tune_classes, logits),
         scored_logits=logits,  # pyright: ignore[reportArgumentType]
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
-        example_of=partial(_example_of, splitter or UNKNOWN_TRAINING),
+        example_of=partial(_example_of, splitter),
     )
     return task if settings.features is None else on_features(task, settings.features)
 
