@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maskloom.system.cores import follow_quota, wait_briefly
+from maskloom.system.resources import follow_quota, wait_briefly
 
 TYPE_CHECKING = False  # typing's own would import typing, during which no Ctrl-C could be answered yet
 if TYPE_CHECKING:

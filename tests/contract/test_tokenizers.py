@@ -25,11 +25,11 @@ def gpt2() -> Tokenizer:
 
 
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
-    "wordpiece": lambda: train_vocabulary(TEXTS * 3, VocabularySettings(size=120)).tokenizer,
-    "byte-pair": lambda: train_vocabulary(TEXTS * 3, VocabularySettings(size=120, model="bpe")).tokenizer,
-    "byte-pair, cased": lambda: (
-        train_vocabulary(TEXTS * 3, VocabularySettings(size=120, model="bpe", lowercase=False)).tokenizer
-    ),
+    "wordpiece": lambda: train_vocabulary(TEXTS * 3, VocabularySettings(size=120))[0],
+    "byte-pair": lambda: train_vocabulary(TEXTS * 3, VocabularySettings(size=120, model="bpe"))[0],
+    "byte-pair, cased": lambda: train_vocabulary(TEXTS * 3, VocabularySettings(size=120, model="bpe", lowercase=False))[
+        0
+    ],
     "byte-level": gpt2,
 }
 

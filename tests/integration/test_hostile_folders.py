@@ -104,7 +104,7 @@ def test_a_link_to_a_whole_model_folder_opens(tmp_path):
 
 def test_a_model_larger_than_memory_is_refused_with_both_figures(tmp_path, monkeypatch):
     write_model(tmp_path)
-    monkeypatch.setattr("maskloom.system.machine_memory.available_memory", lambda: 1000)
+    monkeypatch.setattr("maskloom.system.resources.available_memory", lambda: 1000)
     with pytest.raises(DataError, match=r"the model takes [\d,]+ bytes of memory, 1,000 are available"):
         load_model(tmp_path)
 

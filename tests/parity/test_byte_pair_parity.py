@@ -25,7 +25,7 @@ TEXT = st.text() | st.lists(st.sampled_from([*" \t\n'.,é東🙂", "the", "Low",
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bpe") / "ours"
-    train_vocabulary(TEXTS, VocabularySettings(size=150, model="bpe")).tokenizer.save(folder)
+    train_vocabulary(TEXTS, VocabularySettings(size=150, model="bpe"))[0].save(folder)
     return folder
 
 
@@ -66,7 +66,7 @@ def test_our_folder_opens_in_transformers_with_the_same_ids_and_roles(ours: Path
 
 
 def test_a_cased_folder_keeps_case_in_transformers(tmp_path: Path) -> None:
-    tokenizer = train_vocabulary(TEXTS, VocabularySettings(size=150, model="bpe", lowercase=False)).tokenizer
+    tokenizer = train_vocabulary(TEXTS, VocabularySettings(size=150, model="bpe", lowercase=False))[0]
     tokenizer.save(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(TEXTS[0], add_special_tokens=False)["input_ids"] == tokenizer.token_ids(TEXTS[0])

@@ -158,7 +158,7 @@ def write_byte_pairs(folder: Path) -> None:
     """Train a tiny byte-pair vocabulary."""
     from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 
-    train_vocabulary(["the ab the bing"] * 3, VocabularySettings(size=24, model="bpe")).tokenizer.save(folder)
+    train_vocabulary(["the ab the bing"] * 3, VocabularySettings(size=24, model="bpe"))[0].save(folder)
 
 
 def write_corpus(folder: Path) -> None:

@@ -26,7 +26,7 @@ from maskloom.sections import Section
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import replacing, write_json
 from maskloom.system.foreign_files import file_inside, read_json_object
-from maskloom.system.machine_memory import require_memory
+from maskloom.system.resources import require_memory
 
 CONFIG = "config.json"
 # The key of config.json with what heads of ours take.
@@ -57,6 +57,11 @@ class LoadReport:
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Return what a model folder's config.json (or bert_config.json) says; raises DataError for no JSON object."""
     return read_json_object(_config_path(Path(folder)))
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Return the configuration of the encoder in a model folder; raises DataError for one that is not known."""
+    return published_config(read_config(folder), str(folder))
 
 
 def load_model(

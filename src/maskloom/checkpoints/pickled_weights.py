@@ -15,7 +15,7 @@ from maskloom.checkpoints.safetensors_format import MAX_TENSORS
 from maskloom.checkpoints.tensor_files import StoredTensor
 from maskloom.errors import DataError
 from maskloom.system.foreign_files import check_regular
-from maskloom.system.machine_memory import require_memory
+from maskloom.system.resources import require_memory
 
 _MAX_PICKLE_BYTES, _MAX_OPERATIONS = 64 << 20, 1_000_000
 # A file of torch before 1.6: this number, then four pickles, then the values.

@@ -69,24 +69,21 @@ Device = Annotated[
 MaxLength = Annotated[
     int | None, typer.Option("--max-length", min=3, help="Maximum tokens; longer sequences are truncated and counted.")
 ]
-TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column of the text: its name or number from 1.")]
-PairColumn = Annotated[str | None, typer.Option("--pair-column", help="Column of the second text.")]
-LabelColumn = Annotated[str | None, typer.Option("--label-column", help="Column of the label or score.")]
-Format = Annotated[
-    str | None,
-    typer.Option("--format", help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003."),
-]
-Labels = Annotated[Path | None, typer.Option("--labels", help="A file with one label name per line.")]
-BadRows = Annotated[
-    Literal["error", "skip"], typer.Option("--on-bad-rows", help="Stop at an invalid row, or skip and count such rows.")
-]
-_READING = {
-    "text_column": TextColumn,
-    "pair_column": PairColumn,
-    "label_column": LabelColumn,
-    "format": Format,
-    "labels": Labels,
-    "on_bad_rows": BadRows,
+_READING: dict[str, Any] = {
+    "text_column": Annotated[
+        str | None, typer.Option("--text-column", help="Column of the text: its name or number from 1.")
+    ],
+    "pair_column": Annotated[str | None, typer.Option("--pair-column", help="Column of the second text.")],
+    "label_column": Annotated[str | None, typer.Option("--label-column", help="Column of the label or score.")],
+    "format": Annotated[
+        str | None,
+        typer.Option("--format", help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003."),
+    ],
+    "labels": Annotated[Path | None, typer.Option("--labels", help="A file with one label name per line.")],
+    "on_bad_rows": Annotated[
+        Literal["error", "skip"],
+        typer.Option("--on-bad-rows", help="Stop at an invalid row, or skip and count such rows."),
+    ],
 }
 
 
@@ -253,20 +250,6 @@ Overrides = Annotated[
         "--set", help="Override a recipe key, such as training.steps=1000. Repeatable.", autocompletion=complete_key
     ),
 ]
-Steps = Annotated[
-    int | None,
-    typer.Option("--steps", min=1, help="Optimiser steps; with --resume, another number extends or shortens the run."),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option("--minutes", help="Minutes to train, instead of steps or epochs; the schedule follows the clock."),
-]
-Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences or examples per step.")]
-LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")]
-SequenceLength = Annotated[int | None, typer.Option("--max-length", min=3, help="Maximum sequence length in tokens.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.")]
-Restarts = Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds per trial.")]
 Metric = Annotated[str | None, typer.Option("--metric", help="The dev score that selects the best weights.")]
 Grid = Annotated[
     list[str] | None,
@@ -276,17 +259,31 @@ Grid = Annotated[
         "paper (18 trials), small (the paper's for GLUE, 4), minis (20), none.",
     ),
 ]
-_FLAGS = {
+_FLAGS: dict[str, Any] = {
     "size": Size,
-    "epochs": Epochs,
-    "steps": Steps,
-    "minutes": Minutes,
-    "batch_size": BatchSize,
-    "learning_rate": LearningRate,
-    "max_length": SequenceLength,
-    "seed": Seed,
+    "task": Task,
+    "epochs": Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")],
+    "steps": Annotated[
+        int | None,
+        typer.Option(
+            "--steps", min=1, help="Optimiser steps; with --resume, another number extends or shortens the run."
+        ),
+    ],
+    "minutes": Annotated[
+        float | None,
+        typer.Option("--minutes", help="Minutes to train, instead of steps or epochs; the schedule follows the clock."),
+    ],
+    "batch_size": Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences or examples per step.")],
+    "learning_rate": Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")],
+    "max_length": Annotated[int | None, typer.Option("--max-length", min=3, help="Maximum sequence length in tokens.")],
+    "seed": Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.")],
     "device": Device,
-    "restarts": Restarts,
+    "keep_restarts": Annotated[
+        bool | None, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
+    ],
+    "restarts": Annotated[
+        int | None, typer.Option("--restarts", min=1, help="Runs with different seeds, of a search per trial.")
+    ],
 }
 
 

@@ -7,24 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import (
-    AsJson,
-    BadText,
-    Model,
-    Out,
-    Texts,
-    Workers,
-    show,
-    with_options,
-)
+from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, show, with_options
 from maskloom.runs.display import stage_callback, terminal_progress
-
-Engine = Annotated[
-    Literal["local", "ray"], typer.Option("--engine", help="Where the work runs: local processes, or a Ray cluster.")
-]
-RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", help="A running Ray cluster; by default a local one is started.")
-]
 
 
 def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None) -> Any:
@@ -34,7 +18,16 @@ def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None
     return Work(workers, chosen_engine(engine, ray_address))
 
 
-_ENGINES = {"workers": Workers, "engine": Engine, "ray_address": RayAddress}
+_ENGINES = {
+    "workers": Workers,
+    "engine": Annotated[
+        Literal["local", "ray"],
+        typer.Option("--engine", help="Where the work runs: local processes, or a Ray cluster."),
+    ],
+    "ray_address": Annotated[
+        str | None, typer.Option("--ray-address", help="A running Ray cluster; by default a local one is started.")
+    ],
+}
 _works = with_options("work", _ENGINES, _work, workers=1, engine="local")
 
 vocab_app = typer.Typer(help="Train, extend and inspect vocabularies.", no_args_is_help=True)
@@ -78,12 +71,7 @@ def vocab_train(
     from maskloom.text.vocabulary_training import VocabularySettings
 
     settings = VocabularySettings(
-        size=size,
-        lowercase=not cased,
-        score=score,
-        min_frequency=min_frequency,
-        max_distinct_words=max_distinct_words,
-        model=model,
+        size, not cased, score, min_frequency, max_distinct_words=max_distinct_words, model=model
     )
     how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
     show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json)

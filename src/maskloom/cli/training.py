@@ -17,7 +17,6 @@ from maskloom.cli.options import (
     Overrides,
     Recipe,
     Resume,
-    Task,
     Verify,
     chosen_recipe,
     continues,
@@ -69,7 +68,10 @@ def pretrain(
     show(result, as_json, out, lines=pretraining_lines)
 
 
-@trains("epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
+@trains(
+    *("task", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device"),
+    *("restarts", "keep_restarts"),
+)
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
 def finetune(
     model: Model,
@@ -79,12 +81,7 @@ def finetune(
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to choose the best weights by.")],
     out: Out,
     *,
-    task: Task = None,
     flags: Any,
-    restarts: Annotated[int | None, typer.Option("--restarts", min=1, help="Runs with different seeds.")] = None,
-    keep_restarts: Annotated[
-        bool, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
-    ] = False,
     recipe: Recipe = None,
     metric: Metric = None,
     reading: Any,
@@ -97,7 +94,6 @@ def finetune(
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.first_look import look_at_training_data
 
-    flags |= {"task": task, "restarts": restarts, "keep_restarts": keep_restarts or None}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
@@ -110,7 +106,7 @@ def finetune(
     show(result, as_json, lines=finetuning_lines)
 
 
-@trains("epochs", "steps", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
+@trains("task", "epochs", "steps", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
 def search(
     model: Model,
@@ -118,7 +114,6 @@ def search(
     dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to compare trials by.")],
     out: Out,
     *,
-    task: Task = None,
     flags: Any,
     recipe: Recipe = None,
     grid: Grid = None,
@@ -140,7 +135,6 @@ def search(
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.first_look import look_at_training_data
 
-    flags |= {"task": task}
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe is refused before it

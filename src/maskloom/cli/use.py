@@ -7,17 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import (
-    AsJson,
-    Averaged,
-    Device,
-    MaxLength,
-    Model,
-    Out,
-    reads,
-    show,
-    takes_models,
-)
+from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, reads, show, takes_models
 from maskloom.rows import PoolingMode
 from maskloom.runs.display import terminal_progress
 
@@ -179,8 +169,7 @@ def score_answers(
     """Score a file of answers by the official rules of SQuAD v1.1 and v2.0."""
     from maskloom.tasks.span.reading import score_files
 
-    report = score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold)
-    show(report.as_dict(), as_json)
+    show(score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold), as_json)
 
 
 @reads("text_column", "format", "on_bad_rows")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from maskloom.data.counter_random import uniform
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.decoder import Decoder
+from maskloom.layers.attention import PastTokens
+from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 
 
@@ -87,9 +89,11 @@ def continue_texts(
                 f"prompt {number}: {len(prompt)} tokens; 1 to {limit - 1} are expected, as the model reads {limit}"
             )
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
-    search = _beam_search if settings.beam is not None else _draw
     choose = _Choice(end, tuple(never), settings, list(range(len(prompts))) if numbers is None else list(numbers))
-    return search(Decoder(model, room), prompts, choose, room)
+    decoder = Decoder(model, room)
+    if settings.beam is None:
+        return _draw(decoder, prompts, choose, room)
+    return [_searched(decoder, prompt, choose, room) for prompt in prompts]
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,48 @@ class _Choice:
         return tokens.gather(1, chosen).squeeze(1)
 
 
+class Decoder:
+    """A causal model that reads one more token of several sequences at a time and keeps the keys and values before.
+
+    `room` is the most tokens that one may come to. Raises ConfigError for a model that is not causal or has no head
+    over the vocabulary.
+    """
+
+    def __init__(self, model: EncoderWithHeads, room: int) -> None:
+        if (head := model.vocabulary_head) is None or not model.config.is_causal:
+            raise ConfigError("only a left-to-right model with a language-model head continues a text")
+        self._encoder, self._head, self._room = model.encoder, head, room
+        self._device = model.encoder.word_embeddings.device
+        self._single: SequenceLayout | None = None  # of one token a sequence
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read prompts, each of at least one token, and return the logits of what follows: (sequences, vocabulary)."""
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
+        config = self._encoder.config
+        self._past = PastTokens(config.num_hidden_layers, config.num_attention_heads, self._room, lengths)
+        ids = torch.tensor(list(chain.from_iterable(prompts)), device=self._device)
+        layout = SequenceLayout.from_lengths(lengths, self._device)
+        return self._logits(ids, layout, layout.last_positions)
+
+    def step(self, token_ids: Tensor) -> Tensor:
+        """Add a token to every sequence, (sequences,), and return the logits of what follows."""
+        past = self._past
+        past.add_token()
+        if self._single is None or self._single.num_sequences != len(token_ids):
+            self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
+        layout = replace(self._single, position_ids=past.lengths - 1, max_position=past.longest - 1)
+        return self._logits(token_ids, layout)
+
+    def take(self, rows: Tensor) -> None:
+        """Keep these sequences, in this order; one may come several times."""
+        self._past.take(rows)
+
+    def _logits(self, ids: Tensor, layout: SequenceLayout, rows: Tensor | None = None) -> Tensor:
+        output = self._encoder.encode_packed(ids, torch.zeros_like(ids), layout, past=self._past.layers)
+        hidden = output.last_hidden_state
+        return self._head(hidden if rows is None else hidden.index_select(0, rows)).float()
+
+
 def _draw(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int) -> list[Continuation]:
     found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
     logits = decoder.start(prompts)
@@ -167,12 +213,8 @@ def _draw(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, r
     return found
 
 
-def _beam_search(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int) -> list[Continuation]:
-    """Search each prompt alone, its candidates together."""
-    return [_searched(decoder, prompt, choose, room) for prompt in prompts]
-
-
 def _searched(decoder: Decoder, prompt: Sequence[int], choose: _Choice, room: int) -> Continuation:
+    """Search for one prompt, its candidates together."""
     width = choose.settings.beam or 1
     logits = decoder.start([prompt])
     going, ended = [Continuation()], []

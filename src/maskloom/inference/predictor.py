@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -97,6 +97,7 @@ class TaskModel(ABC):
                 raise ConfigError(f"input {number}: this model was fine-tuned on {wanted} an example, this is {got}")
 
 
+@dataclass(eq=False, repr=False)
 class Predictor(TaskModel):
     """Texts in, numpy arrays and dictionaries out; batches are sorted by length and bounded in tokens.
 
@@ -106,26 +107,18 @@ class Predictor(TaskModel):
     share a predictor.
     """
 
-    def __init__(
-        self,
-        model: EncoderWithHeads,
-        tokenizer: Tokenizer,
-        *,
-        task: Task | None = None,
-        max_length: int = 512,
-        settings: dict[str, Any] | None = None,
-        max_tokens: int | None = None,
-        batch_size: int | None = None,
-        modules: SentenceModules | None = None,
-    ) -> None:
-        self.model = model.eval()
-        self.tokenizer = tokenizer
-        self.task = task
-        self.max_length = max_length
-        self.settings = settings or {}
-        self.max_tokens = max_tokens
-        self.batch_size = batch_size
-        self.modules = modules or SentenceModules()
+    model: EncoderWithHeads
+    tokenizer: Tokenizer
+    _: KW_ONLY
+    task: Task | None = None
+    max_length: int = 512
+    settings: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    batch_size: int | None = None
+    modules: SentenceModules = field(default_factory=SentenceModules)
+
+    def __post_init__(self) -> None:
+        self.model.eval()
 
     @classmethod
     def load(

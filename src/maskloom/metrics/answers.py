@@ -236,38 +236,6 @@ class _Rows:
         return best * float(said.mean()), threshold
 
 
-@dataclass(frozen=True)
-class AnswerReport:
-    """Scores of a file of predictions, with the ids of questions that it lacks; those count as wrong.
-
-    `num_unknown` predictions belong to no question.
-    """
-
-    scores: dict[str, float]
-    has_unanswerable: bool
-    num_questions: int
-    num_answerable: int
-    missing: tuple[str, ...]
-    num_unknown: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values under the names of the official script, with the first missing ids."""
-        names: dict[str, str] = {}
-        totals: dict[str, Any] = {"total": self.num_questions}
-        if len(self.missing) == self.num_questions:
-            totals["note"] = "no prediction has the id of a question: these are predictions of another file"
-        if self.has_unanswerable:
-            names = {"exact_match": "exact"}
-            totals |= {"HasAns_total": self.num_answerable, "NoAns_total": self.num_questions - self.num_answerable}
-        return {
-            **{names.get(name, name): value for name, value in self.scores.items()},
-            **totals,
-            "num_missing": len(self.missing),
-            "first_missing": list(self.missing[:_SHOWN_IDS]),
-            "num_unknown": self.num_unknown,
-        }
-
-
 def score_answers(
     golds: Mapping[str, Sequence[str]],
     predictions: Mapping[str, str],
@@ -275,13 +243,14 @@ def score_answers(
     has_unanswerable: bool,
     null_odds: Mapping[str, float] | None = None,
     null_threshold: float | None = None,
-) -> AnswerReport:
-    """Score predictions by id against gold answers by id.
+) -> dict[str, Any]:
+    """Score predictions by id against gold answers by id, under the names of the official scripts.
 
     A question without prediction counts as wrong in both versions, as in the script of v1.1; that of v2.0 leaves it out
-    of the mean. `num_unknown` predictions belong to no question. Raises ValueError for missing or infinite `null_odds`.
+    of the mean. The first of these ids are in `first_missing`; `num_unknown` predictions belong to no question. Raises
+    ValueError for missing or infinite `null_odds`.
     """
-    missing = tuple(name for name in golds if name not in predictions)
+    missing = [name for name in golds if name not in predictions]
     metric = AnswerMetric(has_unanswerable=has_unanswerable, null_threshold=null_threshold)
     found = [name for name in golds if name in predictions]
     if null_odds is not None and (without := [name for name in found if name not in null_odds]):
@@ -291,6 +260,13 @@ def score_answers(
     metric.update(list(zip(texts, odds, strict=True)), [golds[name] for name in found])
     if missing:
         metric.add_missing([bool(golds[name]) for name in missing])
+    report: dict[str, Any] = {**metric.compute(), "total": len(golds)}
+    if has_unanswerable:
+        report = {"exact" if name == "exact_match" else name: value for name, value in report.items()}
+    if len(missing) == len(golds):
+        report["note"] = "no prediction has the id of a question: these are predictions of another file"
+    if has_unanswerable:
+        num_answerable = sum(map(bool, golds.values()))
+        report |= {"HasAns_total": num_answerable, "NoAns_total": len(golds) - num_answerable}
     num_unknown = sum(name not in golds for name in predictions)
-    num_answerable = sum(map(bool, golds.values()))
-    return AnswerReport(metric.compute(), has_unanswerable, len(golds), num_answerable, missing, num_unknown)
+    return {**report, "num_missing": len(missing), "first_missing": missing[:_SHOWN_IDS], "num_unknown": num_unknown}

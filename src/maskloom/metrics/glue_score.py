@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 # What the benchmark reports of each column; MNLI's two test sets are two columns.
 OFFICIAL_METRICS: dict[str, tuple[str, ...]] = {
@@ -33,25 +33,17 @@ _LEADERBOARD = (
 Scores = Mapping[str, Mapping[str, float]]
 
 
-@dataclass(frozen=True)
-class GlueScore:
-    """An average over tasks; `value` is None when any part of it is missing, and `missing` names those parts."""
-
-    value: float | None
-    missing: tuple[str, ...] = ()
-
-
-def paper_average(scores: Scores) -> GlueScore:
+def paper_average(scores: Scores) -> dict[str, Any]:
     """Return the mean of nine columns, MNLI-m and MNLI-mm among them, WNLI left out (BERT paper, Table 1).
 
-    `scores` maps a column of OFFICIAL_METRICS to its metrics, as fractions or in percent; the average has the same
-    unit.
+    Its `value` is None when any part of it is missing, and `missing` names those parts. `scores` maps a column of
+    OFFICIAL_METRICS to its metrics, as fractions or in percent; the average has the same unit.
     Raises ValueError for a column that GLUE does not have and for a score that is not finite.
     """
     return _average(scores, [{column: (metric,)} for column, metric in _PAPER.items()])
 
 
-def leaderboard_score(scores: Scores) -> GlueScore:
+def leaderboard_score(scores: Scores) -> dict[str, Any]:
     """Return the mean of nine tasks: two metrics of a task are averaged first, MNLI is one task, WNLI counts, AX not.
 
     Takes and raises what `paper_average` does.
@@ -59,7 +51,7 @@ def leaderboard_score(scores: Scores) -> GlueScore:
     return _average(scores, [{column: OFFICIAL_METRICS[column] for column in columns} for columns in _LEADERBOARD])
 
 
-def _average(scores: Scores, tasks: Sequence[Mapping[str, tuple[str, ...]]]) -> GlueScore:
+def _average(scores: Scores, tasks: Sequence[Mapping[str, tuple[str, ...]]]) -> dict[str, Any]:
     """Return the mean over tasks of the mean over their columns of the mean over the metrics of each."""
     for column, metrics in scores.items():
         if column not in OFFICIAL_METRICS:
@@ -67,26 +59,18 @@ def _average(scores: Scores, tasks: Sequence[Mapping[str, tuple[str, ...]]]) -> 
         for metric, value in metrics.items():
             if not math.isfinite(value):
                 raise ValueError(f"{column}: {metric} is {value}; an average needs finite numbers")
-    missing = _missing(scores, {column: metrics for task in tasks for column, metrics in task.items()})
+    missing: list[str] = []
+    for column, metrics in ((column, metrics) for task in tasks for column, metrics in task.items()):
+        absent = [metric for metric in metrics if metric not in scores.get(column, {})]
+        is_whole = len(absent) == len(metrics)
+        missing += [column] if is_whole else [f"{column} ({metric})" for metric in absent]
     if missing:
-        return GlueScore(None, missing)
+        return {"value": None, "missing": missing}
     by_task = (
         _mean([_mean([scores[column][metric] for metric in metrics]) for column, metrics in task.items()])
         for task in tasks
     )
-    return GlueScore(_mean(list(by_task)))
-
-
-def _missing(scores: Scores, wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the columns that are missing, and the metrics of those that are there in part."""
-    parts = []
-    for column, metrics in wanted.items():
-        absent = [metric for metric in metrics if metric not in scores.get(column, {})]
-        if len(absent) == len(metrics):
-            parts.append(column)
-        else:
-            parts += [f"{column} ({metric})" for metric in absent]
-    return tuple(parts)
+    return {"value": _mean(list(by_task)), "missing": []}
 
 
 def _mean(values: list[float]) -> float:

@@ -53,14 +53,10 @@ class SingleLabelMetric:
 
     def reference(self) -> float:
         """Return the primary score of always answering the commonest target."""
-        return self.score_of_majority()[self.primary]
-
-    def score_of_majority(self) -> dict[str, float]:
-        """Return every score of always answering the commonest target."""
         counts = self._gathered().sum(axis=1)
         constant = SingleLabelMetric(self.num_labels, primary=self.primary)
         constant._counts[:, counts.argmax()] = counts
-        return constant.compute()
+        return constant.compute()[self.primary]
 
     def degeneracy(self) -> str | None:
         """Say that every prediction is the same class, where that is so."""

@@ -14,7 +14,7 @@ from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
 from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
 from maskloom.models.model_config import ModelConfig
-from maskloom.system.machine_memory import require_memory
+from maskloom.system.resources import require_memory
 
 # What a head takes beside sizes and labels, by the name of the head.
 HeadOptions = Mapping[str, Mapping[str, Any]]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from maskloom.system.files import write_text
 from maskloom.system.worker_processes import Work, results
@@ -62,7 +63,8 @@ def gather_documents(*, num_workers: int = 1, progress: Progress | None = None) 
     sources = find_sources()
     chunks = {first: sources[first : first + 100] for first in range(0, len(sources), 100)}
     harvested: dict[int, list[GatheredDocument]] = {}
-    for first, documents in _harvest_chunks(chunks, num_workers):
+    name: Callable[[Any], str] = lambda chunk: f"the files from {chunk[1][0].path} on"  # noqa: E731
+    for first, documents in results(partial, (_harvest_all,), iter(chunks.items()), Work(num_workers), name=name):
         harvested[first] = documents
         if progress is not None:
             progress("reading documentation", min(len(harvested) * 100, len(sources)), len(sources))
@@ -75,10 +77,14 @@ def find_sources() -> list[Source]:
     Only what maskloom needs to run is read, so that extras that happen to be installed change nothing.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
-    found = [*_sources_below(library, STANDARD_LIBRARY)]
-    for area, files in sorted(required_packages().items()):
-        kinds = {path: kind for path in files if (kind := _kind_of(path)) is not None}
-        found += [Source(area, _dotted(path), kind, str(files[path])) for path, kind in sorted(kinds.items())]
+    own = {str(path.relative_to(library)): path for path in sorted(library.rglob("*"))}
+    packages = {area: dict(sorted(files.items())) for area, files in sorted(required_packages().items())}
+    found = [
+        Source(area, _dotted(name), kind, str(path))
+        for area, files in {STANDARD_LIBRARY: own, **packages}.items()
+        for name, path in files.items()
+        if (kind := _kind_of(name)) is not None
+    ]
     return [source for source in found if Path(source.path).is_file()]
 
 
@@ -151,23 +157,9 @@ def write_documents(documents: Iterable[GatheredDocument], path: Path) -> int:
     return len(text.encode("utf-8"))
 
 
-def _harvest_chunks(chunks: dict[int, list[Source]], num_workers: int) -> Iterable[tuple[int, list[GatheredDocument]]]:
-    """Return the documents of every chunk by its number, in the order in which they are done."""
-    name: Callable[[tuple[int, list[Source]]], str] = lambda chunk: f"the files from {chunk[1][0].path} on"  # noqa: E731
-    return results(partial, (_harvest_all,), iter(chunks.items()), Work(num_workers), name=name)
-
-
 def _harvest_all(chunk: tuple[int, list[Source]]) -> tuple[int, list[GatheredDocument]]:
     number, sources = chunk
     return number, [document for source in sources for document in harvest(source)]
-
-
-def _sources_below(folder: Path, area: str) -> Iterator[Source]:
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        kind = _kind_of(str(relative))
-        if kind is not None:
-            yield Source(area, _dotted(str(relative)), kind, str(path))
 
 
 def _kind_of(path: str) -> str | None:

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from maskloom.data.corpus.statistics import corpus_statistics
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.run_folder import environment
 from maskloom.system.fault_points import fault_point
-from maskloom.system.files import naming_disk, sync, write_json
+from maskloom.system.files import naming_disk, replacing_folder, write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import check_name, read_json_object
 from maskloom.system.worker_processes import ONE_PROCESS, Work
@@ -169,7 +168,7 @@ def stats(folder: str | Path) -> dict[str, Any]:
 
 def lint(folder: str | Path) -> list[dict[str, str]]:
     """Return what would ruin a run on a corpus, as plain values; raises DataError for a damaged or missing corpus."""
-    return [finding.as_dict() for finding in lint_corpus(Corpus.open(folder))]
+    return [asdict(finding) for finding in lint_corpus(Corpus.open(folder))]
 
 
 REPORT = "vocabulary_report.json"
@@ -207,24 +206,16 @@ def train_vocabulary_from_files(
         return _finished(out, {**made_from, "text": _digest(describe_file(file.path)["sha256"] for file in files)})
     reading, place = ReadingReport(), ["the start"]
     texts = _texts(read_documents(paths, on_bad_text=on_bad_text, report=reading), reading, place)
-    with _staging(out) as staging:
-        count = partial(count_words, scratch=staging, place=lambda: place[0])
-        trained = train_vocabulary(texts, settings, work=work, progress=progress, count=count)
-        tokenizer = replace(trained.tokenizer, max_length=max_length)
+    with naming_disk(out), replacing_folder(out) as folder:
+        count = partial(count_words, scratch=folder, place=lambda: place[0])
+        tokenizer, about = train_vocabulary(texts, settings, work=work, progress=progress, count=count)
         made_from["text"] = _digest(reading.sums[file.path] for file in files)
-        report = {**trained.report.as_dict(), "reading": reading.as_dict(), "made_from": made_from}
-        return {"folder": str(out), **_put_in_place(tokenizer, report, out, staging / "new")}
-
-
-def _put_in_place(tokenizer: Tokenizer, report: dict[str, Any], out: Path, folder: Path) -> dict[str, Any]:
-    """Write tokenizer and report to a folder and rename it to `out`, where an empty one may be; return the report."""
-    tokenizer.save(folder)
-    report["sha256"] = _sum_of_tokens(folder)
-    write_json(folder / REPORT, report)
-    fault_point("vocabulary.new")
-    folder.rename(out)
-    sync(out.parent)
-    return report
+        replace(tokenizer, max_length=max_length).save(folder)
+        report = {**about, "reading": reading.as_dict(), "made_from": made_from}
+        report["sha256"] = _sum_of_tokens(folder)
+        write_json(folder / REPORT, report)
+        fault_point("vocabulary.new")
+    return {"folder": str(out), **report}
 
 
 def _digest(sums: Iterable[str]) -> str:
@@ -264,19 +255,6 @@ def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[st
         raise DataError(f"{names}: no text ({left_out}); a vocabulary needs some")
 
 
-@contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """Make the folder `.NAME.building` beside `out`, without what an earlier one left; remove it."""
-    staging = out.parent / f".{out.name}.building"
-    try:
-        shutil.rmtree(staging, ignore_errors=True)
-        with naming_disk(out):
-            staging.mkdir(parents=True)
-            yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
     """Return what a vocabulary holds and, given text files, how well it covers them.
 
@@ -301,7 +279,7 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
         "max_length": tokenizer.max_length,
         "special_ids": {token: vocabulary.ids[token] for token in specials},
         "num_unused": sum(token.startswith("[unused") for token in vocabulary.tokens),
-        **{name: number for name, number in num_forms(vocabulary).items() if number is not None},
+        **num_forms(vocabulary),
         "longest_token": longest_token(vocabulary),
         "alphabet_size": len(alphabet),
         "alphabet": "".join(alphabet),

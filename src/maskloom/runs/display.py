@@ -35,7 +35,7 @@ def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = Fal
     for key, name in names.items():
         value = result[key]
         if isinstance(value, dict):
-            lines += [f"{indent}{name}:", *lines_of(value, indent + "  ", keeps_keys=_of_user(key))]
+            lines += [f"{indent}{name}:", *lines_of(value, indent + "  ", keeps_keys="token" in key or "label" in key)]
         else:
             lines.append(f"{indent}{name:<{width}}  {_in_line(value, key)}")
     return lines
@@ -66,10 +66,6 @@ def _in_words(key: str, result: dict[str, Any]) -> str:
     thing = key.removeprefix("num_")
     counts = "number of " if thing != key and not _is_none(result.get(thing)) else ""
     return counts + thing.replace("_", " ")
-
-
-def _of_user(key: str) -> bool:
-    return "token" in key or "label" in key
 
 
 def _in_line(value: Any, key: str = "") -> str:

@@ -20,9 +20,8 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.display import Progress, aligned
 from maskloom.runs.run_folder import environment
-from maskloom.system.cores import usable_cores
 from maskloom.system.devices import chosen_device, describe_device, found_devices
-from maskloom.system.machine_memory import available_memory
+from maskloom.system.resources import available_memory, usable_cores
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.settings import TrainingSection
@@ -107,15 +106,13 @@ def _losses(device: torch.device, precision: str, steps: int) -> list[float]:
 
 def _speed(device: torch.device, precision: str, seconds: float) -> float:
     """Return tokens a second, the first step left out."""
-    started, num_tokens = None, 0
-    for report in _reports(device, precision, 10**9, dropout=0.1):
-        now = time.perf_counter()
-        if started is None:
-            started = now
-            continue
+    reports = _reports(device, precision, 10**9, dropout=0.1)
+    next(reports)
+    started, num_tokens = time.perf_counter(), 0
+    for report in reports:
         num_tokens += report.num_tokens
-        if now - started >= seconds:
-            return num_tokens / (now - started)
+        if (passed := time.perf_counter() - started) >= seconds:
+            return num_tokens / passed
     raise AssertionError("steps do not end")
 
 

@@ -22,7 +22,6 @@ from maskloom.tasks.kinds import changed
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import ModelOutputs, Outputs, Task, score_outputs
 from maskloom.tasks.tuning import THRESHOLD_SETTINGS
-from maskloom.training.faults.memory import release_free_memory
 
 _PIECE = 4096
 
@@ -48,9 +47,21 @@ def evaluate(
     task = predictor.required_task()
     source = reading_for(predictor, path, reading, needs_label=True)
     account: dict[str, Any] = {}
-    watch = _CalibrationWatch(predictor)
+    errors: dict[str, CalibrationMetric] = {}
+    if task.scored_logits is not None:
+        errors["calibration_error"] = CalibrationMetric(temperature=task.settings.temperature)
+    if errors and task.settings.temperature != 1.0:
+        errors["calibration_error_untuned"] = CalibrationMetric()
+
+    def outputs_of(piece: EncodedData) -> ModelOutputs:
+        outputs = predictor.outputs(piece)
+        for metric in errors.values():
+            assert task.scored_logits is not None
+            metric.update(task.scored_logits(piece, outputs.rows), task.targets(piece))
+        return outputs
+
     try:
-        outcome = score_outputs(task, _pieces(source, predictor, account, progress), watch.outputs)
+        outcome = score_outputs(task, _pieces(source, predictor, account, progress), outputs_of)
     except (ConfigError, DataError):
         raise
     except ValueError as error:
@@ -60,7 +71,7 @@ def evaluate(
         **outcome.scores,
         "reference": outcome.reference,
         "degenerate": outcome.degenerate,
-        **watch.errors(),
+        **{name: metric.compute()["calibration_error"] for name, metric in errors.items()},
         "num_examples": source.report.num_kept,
         "data": {**source.report.as_dict(), **account, "max_length": predictor.max_length},
     }
@@ -71,41 +82,12 @@ def _pieces(
 ) -> Iterator[EncodedData]:
     """Yield the examples of a file in encoded pieces; `account` gathers the counts of all of them."""
     progress.begin("evaluating", source.count())
-    for piece in source.pieces(_PIECE):
+    for piece in source.shown_pieces(_PIECE, progress):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
         for name, value in encoded.account().items():
             if name.startswith("num_"):
                 account[name] = account.get(name, 0) + value
         yield encoded
-        progress.advance(source.report.num_kept)
-        release_free_memory()  # batches differ in size, so the C library would keep more and more of what was freed
-    progress.end()
-
-
-class _CalibrationWatch:
-    """Gathers how far probabilities can be believed from the outputs that pass by, with and without a temperature."""
-
-    def __init__(self, predictor: Predictor | Ensemble) -> None:
-        self._predictor, self._task = predictor, predictor.required_task()
-        temperature = self._task.settings.temperature
-        self._metrics: dict[str, CalibrationMetric] = {}
-        if self._task.scored_logits is not None:
-            self._metrics["calibration_error"] = CalibrationMetric(temperature=temperature)
-            if temperature != 1.0:
-                self._metrics["calibration_error_untuned"] = CalibrationMetric()
-
-    def outputs(self, piece: EncodedData) -> ModelOutputs:
-        """Return the outputs for a piece of data, having taken them in."""
-        outputs = self._predictor.outputs(piece)
-        if self._task.scored_logits is not None:
-            logits, targets = self._task.scored_logits(piece, outputs.rows), self._task.targets(piece)
-            for metric in self._metrics.values():
-                metric.update(logits, targets)
-        return outputs
-
-    def errors(self) -> dict[str, float]:
-        """Return the expected calibration error by name; {} for a kind without probabilities."""
-        return {name: metric.compute()["calibration_error"] for name, metric in self._metrics.items()}
 
 
 def tune(
@@ -126,10 +108,7 @@ def tune(
     """
     progress, path = progress or Progress(), Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
-    leave_out = {
-        *([] if fits_temperature else ["temperature"]),
-        *([] if fits_thresholds else THRESHOLD_SETTINGS),
-    }
+    leave_out = {*([] if fits_temperature else ["temperature"]), *([] if fits_thresholds else THRESHOLD_SETTINGS)}
     check_tunable(predictor.required_task())
     source = reading_for(predictor, path, reading, needs_label=True)
     examples = list(source.examples())

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config
+from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, read_model_config
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, write_modules
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import load_tokenizer, read_settings, task_tokenizer
-from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.heads import HEADS
 from maskloom.recipe_files import load_recipe
@@ -199,7 +198,7 @@ def _export_finetuning(
     checkpoint: Path, run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], scores: dict[str, float]
 ) -> None:
     source, settings, task = _task(run, content)
-    config = published_config(read_config(source), str(source))
+    config = read_model_config(source)
     tokenizer = task_tokenizer(source)
     config = config.model_copy(update={"vocab_size": max(config.vocab_size, len(tokenizer.vocabulary))})
     heads = task_heads(recipe, task, config)
@@ -225,7 +224,7 @@ def _export_best(
         return _copied(run, out, _stages(run), stage)
     *_, name, step, scores = max(kept, key=lambda entry: entry[:3])
     which = "step not known" if step is None else f"step {step}"
-    config = published_config(read_config(source), str(source))
+    config = read_model_config(source)
     what = f"{name.replace('-', ' ')}, {which}: the best on dev by {task.primary} when it was exported"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
     write_model_folder(out, run / "restarts" / name / "best", task_tokenizer(source), card, settings=settings)

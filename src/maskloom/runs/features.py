@@ -49,6 +49,7 @@ TOKENS, PUBLISHED = "tokens.jsonl", "features.jsonl"
 _MAX_TOKENS = PROCESSOR_TOKENS
 # What a kill can cost: the marks of finished units go to disk after so many batches.
 _BATCHES_BETWEEN_MARKS = 32
+_Encoded = tuple[FeatureUnits, list[dict[str, Any]], int]
 _PAIR = re.compile(r"^(.*) \|\|\| (.*)$")
 
 
@@ -122,15 +123,6 @@ def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Pr
 
 
 @dataclass(frozen=True)
-class _Source:
-    """The encoded text of a file: units, and for each a dictionary of what its rows stand for."""
-
-    units: FeatureUnits
-    names: list[dict[str, Any]]
-    num_truncated: int
-
-
-@dataclass(frozen=True)
 class Activations:
     """Which activations are written: of which layers, for which units, in which numbers, and whether as JSONL too.
 
@@ -148,16 +140,13 @@ class Activations:
     jsonl: bool = False
 
 
-_DEFAULTS = Activations()
-
-
 @alone_in_folder(beside=True)
 def features(
     model: str | Path,
     input: str | Path,
     out: str | Path,
     *,
-    wanted: Activations = _DEFAULTS,
+    wanted: Activations = Activations(),
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     progress: Progress | None = None,
@@ -176,24 +165,27 @@ def features(
     limit = min(encoder.config.max_position_embeddings, tokenizer.max_length)
     if max_length is not None and not 3 <= max_length <= limit:
         raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")
-    combination = _combination(wanted.layers, encoder.config.num_hidden_layers)
-    source = _encode(path, tokenizer, wanted.units, reading or ReadingOptions(), max_length or limit)
+    num_layers = encoder.config.num_hidden_layers
+    last_four = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
+    combination = LayerCombination.of(wanted.layers or last_four, num_layers)
+    reading, limit = reading or ReadingOptions(), max_length or limit
+    units, names, num_truncated = _encode(path, tokenizer, wanted.units, reading, limit)
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = write_features(
         folder,
         encoder,
         combination,
-        source.units,
+        units,
         model_sum=fingerprint(*model_files(source_folder)),
         precision=wanted.precision,
         progress=progress,
     )
-    with output_file(folder / TOKENS, "w") as names:
-        names.writelines(json.dumps(name, ensure_ascii=False) + "\n" for name in source.names)
+    with output_file(folder / TOKENS, "w") as listed:
+        listed.writelines(json.dumps(name, ensure_ascii=False) + "\n" for name in names)
     if wanted.jsonl:
-        indices = _published_indices(combination, encoder.config.num_hidden_layers)
+        indices = _published_indices(combination, num_layers)
         with output_file(folder / PUBLISHED, "w") as published:
-            published.writelines(_published_lines(file, source.names, indices))
+            published.writelines(_published_lines(file, names, indices))
     return {
         "output": str(folder),
         "num_units": len(file),
@@ -201,8 +193,8 @@ def features(
         "vectors": file.vectors,
         "width": file.width,
         "num_bytes": int(file.array.nbytes),
-        "num_truncated_examples": source.num_truncated,
-        "max_length": max_length or limit,
+        "num_truncated_examples": num_truncated,
+        "max_length": limit,
     }
 
 
@@ -217,7 +209,10 @@ def _folder_to_write(out: Path, source: Path, names: tuple[str, ...]) -> Path:
     return folder
 
 
-def _encode(path: Path, tokenizer: Tokenizer, units: Units | None, options: ReadingOptions, max_length: int) -> _Source:
+def _encode(
+    path: Path, tokenizer: Tokenizer, units: Units | None, options: ReadingOptions, max_length: int
+) -> _Encoded:
+    """Return the units of a file, for each a dictionary of what its rows stand for, and how many were cut."""
     if units is None:
         is_text = layout_of_sentences(path, options, needs_label=False) == "text"
         units = "tokens" if is_text else "words"
@@ -231,10 +226,10 @@ def _encode(path: Path, tokenizer: Tokenizer, units: Units | None, options: Read
         {"index": index, "line": sentence.line, "words": list(sentence.words)}
         for index, sentence in enumerate(data.examples)
     ]
-    return _Source(sentence_words(encoded), names, 0)
+    return sentence_words(encoded), names, 0
 
 
-def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Source:
+def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded:
     """Encode every line of a text, blank ones too, so that units are lines."""
     examples = []
     for row in read_rows(path, "text"):
@@ -248,13 +243,7 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Source:
     for index, example in enumerate(examples):
         ids = encoded.token_ids[encoded.offsets[index] : encoded.offsets[index + 1]].tolist()
         names.append({"index": index, "line": example.line, "tokens": [tokens[number] for number in ids]})
-    return _Source(all_tokens(encoded), names, encoded.num_truncated_examples)
-
-
-def _combination(layers: str | None, num_layers: int) -> LayerCombination:
-    """Return the layers that are asked for; the last four, or all of fewer, where none are."""
-    last = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
-    return LayerCombination.of(layers or last, num_layers)
+    return all_tokens(encoded), names, encoded.num_truncated_examples
 
 
 def _published_indices(combination: LayerCombination, num_layers: int) -> list[int | str]:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import maskloom
-from maskloom.checkpoints.huggingface import CONFIG, read_config
+from maskloom.checkpoints.huggingface import CONFIG, read_model_config
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, task_tokenizer
-from maskloom.models.architectures import published_config
+from maskloom.models.model_config import ModelConfig
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import check_tunable, tune_folder
 from maskloom.runs.features import with_features
@@ -58,17 +58,6 @@ from maskloom.training.loop import NumericalError
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 
 _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """The task with both data sets read and encoded, and the account of that."""
-
-    task: Task
-    train: EncodedData
-    dev: EncodedData
-    takes_pairs: bool
-    account: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -137,66 +126,50 @@ def _finetune(
     if resume and (out / "run.json").exists():
         data = data.as_told(described(out)["inputs"])
     source, reading = resolve_model_folder(model), data.reading
-    recipe = with_task(recipe, reading)
-    tokenizer = task_tokenizer(source)
-    _check_model(recipe, source, tokenizer)
-    prepared = _prepare(recipe, tokenizer, data)
+    plan = _prepare(with_task(recipe, reading), source, data, out, resume=resume, verify=verify)
+    recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
     sums = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
-    inputs = {**sums, "reading": reading.as_dict(), "metric": prepared.task.primary}
-    recipe = _extended(recipe, len(prepared.train), out) if resume else recipe
-    settings = _settings(recipe, len(prepared.train))
-    num_tokens = len(tokenizer.vocabulary)
-    plan = FinetunePlan(out, recipe, prepared.task, source, prepared.train, prepared.dev, settings, num_tokens, verify)
+    inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     ranks.rows(settings)
-    if ranks.world_size > 1 and prepared.task.freezes_encoder:
+    if ranks.world_size > 1 and plan.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
     ranks.barrier()  # all have read the recipe before the first one writes it
-    continues = ranks.is_first and _begin(out, recipe, prepared, reading, inputs, paths, resume)
+    continues = ranks.is_first and _begin(plan, reading, inputs, paths, resume)
     if ranks.any_(continues and (out / METRICS).exists()):
         result = _result_of_finished(out, tidies=ranks.is_first)
         progress.say(f"{out} is complete; nothing is left to do{VERIFY_FINISHED if verify else ''}")
         return result
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
-    about_task = finetuning_lines(recipe, settings, prepared.train)
+    about_task = finetuning_lines(recipe, settings, plan.train)
     device = f"device: {describe_device(ranks.device)}"
-    for line in [about, device, *about_task, *extension_lines(settings), *prepared.account["notes"]]:
+    for line in [about, device, *about_task, *extension_lines(settings), *plan.account["notes"]]:
         progress.say(line)
-    if prepared.task.freezes_encoder:
+    if plan.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)
     with open_run_log(out / "events.jsonl", is_first=ranks.is_first, log_to=recipe.training.log_to) as log:
-        log.write("data", **prepared.account)
+        log.write("data", **plan.account)
         results, failures = _run_restarts(plan, log, progress, ranks)
     if not ranks.is_first:
         return {}
-    result = _result(prepared, results, failures, out)
+    result = _result(plan, results, failures)
     with ranks.at("save"):
-        _write_models(plan, prepared, results, result, tokenizer)
+        _write_models(plan, results, result)
     if recipe.tune_on_dev:
-        result["tuned"] = {"fitted_on": str(data.dev), **tune_folder(out / "model", prepared.dev)}
+        result["tuned"] = {"fitted_on": str(data.dev), **tune_folder(out / "model", plan.dev)}
     write_json(out / METRICS, result)
     _remove_best_weights(out)
     return result
 
 
-def _extended(recipe: FinetuneRecipe, num_units: int, out: Path) -> FinetuneRecipe:
-    folders = {f"seed-{seed}": out / "restarts" / f"seed-{seed}" / "checkpoints" for seed in seeds_of(recipe)}
-    return extended_recipe(recipe, out, lambda chosen: _settings(chosen, num_units), folders)
-
-
 def _begin(
-    out: Path,
-    recipe: FinetuneRecipe,
-    prepared: _Prepared,
-    reading: ReadingOptions,
-    inputs: dict[str, Any],
-    paths: dict[str, Path],
-    resume: bool,
+    plan: FinetunePlan, reading: ReadingOptions, inputs: dict[str, Any], paths: dict[str, Path], resume: bool
 ) -> bool:
     """Make the run's folder, or check that it holds this run, and return whether it goes on."""
+    out, recipe = plan.folder, plan.recipe
     continues = prepare_run_folder(
         out,
         recipe,
@@ -207,7 +180,7 @@ def _begin(
         before_change=lambda: reopen_restarts(out, recipe),
     )
     claim(out)
-    write_json(out / TASK, _model_settings(recipe, prepared, reading))
+    write_json(out / TASK, _model_settings(plan, reading))
     return continues
 
 
@@ -257,9 +230,8 @@ def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe
     return recipe.model_copy(update={"task": row.kind})
 
 
-def _check_model(recipe: FinetuneRecipe, source: Path, tokenizer: Tokenizer) -> None:
+def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raise ConfigError for a task, a loss or a length that a model is not for."""
-    config = published_config(read_config(source), str(source))
     if recipe.auxiliary_lm and not config.is_causal:
         raise ConfigError(
             f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} reads both ways, so it would see the tokens that it is "
@@ -275,8 +247,12 @@ def _check_model(recipe: FinetuneRecipe, source: Path, tokenizer: Tokenizer) -> 
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
 
 
-def _prepare(recipe: FinetuneRecipe, tokenizer: Tokenizer, data: LabelledFiles) -> _Prepared:
-    """Read, check and encode both files; nothing is written before this has passed."""
+def _prepare(
+    recipe: FinetuneRecipe, source: Path, data: LabelledFiles, out: Path, *, resume: bool, verify: bool
+) -> FinetunePlan:
+    """Check the model, and read, check and encode both files; nothing is written before this has passed."""
+    tokenizer, config = task_tokenizer(source), read_model_config(source)
+    _check_model(recipe, source, config, tokenizer)
     kind, reading, paths = task_kind(recipe.task), data.reading, data.paths
     settings = recipe.task_settings(kind.settings)
     train_data = kind.read(paths["train"], reading, settings)
@@ -304,7 +280,13 @@ def _prepare(recipe: FinetuneRecipe, tokenizer: Tokenizer, data: LabelledFiles) 
         task = changed(task, class_weights=weights)
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
     takes_pairs = getattr(train_data.examples[0], "pair", None) is not None
-    return _Prepared(task, encoded, dev_encoded, takes_pairs, account)
+    if resume:
+        folders = {f"seed-{seed}": out / "restarts" / f"seed-{seed}" / "checkpoints" for seed in seeds_of(recipe)}
+        recipe = extended_recipe(recipe, out, lambda chosen: _settings(chosen, len(encoded)), folders)
+    settings = _settings(recipe, len(encoded))
+    return FinetunePlan(
+        out, recipe, task, source, config, tokenizer, encoded, dev_encoded, takes_pairs, account, settings, verify
+    )
 
 
 def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...]) -> None:
@@ -382,55 +364,48 @@ def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
     return settings.model_copy(update={"evaluate_every": every, "save_every": settings.save_every or every})
 
 
-def _result(prepared: _Prepared, results: list[dict[str, Any]], failures: dict[int, str], out: Path) -> dict[str, Any]:
-    primary = prepared.task.primary
+def _result(plan: FinetunePlan, results: list[dict[str, Any]], failures: dict[int, str]) -> dict[str, Any]:
+    primary = plan.task.primary
     best = best_restart(results, primary)
     return {
-        "task": prepared.task.kind,
-        "takes_pairs": prepared.takes_pairs,
+        "task": plan.task.kind,
+        "takes_pairs": plan.takes_pairs,
         "metric": primary,
         "best": best["best"],
         "best_seed": best["seed"],
         "last": best["last"],
         "restarts": summarise_restarts(results, primary, failures),
-        "data": prepared.account,
-        "model": str(out / "model"),
+        "data": plan.account,
+        "model": str(plan.folder / "model"),
     }
 
 
-def _model_settings(recipe: FinetuneRecipe, prepared: _Prepared, reading: ReadingOptions) -> dict[str, Any]:
+def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, Any]:
     """Return what is kept beside a model of this run: all of its task but the weights."""
     return {
         "format_version": FORMAT_VERSION,
         "maskloom": maskloom.__version__,
-        "kind": prepared.task.kind,
-        "takes_pairs": prepared.takes_pairs,
-        "labels": list(prepared.task.labels),
-        "primary": prepared.task.primary,
-        "max_length": recipe.data.max_length,
+        "kind": plan.task.kind,
+        "takes_pairs": plan.takes_pairs,
+        "labels": list(plan.task.labels),
+        "primary": plan.task.primary,
+        "max_length": plan.recipe.data.max_length,
         "reading": {**reading.as_dict(), "labels": None},
-        "settings": prepared.task.settings.as_stored(),
+        "settings": plan.task.settings.as_stored(),
     }
 
 
-def _write_models(
-    plan: FinetunePlan,
-    prepared: _Prepared,
-    results: list[dict[str, Any]],
-    result: dict[str, Any],
-    tokenizer: Tokenizer,
-) -> None:
+def _write_models(plan: FinetunePlan, results: list[dict[str, Any]], result: dict[str, Any]) -> None:
     """Write the model of the best restart, and those of all where they are to be kept."""
     recipe, settings = plan.recipe, read_json_object(plan.folder / TASK)
-    config = published_config(read_config(plan.source), str(plan.source))
-    chosen, dev = f"the best on dev by {plan.task.primary}", prepared.account["dev"]["path"]
+    chosen, dev = f"the best on dev by {plan.task.primary}", plan.account["dev"]["path"]
     for restart in results:
         folder, seed = plan.of_seed(restart["seed"]), restart["seed"]
         what = f"seed {seed}, epoch {restart['best']['epoch']}: {chosen}"
         scores = restart["best"]["scores"]
-        card = finetuning_card(recipe, what=what, scores=scores, base=plan.source, dev=dev, config=config)
+        card = finetuning_card(recipe, what=what, scores=scores, base=plan.source, dev=dev, config=plan.config)
         wanted = {plan.folder / "model": seed == result["best_seed"], folder / "model": recipe.keep_restarts}
         for final in (path for path, is_wanted in wanted.items() if is_wanted):
-            write_model_folder(final, folder / "best", tokenizer, card, settings=settings)
+            write_model_folder(final, folder / "best", plan.tokenizer, card, settings=settings)
         if recipe.keep_restarts and recipe.tune_on_dev:
-            tune_folder(folder / "model", prepared.dev)
+            tune_folder(folder / "model", plan.dev)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, save_model
+from maskloom.checkpoints.huggingface import CONFIG, load_model, save_model
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
-from maskloom.models.architectures import architecture_of, published_config
+from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.masked_lm import WithLanguageModel
@@ -25,6 +25,7 @@ from maskloom.system.files import copy_files, replacing_folder, write_json
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.task import Task, evaluate_task
+from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
@@ -36,21 +37,24 @@ _RESULT = "result.json"
 
 @dataclass(frozen=True)
 class FinetunePlan:
-    """Everything that the restarts of a run in `folder` share.
+    """Everything that the restarts of a run in `folder` share: the task, with both data sets read and encoded.
 
-    `settings` are those of the recipe with the steps counted, `num_tokens` counts those of the tokenizer; `verify`
-    shows that resuming gives the bits.
+    `config` and `tokenizer` are those of the model in `source`. `account` tells what was read, dropped and cut,
+    `settings` are those of the recipe with the steps counted, and `verify` shows that resuming gives the bits.
     """
 
     folder: Path
     recipe: FinetuneRecipe
     task: Task
     source: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
     train: EncodedData
     dev: EncodedData
+    takes_pairs: bool
+    account: dict[str, Any]
     settings: TrainingSection
-    num_tokens: int
-    verify: bool = False
+    verify: bool
 
     @property
     def objective(self) -> Objective:
@@ -174,13 +178,13 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
 
     From scratch, the encoder has the same configuration and weights drawn from `seed` as well.
     """
-    task, config = plan.task, published_config(read_config(plan.source), str(plan.source))
-    heads, num_outputs, options = heads_of(plan.recipe, task, config), task.num_outputs, task.head_options
+    task, num_tokens = plan.task, len(plan.tokenizer.vocabulary)
+    heads, num_outputs, options = heads_of(plan.recipe, task, plan.config), task.num_outputs, task.head_options
     model, _report = load_model(
         plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=task.heads, head_options=options
     )
-    if plan.num_tokens > model.config.vocab_size:  # the marks of tasks, which a published GPT has not seen
-        model.resize_vocabulary(plan.num_tokens, seed=seed)
+    if num_tokens > model.config.vocab_size:  # the marks of tasks, which a published GPT has not seen
+        model.resize_vocabulary(num_tokens, seed=seed)
     if plan.recipe.from_scratch:
         model = build_model(model.config, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.task.freezes_encoder:

@@ -158,9 +158,8 @@ def options_for(
     stored["on_bad_rows"] = default.on_bad_rows
     if kind == "tagging" and not needs_label:
         stored.pop("format", None)  # what is to be tagged is mostly raw text; a file in columns shows that it is
-    for options in [ReadingOptions(**stored), ReadingOptions(**{**stored, "label_column": None})]:
-        if needs_label and options.label_column != stored.get("label_column"):
-            continue
+    for fields in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
+        options = ReadingOptions(**fields)
         try:
             next(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)), None)
         except DataError:

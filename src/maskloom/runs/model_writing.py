@@ -103,14 +103,12 @@ class Card:
         scores = {name: numbers[name] for name in HUB_METRICS if math.isfinite(numbers.get(name, math.nan))}
         if scores and self.pipeline_tag:
             facts["metrics"] = list(dict.fromkeys(HUB_METRICS[name] for name in scores))
-            task = {"type": self.pipeline_tag}
-            dataset = {"name": self.dataset, "type": "custom"}
             metrics = [
                 {"type": HUB_METRICS[name], "name": name.replace("_", " "), "value": value}
                 for name, value in scores.items()
             ]
-            result = {"task": task, "dataset": dataset, "metrics": metrics}
-            facts["model-index"] = [{"name": self.title, "results": [result]}]
+            about = {"task": {"type": self.pipeline_tag}, "dataset": {"name": self.dataset, "type": "custom"}}
+            facts["model-index"] = [{"name": self.title, "results": [{**about, "metrics": metrics}]}]
         return {key: value for key, value in facts.items() if value is not None}
 
 

@@ -27,10 +27,8 @@ from maskloom.tasks.span.encoding import EncodedQuestions
 from maskloom.tasks.span.reading import Question
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Task
-from maskloom.training.faults.memory import release_free_memory
 
 _WINDOW = 4096
-_STEP = 64
 # Kinds whose rows hold lists: of tags, of candidates.
 _NESTED = ("span", "tagging")
 # How a cell begins that spreadsheets compute or open as something else.
@@ -77,17 +75,13 @@ def predict(
     with output_file(target, "w") as file:
         write = _csv_writer(file, csv_safe, columns) if suffix == ".csv" else _json_writer(file)
         file.write(before)
-        for index, (example, prediction) in enumerate(_predictions(predictor, reading_of_input)):
+        for index, (example, prediction) in enumerate(_predictions(predictor, reading_of_input, progress)):
             if suffix in forms:
                 file.write(between if index else "")
                 file.writelines(f"{line}\n" for line in forms[suffix](example, prediction))
             else:
                 write({"index": index, "line": example.line, **example.as_row(), **prediction})
-            if index % _STEP == _STEP - 1:
-                progress.advance(index + 1)
         file.write(after)
-        progress.advance(reading_of_input.report.num_kept)
-    progress.end()
     return {
         "output": str(target),
         "num_predictions": reading_of_input.report.num_kept,
@@ -111,10 +105,11 @@ def output_suffix(target: Path, suffixes: tuple[str, ...]) -> str:
     return suffix
 
 
-def _predictions(predictor: Predictor | Ensemble, reading: FileReading) -> Iterator[tuple[Any, dict[str, Any]]]:
-    for window in reading.pieces(_WINDOW):
+def _predictions(
+    predictor: Predictor | Ensemble, reading: FileReading, progress: Progress
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    for window in reading.shown_pieces(_WINDOW, progress):
         yield from zip(window, predictor.predict_examples(ReadExamples(window, reading.report)), strict=True)
-        release_free_memory()
 
 
 def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
@@ -190,15 +185,12 @@ class VectorForm:
     normalize: bool | None = None
 
 
-_AS_THE_FOLDER_SAYS = VectorForm()
-
-
 def embed(
     model: str | Path,
     input: str | Path,
     output: str | Path,
     *,
-    form: VectorForm = _AS_THE_FOLDER_SAYS,
+    form: VectorForm = VectorForm(),
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     int8: bool = False,
@@ -221,19 +213,18 @@ def embed(
         if suffix == ".npy":
             _write_header(file, 0, predictor.hidden_size)
         index = 0
-        for vectors in _vectors(predictor, texts, form):
+        for window in texts.shown_pieces(_WINDOW, progress):
+            inputs = [example.text if example.pair is None else (example.text, example.pair) for example in window]
+            vectors = predictor.encode(inputs, pooling=form.pooling, normalize=form.normalize)
             if suffix == ".npy":
                 file.write(vectors.astype("<f4", copy=False).tobytes())
             else:
                 for number, vector in enumerate(vectors.tolist(), start=index):
                     file.write(json.dumps({"index": number, "vector": vector}).encode() + b"\n")
             index += len(vectors)
-            progress.advance(index)
-            release_free_memory()  # batches differ in size, so the C library would keep more and more of what was freed
         if suffix == ".npy":
             file.seek(0)
             _write_header(file, index, predictor.hidden_size)
-    progress.end()
     return {
         "output": str(target),
         "num_vectors": texts.report.num_kept,
@@ -245,12 +236,6 @@ def embed(
         "max_length": predictor.max_length,
         "data": texts.report.as_dict(),
     }
-
-
-def _vectors(predictor: Predictor, reading: FileReading, form: VectorForm) -> Iterator[np.ndarray]:
-    for window in reading.pieces(_WINDOW):
-        texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]
-        yield predictor.encode(texts, pooling=form.pooling, normalize=form.normalize)
 
 
 def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:
@@ -285,16 +270,13 @@ def generate(
     progress.begin("generating", rows.count())
     index = num_tokens = 0
     with output_file(target, "w") as file:
-        for window in rows.pieces(_PROMPTS_AT_ONCE):
+        for window in rows.shown_pieces(_PROMPTS_AT_ONCE, progress):
             texts = [example.text for example in window]
             ids = predictor.prompt_ids(texts, [f"{source}, line {example.line}" for example in window])
             for example, found in zip(window, predictor.generate_from_ids(ids, settings, index), strict=True):
                 row = {"index": index, "line": example.line, "prompt": example.text, **found}
                 print(json.dumps(row, ensure_ascii=False), file=file)
                 index, num_tokens = index + 1, num_tokens + found["num_tokens"]
-            progress.advance(index)
-            release_free_memory()
-    progress.end()
     return {"output": str(target), "num_texts": index, "num_tokens": num_tokens, "data": rows.report.as_dict()}
 
 
@@ -328,7 +310,9 @@ def answer(
     text = read_context(context)
     predictor = open_models(model, average=average, max_length=max_length)
     task = _task(predictor, null_threshold)
-    encoded = task.encode(_examples(text, questions, Path(context)), predictor.tokenizer, predictor.max_length)
+    asked = [Question(str(number), question, text, None, number) for number, question in enumerate(questions, start=1)]
+    examples = ReadExamples(asked, ReadingReport(Path(context)))
+    encoded = task.encode(examples, predictor.tokenizer, predictor.max_length)
     assert isinstance(encoded, EncodedQuestions)
     progress.begin("answering", len(questions))
     rows: list[dict[str, Any]] = []
@@ -372,11 +356,3 @@ def _task(predictor: Predictor | Ensemble, null_threshold: float | None) -> Task
     if null_threshold is None:
         return task
     return changed(task, has_unanswerable=True, null_threshold=null_threshold)
-
-
-def _examples(text: str, questions: Sequence[str], path: Path) -> ReadExamples:
-    examples = [
-        Question(id=str(number), question=question, context=text, answers=None, line=number)
-        for number, question in enumerate(questions, start=1)
-    ]
-    return ReadExamples(examples, ReadingReport(path))

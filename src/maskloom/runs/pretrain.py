@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,14 +14,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
+from maskloom.checkpoints.huggingface import LoadReport, load_model, read_model_config
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
 from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.language_model import pair_task_of, part_of
-from maskloom.models.architectures import published_config
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
@@ -42,7 +43,7 @@ from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import file_inside
 from maskloom.system.launch import claim, is_restarted
-from maskloom.system.machine_memory import require_memory
+from maskloom.system.resources import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
@@ -93,7 +94,7 @@ def _pretrain(
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    check_model(recipe, None if init is None else published_config(read_config(init), str(init)))
+    check_model(recipe, None if init is None else read_model_config(init))
     opened = Corpus.open(corpus)
     check_special_tokens(recipe, opened)
     resume = resume or is_restarted(out)
@@ -146,7 +147,7 @@ def _pretrain(
 
 def start_config(recipe: PretrainRecipe, vocabulary: Vocabulary, init: Path | None) -> ModelConfig:
     """Return the configuration that training starts from: the recipe's, or that of the initial model's folder."""
-    return config_for(recipe, vocabulary) if init is None else published_config(read_config(init), str(init))
+    return config_for(recipe, vocabulary) if init is None else read_model_config(init)
 
 
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
@@ -259,11 +260,29 @@ class _Run:
         limit = plan.training.max_evaluation_instances
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
         objective = self.row.objective(plan.data.pair_task)
-        tally = _Tally(self.log_frequencies, self.corpus.vocabulary.num_characters, plan.data.pair_task)
-        metrics = evaluate(whole, objective, tally.watch(batches))
-        if self.row.part == "lm":
-            metrics["lm_bits_per_character"] = tally.bits_per_character(metrics["lm_loss"])
-        return {**metrics, **tally.metrics()}
+        tally: defaultdict[str, float] = defaultdict(float)
+        metrics = evaluate(whole, objective, self.tallied(batches, tally))
+        targets = max(tally["targets"], 1)
+        if self.row.part == "lm":  # of the predicted text, as the tokenizer normalises it
+            nats = metrics["lm_loss"] * targets
+            metrics["lm_bits_per_character"] = nats / max(tally["characters"], 1) / math.log(2)
+        metrics |= {"unigram_entropy": tally["nats"] / targets, "num_predictions": tally["targets"]}
+        if tally["pairs"]:
+            fraction = tally["random_pairs"] / tally["pairs"]
+            metrics[f"{plan.data.pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
+        return metrics
+
+    def tallied(self, batches: Iterable[Any], tally: defaultdict[str, float]) -> Iterator[Any]:
+        """Yield batches, and sum up in `tally` what scores, on the same targets, the guesses that need no model."""
+        sizes = self.corpus.vocabulary.num_characters
+        for batch in batches:
+            tally["nats"] -= float(cast(np.ndarray, self.log_frequencies)[batch.mlm_labels].sum())
+            tally["targets"] += len(batch.mlm_labels)
+            tally["characters"] += int(sizes[batch.mlm_labels].sum())
+            if batch.nsp_labels is not None:
+                tally["random_pairs"] += int(batch.nsp_labels.sum())
+                tally["pairs"] += len(batch.nsp_labels)
+            yield batch
 
     def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
         """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
@@ -343,36 +362,6 @@ def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
         first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
         counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
     return np.log(counts / counts.sum())
-
-
-class _Tally:
-    """Follows evaluation batches to score, on the same targets, the guesses that need no model."""
-
-    def __init__(self, log_frequencies: np.ndarray, num_characters: np.ndarray, pair_task: str | None) -> None:
-        self._log_frequencies, self._pair_task = log_frequencies, pair_task
-        self._sizes, self._characters = num_characters, 0
-        self._nats, self._targets, self._random, self._sequences = 0.0, 0, 0, 0
-
-    def watch(self, batches: Any) -> Any:
-        for batch in batches:
-            self._nats -= float(self._log_frequencies[batch.mlm_labels].sum())
-            self._targets += len(batch.mlm_labels)
-            self._characters += int(self._sizes[batch.mlm_labels].sum())
-            if batch.nsp_labels is not None:
-                self._random += int(batch.nsp_labels.sum())
-                self._sequences += len(batch.nsp_labels)
-            yield batch
-
-    def bits_per_character(self, nats_per_token: float) -> float:
-        """Return a loss per character of the predicted text, as the tokenizer normalises it."""
-        return nats_per_token * self._targets / max(self._characters, 1) / math.log(2)
-
-    def metrics(self) -> dict[str, float]:
-        metrics = {"unigram_entropy": self._nats / max(self._targets, 1), "num_predictions": float(self._targets)}
-        if self._sequences:
-            fraction = self._random / self._sequences
-            metrics[f"{self._pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
-        return metrics
 
 
 def describe_metrics(metrics: dict[str, float]) -> str:

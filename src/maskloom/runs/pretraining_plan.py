@@ -136,13 +136,7 @@ def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     if recipe.training.steps != TrainingSection().steps and (recipe.phases or recipe.training.minutes is not None):
         why = "every phase has its own steps" if recipe.phases else "the clock ends the run (training.minutes)"
         said.append(f"training.steps = {recipe.training.steps}: ignored, {why}")
-    return said + _left_aside_for_length(recipe)
-
-
-def _left_aside_for_length(recipe: PretrainRecipe) -> list[str]:
-    """Return what phases of another length than [data]'s make of its length and its cap on predictions."""
     data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
-    said = []
     if lengths and data.max_length not in lengths and data.max_length != PretrainingData().max_length:
         said.append(f"data.max_length = {data.max_length}: ignored, every phase has its own length")
     others = sorted({length for length in lengths if length != data.max_length})

@@ -9,6 +9,7 @@ from typing import Any
 
 from maskloom.errors import DataError
 from maskloom.inference import Ensemble, Predictor
+from maskloom.runs.display import Progress
 from maskloom.runs.first_look import options_for
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport, pieces_of
@@ -17,6 +18,7 @@ from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import TaskKind
+from maskloom.training.faults.memory import release_free_memory
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,14 @@ class FileReading:
         """
         size = min(num_examples, self.kind.examples_at_once)
         return pieces_of(self.examples(), size, keeps_documents=getattr(self.settings, "context", None) == "document")
+
+    def shown_pieces(self, num_examples: int, progress: Progress) -> Iterator[list[Any]]:
+        """Yield the same, and show after each how many examples were read."""
+        for piece in self.pieces(num_examples):
+            yield piece
+            progress.advance(self.report.num_kept)
+            release_free_memory()  # batches differ in size, so the C library would keep more and more of what was freed
+        progress.end()
 
 
 def reading_of_texts(path: Path, given: ReadingOptions | None) -> FileReading:

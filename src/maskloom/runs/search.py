@@ -69,9 +69,6 @@ class Trials:
     keep_models: Literal["best", "all"] = "best"
 
 
-_DEFAULTS = Trials()
-
-
 @alone_in_folder()
 def search(
     recipe: FinetuneRecipe,
@@ -79,7 +76,7 @@ def search(
     model: str | Path,
     data: LabelledFiles,
     out: str | Path,
-    trials: Trials = _DEFAULTS,
+    trials: Trials = Trials(),
     resume: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -334,12 +331,12 @@ class OptunaProposer:
     def ask(self, tried: list[dict[str, Any]]) -> tuple[dict[str, Any], int] | None:
         """Return settings that no trial in `tried` has, with optuna's number; None when none were found."""
         self._forget_orphans({trial["proposal"] for trial in tried})
-        known = {_key(trial["settings"]): trial["proposal"] for trial in tried}
+        known = {repr(sorted(trial["settings"].items())): trial["proposal"] for trial in tried}
         for _ in range(_ATTEMPTS):
             self._study.sampler = self._optuna.samplers.TPESampler(seed=self._seed + len(self._study.trials))
             trial = self._study.ask()
             settings = {key: self._suggest(trial, key, values) for key, values in self._space.items()}
-            earlier = known.get(_key(settings))
+            earlier = known.get(repr(sorted(settings.items())))
             if earlier is None:
                 return settings, trial.number
             self.tell(trial.number, self._study.trials[earlier].value)  # it would end as the earlier one did
@@ -376,7 +373,3 @@ def _mend(journal: Path) -> None:
         content = journal.read_bytes()
         if not content.endswith(b"\n"):
             write_bytes(journal, content[: content.rfind(b"\n") + 1])
-
-
-def _key(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, repr(value)) for key, value in settings.items()))

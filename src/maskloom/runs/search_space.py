@@ -162,8 +162,8 @@ def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
 def _parse_range(argument: str, low: str, high: str) -> ValueRange:
     try:
         # within brackets no line break can end the value, and no # begin a comment
-        ends = [tomllib.loads(f"ends = [{end}]")["ends"] for end in (low, high)]
-        ends = [end for one in ends for end in one] if all(len(one) == 1 for one in ends) else []
+        (first,), (last,) = (tomllib.loads(f"ends = [{end}]")["ends"] for end in (low, high))
+        ends = [first, last]
     except (ValueError, RecursionError):
         ends = []
     are_numbers = ends and all(

@@ -127,49 +127,33 @@ def step_display(
     figures: Callable[[StepReport], dict[str, float]],
     num_units: int | None = None,
 ) -> Callable[[StepReport], None]:
-    """Return what shows each step with figures of its report, and says how long all take.
+    """Return what shows each step with figures of its report, and says after some seconds how long all will take.
 
     Where the clock decides, it says how many steps there will be, and how many epochs of `num_units` sequences.
     """
-    expected = TimeTold(progress.say, settings, num_units)
+    first: tuple[int, float] | None = None
+    is_told = False
 
     def show(report: StepReport) -> None:
+        nonlocal first, is_told
         progress.advance(report.step, **figures(report))
-        expected.after_step(report.step)
-
-    return show
-
-
-class TimeTold:
-    """Says once, after the first seconds of training, how long the steps that are left will take, or how many fit."""
-
-    def __init__(self, say: Callable[[str], None], settings: TrainingSection, num_units: int | None = None) -> None:
-        self._say, self._settings, self._num_units = say, settings, num_units
-        self._first: tuple[int, float] | None = None
-        self._told = False
-
-    def after_step(self, step: int) -> None:
-        """Take note of a step that is done."""
-        if self._told:
+        if is_told:
             return
         now = time.monotonic()
-        if self._first is None:
-            self._first = step, now
-            return
-        done, seconds = step - self._first[0], now - self._first[1]
-        left = self._settings.steps - step
+        first = first or (report.step, now)
+        done, seconds, left = report.step - first[0], now - first[1], settings.steps - report.step
         if done >= _STEPS and seconds >= _SECONDS and left > 0:
-            self._told = True
-            what = self._in_minutes(done / seconds) or f"{_in_words(left * seconds / done)} for the {left:,} left"
-            self._say(f"step {step:,}: {done / seconds:.3g} steps per second, about {what}")
+            is_told, rate = True, done / seconds
+            progress.say(f"step {report.step:,}: {rate:.3g} steps per second, about {rest(rate, left)}")
 
-    def _in_minutes(self, rate: float) -> str | None:
-        minutes, size = self._settings.minutes, self._settings.batch_size
-        if minutes is None:
-            return None
-        steps = rate * minutes * 60
-        epochs = f", {_epochs(steps * size / self._num_units)}" if self._num_units else ""
-        return f"{_counted(f'{steps:,.0f}', 'step')} in {minutes:g} minutes{epochs}"
+    def rest(rate: float, left: int) -> str:
+        if settings.minutes is None:
+            return f"{_in_words(left / rate)} for the {left:,} left"
+        steps = rate * settings.minutes * 60
+        epochs = f", {_epochs(steps * settings.batch_size / num_units)}" if num_units else ""
+        return f"{_counted(f'{steps:,.0f}', 'step')} in {settings.minutes:g} minutes{epochs}"
+
+    return show
 
 
 def _in_words(seconds: float) -> str:

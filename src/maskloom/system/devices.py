@@ -10,7 +10,7 @@ import torch
 
 from maskloom.errors import ConfigError
 from maskloom.system.launch import DEVICE_NAMES, is_one_of_several
-from maskloom.system.machine_memory import available_memory
+from maskloom.system.resources import available_memory
 
 
 def chosen_device(name: Any = "auto") -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -206,17 +206,22 @@ def wordpiece_spans(
 
     None stands for an unknown word: one of more than `max_word_length` characters, or not matched to its end.
     """
-    if len(word) > max_word_length:
-        return None
-    ids = vocabulary.ids
-    pieces = []
+    cut = longest_pieces(word, vocabulary.ids) if len(word) <= max_word_length else None
+    return None if cut is None else [(vocabulary.ids[piece], start, end) for piece, start, end in cut]
+
+
+def longest_pieces(text: str, known: Container[str], *, is_inside: bool = False) -> list[tuple[str, int, int]] | None:
+    """Cut a word, or what is left of one, the longest known piece first; None where something in it is unknown.
+
+    A piece comes with its first character and the one behind its last.
+    """
+    pieces: list[tuple[str, int, int]] = []
     start = 0
-    while start < len(word):
-        prefix = CONTINUATION_PREFIX if start else ""
-        for end in range(len(word), start, -1):
-            index = ids.get(prefix + word[start:end])
-            if index is not None:
-                pieces.append((index, start, end))
+    while start < len(text):
+        prefix = CONTINUATION_PREFIX if start or is_inside else ""
+        for end in range(len(text), start, -1):
+            if prefix + text[start:end] in known:
+                pieces.append((prefix + text[start:end], start, end))
                 start = end
                 break
         else:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from maskloom.errors import ConfigError
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, MAX_WORD_LENGTH, Vocabulary
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, MAX_WORD_LENGTH, Vocabulary, longest_pieces
 
 # Words of more pieces are no words: addresses, sequences, noise.
 _MOST_PIECES = 12
@@ -158,16 +158,5 @@ def _cut_token(token: str, known: set[str]) -> list[str] | None:
 
 
 def _cut(text: str, known: set[str], *, is_inside: bool = False) -> list[str] | None:
-    """Cut a word, or what is left of one, the longest piece first; None where something in it is unknown."""
-    pieces: list[str] = []
-    start = 0
-    while start < len(text):
-        prefix = CONTINUATION_PREFIX if start or is_inside else ""
-        for end in range(len(text), start, -1):
-            if prefix + text[start:end] in known:
-                pieces.append(prefix + text[start:end])
-                start = end
-                break
-        else:
-            return None
-    return pieces
+    cut = longest_pieces(text, known, is_inside=is_inside)
+    return None if cut is None else [piece for piece, _, _ in cut]

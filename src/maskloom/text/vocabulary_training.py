@@ -5,8 +5,6 @@ The same text gives the same tokens, in any order and any number of processes.
 
 from __future__ import annotations
 
-import dataclasses
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from maskloom.text.vocabulary import (
     GPT_TOKENS,
     MAX_WORD_LENGTH,
     SPECIAL_TOKENS,
+    SURROGATE,
     Vocabulary,
 )
 from maskloom.text.word_counting import WordCounts, count_words
@@ -55,10 +54,9 @@ class VocabularySettings:
 
     def check(self) -> None:
         """Raise ConfigError for values that no vocabulary can have."""
-        if self.model not in get_args(Model):
-            raise ConfigError(f"model = {self.model!r}: it must be one of {', '.join(map(repr, get_args(Model)))}")
-        if self.score not in get_args(Score):
-            raise ConfigError(f"score = {self.score!r}: it must be one of {', '.join(map(repr, get_args(Score)))}")
+        for name, value, known in (("model", self.model, get_args(Model)), ("score", self.score, get_args(Score))):
+            if value not in known:
+                raise ConfigError(f"{name} = {value!r}: it must be one of {', '.join(map(repr, known))}")
         if self.model == "bpe" and self.score != "frequency":
             raise ConfigError(
                 f"score = {self.score!r}: byte-pair encoding merges the most frequent pair; leave --score out"
@@ -69,58 +67,6 @@ class VocabularySettings:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least {least}")
 
 
-@dataclass(frozen=True)
-class VocabularyReport:
-    """What a vocabulary was made from and how well it covers that text.
-
-    Rates are fractions of the words that were kept, counted as often as they occur; an unknown word counts as one
-    piece. The dropped characters are the most frequent hundred of those over the alphabet limit.
-    """
-
-    requested_size: int
-    size: int
-    why_smaller: str | None
-    lowercase: bool
-    score: str
-    min_frequency: int
-    num_texts: int
-    num_words: int
-    num_distinct_words: int
-    num_pruned_words: int
-    num_pruned_distinct_words: int
-    num_spilled_runs: int
-    num_too_long_words: int
-    alphabet_size: int
-    num_dropped_characters: int
-    dropped_characters: str
-    num_word_starts: int | None
-    num_continuations: int | None
-    num_word_ends: int | None
-    longest_token: str
-    unknown_rate: float
-    single_piece_rate: float
-    pieces_per_word: float
-    characters_per_piece: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON, without what the other kind of vocabulary has."""
-        values = dataclasses.asdict(self)
-        return {name: value for name, value in values.items() if value is not None or not name.startswith("num_")}
-
-
-@dataclass(frozen=True)
-class TrainedVocabulary:
-    """A tokenizer and the report on the making of its vocabulary."""
-
-    tokenizer: Tokenizer
-    report: VocabularyReport
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary of the tokenizer."""
-        return self.tokenizer.vocabulary
-
-
 def train_vocabulary(
     texts: Iterable[str],
     settings: VocabularySettings,
@@ -128,9 +74,12 @@ def train_vocabulary(
     work: Work = ONE_PROCESS,
     progress: Progress | None = None,
     count: Callable[..., WordCounts] = count_words,
-) -> TrainedVocabulary:
-    """Train a vocabulary: WordPiece (paper 3.2), or GPT's byte pairs (Sennrich et al. 2016).
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return a trained tokenizer: WordPiece (paper 3.2), or GPT's byte pairs (Sennrich et al. 2016); and a report.
 
+    It says what the vocabulary was made from and how well it covers that text: rates are fractions of the words that
+    were kept, counted as often as they occur; an unknown word counts as one piece. It shows the hundred most frequent
+    of the dropped characters.
     Special tokens come first; then the characters, for WordPiece bare where one starts a word and with `##` inside, for
     byte pairs bare inside and with `</w>` where one ends a word; then merges in order. Which pair is merged, and which
     of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds another character, or over 200
@@ -177,7 +126,7 @@ def train_vocabulary(
         tokenizer = BytePairTokenizer(vocabulary, tuple(merges), lowercase=settings.lowercase)
     else:
         tokenizer = WordPieceTokenizer(Vocabulary([*settings.specials, *symbols]), lowercase=settings.lowercase)
-    return TrainedVocabulary(tokenizer, _report(tokenizer, counted, len(characters), dropped, settings))
+    return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
 
 
 def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[frozenset[str], str, list[str]]:
@@ -187,7 +136,7 @@ def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[f
         for char in word:
             totals[char] += count
     # half of a surrogate pair cannot be written as UTF-8
-    usable = [char for char in totals if unicodedata.category(char) != "Cs"]
+    usable = [char for char in totals if not SURROGATE.match(char)]
     ordered = sorted(usable, key=lambda char: (-totals[char], char))
     characters = frozenset(ordered[:limit])
     if suffix:
@@ -202,45 +151,39 @@ def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[f
 
 def _report(
     tokenizer: Tokenizer, counted: WordCounts, alphabet_size: int, dropped: str, settings: VocabularySettings
-) -> VocabularyReport:
+) -> dict[str, Any]:
     vocabulary, why_smaller = tokenizer.vocabulary, None
-    coverage: dict[str, Any] = measure_coverage(tokenizer, counted.counts)
     if len(vocabulary) < settings.size:
         why_smaller = f"no pair of symbols that occurs {settings.min_frequency} times or more is left to merge"
         if settings.score == "likelihood":
             why_smaller += ", or none whose merge raises the likelihood"
-    return VocabularyReport(
-        requested_size=settings.size,
-        size=len(vocabulary),
-        why_smaller=why_smaller,
-        lowercase=settings.lowercase,
-        score=settings.score,
-        min_frequency=settings.min_frequency,
-        num_texts=counted.num_texts,
-        num_words=counted.num_words,
-        num_distinct_words=counted.num_distinct_words,
-        num_pruned_words=counted.num_pruned_words,
-        num_pruned_distinct_words=counted.num_pruned_distinct,
-        num_spilled_runs=counted.num_runs,
-        num_too_long_words=sum(count for word, count in counted.counts.items() if len(word) > MAX_WORD_LENGTH),
-        alphabet_size=alphabet_size,
-        num_dropped_characters=len(dropped),
-        dropped_characters=dropped[:100],
-        **num_forms(vocabulary),
-        longest_token=longest_token(vocabulary),
-        **coverage,
-    )
-
-
-def num_forms(vocabulary: Vocabulary) -> dict[str, int | None]:
-    """Return how many pieces start a word and how many continue one, or how many end one; None where it is not told."""
-    num_pieces, num_continuations = len(vocabulary) - len(vocabulary.special_ids), int(vocabulary.is_continuation.sum())
-    num_ends = sum(token.endswith(vocabulary.suffix) for token in vocabulary.tokens) if vocabulary.suffix else None
     return {
-        "num_word_starts": num_pieces - num_continuations if vocabulary.prefix else None,
-        "num_continuations": num_continuations if vocabulary.prefix else None,
-        "num_word_ends": num_ends,
+        "requested_size": settings.size,
+        "size": len(vocabulary),
+        "why_smaller": why_smaller,
+        "lowercase": settings.lowercase,
+        "score": settings.score,
+        "min_frequency": settings.min_frequency,
+        **{name: number for name, number in vars(counted).items() if name != "counts"},
+        "num_too_long_words": sum(count for word, count in counted.counts.items() if len(word) > MAX_WORD_LENGTH),
+        "alphabet_size": alphabet_size,
+        "num_dropped_characters": len(dropped),
+        "dropped_characters": dropped[:100],
+        **num_forms(vocabulary),
+        "longest_token": longest_token(vocabulary),
+        **measure_coverage(tokenizer, counted.counts),
     }
+
+
+def num_forms(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return how many pieces start a word and how many continue one, or how many end one, as far as it is told."""
+    num_pieces, num_continuations = len(vocabulary) - len(vocabulary.special_ids), int(vocabulary.is_continuation.sum())
+    found: dict[str, int] = {}
+    if vocabulary.prefix:
+        found = {"num_word_starts": num_pieces - num_continuations, "num_continuations": num_continuations}
+    if vocabulary.suffix:
+        found["num_word_ends"] = sum(token.endswith(vocabulary.suffix) for token in vocabulary.tokens)
+    return found
 
 
 def longest_token(vocabulary: Vocabulary) -> str:
@@ -257,7 +200,7 @@ def measure_coverage(tokenizer: Tokenizer, counts: dict[str, int]) -> dict[str, 
     special = tokenizer.vocabulary.special
     unknown = None if special.unknown is None else tokenizer.vocabulary.unk_id
     num_words = num_unknown = num_single = num_pieces = num_characters = 0
-    readable = (word if word.isascii() or not _has_surrogates(word) else "" for word in counts)
+    readable = ("" if SURROGATE.search(word) else word for word in counts)
     for (word, count), pieces in zip(counts.items(), tokenizer.word_ids(readable), strict=True):
         is_unknown = not pieces or unknown in pieces
         num_words += count
@@ -272,7 +215,3 @@ def measure_coverage(tokenizer: Tokenizer, counts: dict[str, int]) -> dict[str, 
         "pieces_per_word": num_pieces / total,
         "characters_per_piece": num_characters / max(1, num_pieces),
     }
-
-
-def _has_surrogates(word: str) -> bool:
-    return any("\ud800" <= char <= "\udfff" for char in word)

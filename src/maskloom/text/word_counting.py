@@ -34,8 +34,8 @@ _LONGEST_RUN = 1 << 16
 class WordCounts:
     """How often each word occurs, for the most frequent words up to the cap.
 
-    `num_words` counts every occurrence in the text; `num_pruned_distinct` words with `num_pruned_words` occurrences
-    were over the cap: the rarest, and among equally rare ones the last by code points. `num_runs` went to disk.
+    `num_words` counts every occurrence in the text; `num_pruned_distinct_words` with `num_pruned_words` occurrences
+    were over the cap: the rarest, and among equally rare ones the last by code points. `num_spilled_runs` went to disk.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class WordCounts:
     num_words: int = 0
     num_distinct_words: int = 0
     num_pruned_words: int = 0
-    num_pruned_distinct: int = 0
-    num_runs: int = 0
+    num_pruned_distinct_words: int = 0
+    num_spilled_runs: int = 0
 
 
 def count_words(
@@ -77,7 +77,7 @@ def count_words(
                 totals.add(counts)
                 if progress:
                     progress("count words", found.num_texts, 0)
-        found.num_runs = len(totals.runs)
+        found.num_spilled_runs = len(totals.runs)
         _keep_most_frequent(totals.merged(), max_distinct_words, found)
     return found
 
@@ -209,7 +209,7 @@ def _keep_most_frequent(pairs: Iterator[tuple[str, int]], cap: int, found: WordC
         if len(kept) > 2 * cap:
             kept = _most_frequent(kept, cap)
     found.counts = _most_frequent(kept, cap) if len(kept) > cap else kept
-    found.num_pruned_distinct = found.num_distinct_words - len(found.counts)
+    found.num_pruned_distinct_words = found.num_distinct_words - len(found.counts)
     found.num_pruned_words = found.num_words - sum(found.counts.values())
 
 

@@ -7,9 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.tensorflow_files import entry, header, message, number, snappy, table, varint, write_checkpoint
+from tests.tensorflow_files import crc32c as bit_by_bit
+from tests.tensorflow_files import (
+    entry,
+    header,
+    masked_crc,
+    message,
+    number,
+    snappy,
+    table,
+    varint,
+    write_checkpoint,
+)
 
-from maskloom.checkpoints.tensor_bundle import DamagedError, decompressed, open_bundle
+from maskloom.checkpoints.tensor_bundle import DamagedError, crc32c, decompressed, masked, open_bundle
 from maskloom.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -135,3 +146,24 @@ def test_a_block_that_would_grow_beyond_all_bounds_is_refused():
     ):
         with pytest.raises(DamagedError, match=said):
             decompressed(memoryview(content), 1 << 20)
+
+
+def test_published_checksums():
+    # RFC 3720, B.4
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(bytes([255] * 32)) == 0x62A8AB43
+    assert crc32c(b"") == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 511, 4097, 70_001])
+def test_any_number_of_lanes_gives_what_bit_by_bit_gives(size):
+    data = random.Random(size).randbytes(size)
+    assert crc32c(data) == bit_by_bit(data)
+    assert masked(crc32c(data)) == masked_crc(data)
+
+
+def test_blocks_of_a_checksum_are_joined(monkeypatch):
+    monkeypatch.setattr("maskloom.checkpoints.tensor_bundle._LANES", 2)
+    data = random.Random(0).randbytes(3_001)
+    assert crc32c(data) == bit_by_bit(data)

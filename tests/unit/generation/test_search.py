@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.decoder import Decoder
-from maskloom.generation.search import Generation, continue_texts
+from maskloom.generation.search import Decoder, Generation, continue_texts
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

@@ -27,7 +27,7 @@ def member(seed, kind="single", labels=None, words=WORDS, max_length=16, setting
     )  # fmt: skip
     model = build_model(config, task.heads, task.num_outputs, seed=seed)
     tokenizer = WordPieceTokenizer(Vocabulary([*SPECIAL, *words]), max_length=16, lowercase=lowercase)
-    return Predictor(model, tokenizer, task=task, max_length=max_length, settings=about)
+    return Predictor(model, tokenizer, task=task, max_length=max_length, settings=about or {})
 
 
 def examples(kind="single", num_examples=11):

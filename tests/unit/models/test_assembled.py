@@ -127,9 +127,9 @@ def test_pretraining_heads_have_no_dropout():
 
 def test_memory_is_asked_for_before_a_model_is_built(monkeypatch):
     needed = 4 * sum(parameter.numel() for parameter in build_model(CONFIG, seed=1).parameters())
-    monkeypatch.setattr("maskloom.system.machine_memory.available_memory", lambda: needed)
+    monkeypatch.setattr("maskloom.system.resources.available_memory", lambda: needed)
     build_model(CONFIG, seed=1)
-    monkeypatch.setattr("maskloom.system.machine_memory.available_memory", lambda: needed - 1)
+    monkeypatch.setattr("maskloom.system.resources.available_memory", lambda: needed - 1)
     with pytest.raises(ConfigError, match=f"the model takes {needed:,} bytes of memory, {needed - 1:,} are available"):
         build_model(CONFIG, seed=1)
     with torch.device("meta"):

@@ -1,5 +1,7 @@
 """What a run says before it starts, and the time that it expects."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -9,10 +11,12 @@ from maskloom.data.loader import Account
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import start_summary
+from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import phase_plans
-from maskloom.runs.start_summary import TimeTold, default_lines, finetuning_lines, model_line, phase_lines
+from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines, step_display
 from maskloom.sections import MOST_STEPS
 from maskloom.tasks.encoding import EncodedData
+from maskloom.training.loop import StepReport
 from maskloom.training.settings import TrainingSection
 
 _CONFIG = BertConfig(vocab_size=70, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
@@ -92,21 +96,28 @@ def test_defaults_that_were_taken_are_named_and_given_ones_are_not():
     assert default_lines(load_recipe(FinetuneRecipe, None, [*keys])) == []
 
 
+def said_after(steps: Sequence[int], settings: TrainingSection, num_units: int | None = None) -> list[str]:
+    progress, said, shown = Progress(), list[str](), list[int]()
+    progress.say = said.append
+    progress.advance = lambda done, **_: shown.append(done)
+    show = step_display(progress, settings, lambda report: {}, num_units)
+    for step in steps:
+        show(cast(StepReport, SimpleNamespace(step=step)))
+    assert shown == list(steps)
+    return said
+
+
 def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
     clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
     monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
-    said: list[str] = []
-    told = TimeTold(said.append, TrainingSection(steps=1000))
-    for step in (101, 102, 103, 104, 105, 106, 107):
-        told.after_step(step)
+    settings = TrainingSection(steps=1000)
+    said = said_after((101, 102, 103, 104, 105, 106, 107), settings)
     assert said == ["step 104: 0.5 steps per second, about 30 minutes for the 896 left"]
 
 
 def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_seconds(monkeypatch):
     clock = iter([10.0, 11.0, 14.0, 16.0])
     monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
-    said: list[str] = []
-    told = TimeTold(said.append, TrainingSection(steps=MOST_STEPS, minutes=4.0, batch_size=10), num_units=800)
-    for step in (1, 2, 3, 4):
-        told.after_step(step)
+    settings = TrainingSection(steps=MOST_STEPS, minutes=4.0, batch_size=10)
+    said = said_after((1, 2, 3, 4), settings, num_units=800)
     assert said == ["step 4: 0.5 steps per second, about 120 steps in 4 minutes, 1.5 epochs"]

@@ -24,7 +24,7 @@ TEXTS = [
 
 
 def train(texts: list[str] = TEXTS, *, size: int = 120, work: Work = ONE_PROCESS, **options: Any) -> BytePairTokenizer:
-    return train_vocabulary(texts, VocabularySettings(size=size, model="bpe", **options), work=work).tokenizer
+    return train_vocabulary(texts, VocabularySettings(size=size, model="bpe", **options), work=work)[0]
 
 
 def naive_merges(words: dict[str, int], *, num_symbols: int, min_frequency: int) -> list[tuple[str, str]]:
@@ -113,7 +113,7 @@ def test_case_is_kept_where_it_is_asked_for() -> None:
 
 
 def test_the_report_says_what_byte_pairs_have() -> None:
-    report = train_vocabulary(TEXTS, VocabularySettings(size=10_000, model="bpe")).report.as_dict()
+    report = train_vocabulary(TEXTS, VocabularySettings(size=10_000, model="bpe"))[1]
     assert report["num_word_ends"] > 20
     assert "num_continuations" not in report
     assert report["unknown_rate"] == 0

@@ -53,10 +53,10 @@ def test_counts_are_those_of_plain_counting(
     assert (found.num_texts, found.num_distinct_words) == (10, len(expected))
     assert found.num_words == expected.total()
     assert found.num_pruned_words == expected.total() - sum(found.counts.values())
-    assert found.num_pruned_distinct == len(expected) - len(kept)
-    assert (found.num_runs > 0) == (cap < 1000)
+    assert found.num_pruned_distinct_words == len(expected) - len(kept)
+    assert (found.num_spilled_runs > 0) == (cap < 1000)
     # with a batch a text, more runs than may be open at a time
-    assert found.num_runs > 2 or cap == 1000 or batch_length > 1
+    assert found.num_spilled_runs > 2 or cap == 1000 or batch_length > 1
 
 
 @given(st.lists(st.text("ab cdé文,\n"), max_size=8), st.integers(1, 5))
@@ -73,7 +73,7 @@ def test_a_word_that_is_rare_in_each_run_but_frequent_in_all_is_kept(monkeypatch
     texts = [f"often once{number} twice{number} twice{number}" for number in range(30)]
     found = count_words(texts, lowercase=True, max_distinct_words=2)
     assert found.counts == {"often": 30, "twice0": 2}
-    assert (found.num_runs, found.num_pruned_distinct, found.num_pruned_words) == (30, 59, 88)
+    assert (found.num_spilled_runs, found.num_pruned_distinct_words, found.num_pruned_words) == (30, 59, 88)
 
 
 def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,5 +177,5 @@ def test_temporary_files_lie_where_they_should(tmp_path: Path) -> None:
         yield from (f"{number:x} " * 100_000 for number in range(40))
         assert list(tmp_path.glob("*/run-*"))
 
-    assert count_words(texts(), lowercase=True, max_distinct_words=2, scratch=tmp_path).num_runs > 2
+    assert count_words(texts(), lowercase=True, max_distinct_words=2, scratch=tmp_path).num_spilled_runs > 2
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from maskloom.data.corpus.deduplication import DigestSet, document_digest
 from maskloom.data.corpus.documents import (
     Document,
     DocumentRule,
@@ -57,6 +56,9 @@ _NUM_NAMED = 20
 # part of the digest of what shards are made of: those of a layout of old are made again
 _LAYOUT = b"lengths 2"
 _LENGTHS_AT_ONCE = 1 << 20
+DIGEST_BYTES = 16
+_EMPTY = bytes(DIGEST_BYTES)
+_SMALLEST_SET = 1 << 12
 
 Progress = Callable[[str, int, int], None]
 
@@ -119,21 +121,12 @@ class _ShardTask:
         return f"shard {self.number} (documents from {self.first} to {self.last})"
 
 
-_DEFAULTS = CorpusSettings()
-
-
-@dataclass
-class _Counts:
-    reading: ReadingReport = field(default_factory=ReadingReport)
-    num_duplicates: int = 0
-
-
 def build_corpus(
     paths: str | Path | Iterable[str | Path],
     *,
     tokenizer: Tokenizer,
     out: str | Path,
-    settings: CorpusSettings = _DEFAULTS,
+    settings: CorpusSettings = CorpusSettings(),
     work: Work = ONE_PROCESS,
     origin: dict[str, Any] | None = None,
     before_reading: Callable[[list[SourceFile]], None] = lambda files: None,
@@ -157,17 +150,17 @@ def build_corpus(
     out = Path(out).absolute()
     _check_settings(tokenizer, out, settings)
     refuse_output_inside(paths, out)
-    counts = _Counts()
-    files = source_files(paths, counts.reading)
+    reading, seen = ReadingReport(), DigestSet()
+    files = source_files(paths, reading)
     made_with = {**tokenizer.identity(), "max_length": tokenizer.max_length, **settings.as_dict()}
     if (out / MANIFEST).exists():
         return _finished_corpus(out, {"settings": made_with, "sources": list(map(describe_source, files))})
     before_reading(files)
     with _building(out):
         tokenizer.save(out)
-        paths, report = [source.path for source in files], counts.reading
-        found = read_documents(paths, on_bad_text=settings.on_bad_text, documents=settings.documents, report=report)
-        tasks = _shard_tasks(_unique_documents(found, counts), made_with)
+        paths = [source.path for source in files]
+        found = read_documents(paths, on_bad_text=settings.on_bad_text, documents=settings.documents, report=reading)
+        tasks = _shard_tasks(_unique_documents(found, seen), made_with)
         total = sum(source.path.stat().st_size for source in files)
         kept, made = list[ShardRecord](), list[ShardRecord]()
         unfinished = _unfinished(out, tasks, kept)
@@ -175,12 +168,16 @@ def build_corpus(
             for record in records:
                 made.append(record)
                 if progress:
-                    progress("reading and encoding", counts.reading.num_bytes_read, total)
+                    progress("reading and encoding", reading.num_bytes_read, total)
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
-        recipe = {"settings": made_with, "sources": [_source_as_read(source, counts.reading) for source in files]}
-        manifest = _finish(out, records, recipe, counts, tokenizer, origin)
+        sources = [  # as `describe_source` does, with the sum of the bytes that became documents
+            {"name": file.name, "num_bytes": file.path.stat().st_size, "sha256": reading.sums[file.path]}
+            for file in files
+        ]
+        recipe = {"settings": made_with, "sources": sources}
+        manifest = _finish(out, records, recipe, reading, seen.num_repeated, tokenizer, origin)
         return {**manifest, "num_kept_shards": len(kept)}
 
 
@@ -202,11 +199,6 @@ def _check_settings(tokenizer: Tokenizer, out: Path, settings: CorpusSettings) -
 def describe_source(source: SourceFile) -> dict[str, Any]:
     """Return a text file's name, size and SHA-256, as the manifest lists it."""
     return {"name": source.name, **describe_file(source.path)}
-
-
-def _source_as_read(source: SourceFile, reading: ReadingReport) -> dict[str, Any]:
-    """Return what `describe_source` does, with the sum of the bytes that became documents."""
-    return {"name": source.name, "num_bytes": source.path.stat().st_size, "sha256": reading.sums[source.path]}
 
 
 def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -242,15 +234,66 @@ def _building(out: Path) -> Iterator[None]:
             yield
 
 
-def _unique_documents(documents: Iterator[Document], counts: _Counts) -> Iterator[tuple[bytes, Document]]:
+def document_digest(text: bytes) -> bytes:
+    """Return 16 bytes that two different documents of UTF-8 share with a probability of 2**-128 (BLAKE2b)."""
+    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
+
+
+class DigestSet:
+    """A set of digests in one flat table: 27 to 53 bytes of memory a document, where a Python set takes about 100.
+
+    `num_repeated` counts those that were there already when they were added. Open addressing with linear probing;
+    digests are already well mixed, so their first bytes are the hash.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self.num_repeated = 0
+        self._resize(_SMALLEST_SET)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, digest: bytes) -> bool:
+        """Add a digest of 16 bytes; True when it was not there before."""
+        # the one value that marks a free place is stored as another; 2**-128 again
+        digest = b"\1" * DIGEST_BYTES if digest == _EMPTY else digest
+        if self._size * 5 >= self._num_slots * 3:
+            old = self._table
+            self._resize(self._num_slots * 2)
+            for start in range(0, len(old), DIGEST_BYTES):
+                stored = bytes(old[start : start + DIGEST_BYTES])
+                if stored != _EMPTY:
+                    self._insert(stored)
+        is_new = self._insert(digest)
+        self._size += is_new
+        self.num_repeated += not is_new
+        return is_new
+
+    def _resize(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._table = bytearray(num_slots * DIGEST_BYTES)
+
+    def _insert(self, digest: bytes) -> bool:
+        mask = self._num_slots - 1
+        slot = int.from_bytes(digest[:8], "little") & mask
+        while True:
+            start = slot * DIGEST_BYTES
+            stored = self._table[start : start + DIGEST_BYTES]
+            if stored == digest:
+                return False
+            if stored == _EMPTY:
+                self._table[start : start + DIGEST_BYTES] = digest
+                return True
+            slot = (slot + 1) & mask
+
+
+def _unique_documents(documents: Iterator[Document], seen: DigestSet) -> Iterator[tuple[bytes, Document]]:
     """Yield (digest, document) of each different document."""
-    seen = DigestSet()
     for document in documents:
         digest = document_digest(document.content)
         if seen.add(digest):
             yield digest, document
-        else:
-            counts.num_duplicates += 1
         # or it would live while the next one is read
         del document
 
@@ -305,7 +348,8 @@ def _finish(
     out: Path,
     records: list[ShardRecord],
     recipe: dict[str, Any],
-    counts: _Counts,
+    reading: ReadingReport,
+    num_duplicates: int,
     tokenizer: Tokenizer,
     origin: dict[str, Any] | None,
 ) -> dict[str, Any]:
@@ -326,14 +370,13 @@ def _finish(
         fault_point("corpus.sync")
         sync(out / name)
     sync(out.parent)
-    reading = counts.reading
     manifest = write_manifest(
         out,
         {
             "num_documents": sum(record.num_documents for record in kept),
             "num_sentences": sum(record.num_sentences for record in kept),
             "num_tokens": sum(record.num_tokens for record in kept),
-            "num_duplicate_documents": counts.num_duplicates,
+            "num_duplicate_documents": num_duplicates,
             "num_empty_documents": reading.num_empty_documents + sum(r.num_empty_documents for r in records),
             "num_empty_sentences": sum(record.num_empty_sentences for record in records),
             "num_skipped_documents": reading.num_skipped_documents,

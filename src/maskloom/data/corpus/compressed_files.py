@@ -65,37 +65,30 @@ class _SummedFile(io.RawIOBase):
 
 
 class ByteStream:
-    """A buffered stream of the decompressed bytes of a file; `position` counts bytes on disk, for progress."""
+    """The decompressed bytes of a file as buffered `lines`.
+
+    Of `raw`, the file on disk, `position` counts the bytes that were taken so far, and `sum` is their SHA-256.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file; the suffix says how it is compressed. Raises DataError for what is no regular file."""
         check_regular(path)
-        self._raw = _SummedFile(path)
+        self.raw = _SummedFile(path)
         suffix = path.suffix.lower()
         if suffix in COMPRESSIONS and not path.stat().st_size:
-            self._raw.close()
+            self.raw.close()
             raise EOFError
-        source: Any = self._raw
+        source: Any = self.raw
         if suffix == ".gz":
-            source = gzip.GzipFile(fileobj=self._raw, mode="rb")
+            source = gzip.GzipFile(fileobj=self.raw, mode="rb")
         elif suffix == ".zst":
-            source = _ZstandardReader(self._raw)
+            source = _ZstandardReader(self.raw)
         self.lines = io.BufferedReader(source, _BLOCK)
-
-    @property
-    def position(self) -> int:
-        """Number of bytes of the file on disk that were taken so far."""
-        return self._raw.position
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the bytes on disk that were taken so far."""
-        return self._raw.sum.hexdigest()
 
     def close(self) -> None:
         """Close the stream and the file."""
         self.lines.close()
-        self._raw.close()
+        self.raw.close()
 
 
 class _ZstandardReader(io.RawIOBase):

@@ -285,11 +285,11 @@ def _documents_of_files(
             try:
                 rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _documents_of_text(stream, reader, rule)
                 for document in _with_reading_errors(filter(None, rows), path):
-                    report.num_bytes_read = finished + stream.position
+                    report.num_bytes_read = finished + stream.raw.position
                     yield document
                     # or it would live while the next one is read
                     del document
-                report.sums[path] = stream.sha256
+                report.sums[path] = stream.raw.sum.hexdigest()
             finally:
                 stream.close()
         _check_unchanged(path, before)

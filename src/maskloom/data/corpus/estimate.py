@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 
 from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
@@ -45,13 +46,9 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
         return None
     num_read = num_unpacked = num_text = num_sampled = num_tokens = num_sentences = 0
     for path in paths[:: -(-len(paths) // _NUM_FILES)]:
-        with reading_errors(path):
-            stream = ByteStream(path)
-            try:
-                block = stream.lines.read(_BLOCK)
-                num_read += stream.position if path.suffix.lower() in COMPRESSIONS else len(block)
-            finally:
-                stream.close()
+        with reading_errors(path), closing(ByteStream(path)) as stream:
+            block = stream.lines.read(_BLOCK)
+            num_read += stream.raw.position if path.suffix.lower() in COMPRESSIONS else len(block)
         text = _text_of_rows(block) if ".jsonl" in path.name.lower() else block
         num_unpacked += len(block)
         num_text += len(text)

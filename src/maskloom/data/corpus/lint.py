@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -36,10 +36,6 @@ class Finding:
     code: str
     message: str
 
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding as plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Examined:
@@ -56,6 +52,12 @@ class _Examined:
     @property
     def by_lines(self) -> bool:
         return self.manifest["settings"].get("sentences") == "lines"
+
+    @property
+    def num_divisible(self) -> int:
+        """How many .txt files are not documents as a whole by the settings: blank lines end those in them."""
+        is_whole = self.manifest["settings"].get("documents") == "file"
+        return 0 if is_whole else sum(".txt" in source["name"].lower() for source in self.manifest["sources"])
 
 
 def lint_corpus(corpus: Corpus) -> list[Finding]:
@@ -88,11 +90,9 @@ def _documents(examined: _Examined) -> Iterator[Finding]:
 
 
 def _document_boundaries(examined: _Examined) -> Iterator[Finding]:
-    corpus = examined.corpus
-    num_files = sum(".txt" in source["name"].lower() for source in examined.manifest["sources"])
+    corpus, num_files = examined.corpus, examined.num_divisible
     mean = corpus.num_tokens / corpus.num_documents
-    is_wanted = examined.manifest["settings"].get("documents") == "file"
-    if num_files and not is_wanted and corpus.num_documents <= num_files and mean > _LONG_DOCUMENT:
+    if corpus.num_documents <= num_files and mean > _LONG_DOCUMENT:
         yield Finding(
             "warning",
             "no_document_boundaries",
@@ -128,10 +128,8 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
 
 def _why_paragraphs(examined: _Examined) -> str:
     """Return what to do where the documents may be the paragraphs of files, "" where they cannot be."""
-    manifest = examined.manifest
-    num_files = sum(".txt" in source["name"].lower() for source in manifest["sources"])
-    num_documents = examined.corpus.num_documents
-    if not num_files or manifest["settings"].get("documents") == "file" or num_documents < _MANY_DOCUMENTS * num_files:
+    num_files, num_documents = examined.num_divisible, examined.corpus.num_documents
+    if not num_files or num_documents < _MANY_DOCUMENTS * num_files:
         return ""
     return (
         f"; if the blank lines of the {num_files:,} .txt files ({num_documents / num_files:,.0f} documents each) stand "

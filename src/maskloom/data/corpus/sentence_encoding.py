@@ -9,8 +9,15 @@ from typing import Literal
 
 import numpy as np
 
-from maskloom.data.corpus.word_spans import LONGEST_NAMED, WordSpans, byte_classes, word_names, word_spans
-from maskloom.data.corpus.word_table import RaggedIds, WordTable
+from maskloom.data.corpus.words import (
+    LONGEST_NAMED,
+    RaggedIds,
+    WordSpans,
+    WordTable,
+    byte_classes,
+    word_names,
+    word_spans,
+)
 from maskloom.text.sentences import sentences_of_long_text, split_sentences
 from maskloom.text.tokenizer import Tokenizer
 

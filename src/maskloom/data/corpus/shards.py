@@ -164,11 +164,6 @@ class TokenShards:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    @property
-    def num_shards(self) -> int:
-        """Number of shards."""
-        return len(self._starts) - 1
-
     def shard(self, number: int) -> np.ndarray:
         """Return (tokens,) of one shard, memory-mapped and read-only."""
         tokens = self._open.get(number)

@@ -51,7 +51,7 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
             str(length): estimated_instances(document_tokens, length) for length in _LENGTHS
         },
         "num_bytes": sum(entry["num_bytes"] for entry in corpus.manifest["files"].values()),
-        "num_shards": corpus.shards.num_shards,
+        "num_shards": len(corpus.manifest["shards"]),
         "num_duplicate_documents": corpus.manifest["num_duplicate_documents"],
         "num_empty_documents": corpus.manifest["num_empty_documents"],
         "num_skipped_documents": corpus.manifest["num_skipped_documents"],
@@ -61,7 +61,7 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
 def token_counts(corpus: Corpus) -> np.ndarray:
     """Return (vocabulary,) int64: how often each token occurs."""
     counts = np.zeros(len(corpus.vocabulary), dtype=np.int64)
-    for number in range(corpus.shards.num_shards):
+    for number in range(len(corpus.manifest["shards"])):
         shard = corpus.shards.shard(number)
         for start in range(0, len(shard), _BLOCK):
             counts += np.bincount(shard[start : start + _BLOCK], minlength=len(counts))

@@ -83,7 +83,7 @@ def unix_line_ends(content: bytes) -> bytes:
     """Return text with LF for every line end but U+0085."""
     if b"\r" not in content and not _has_separator(content):
         return content
-    return _LINE_ENDS.sub(lambda ends: ends[1] or b"\n" * _num_ends(ends[0]), content)
+    return _LINE_ENDS.sub(lambda ends: ends[1] or b"\n" * (ends[0].count(b"\r") + ends[0].count(b"\xe2")), content)
 
 
 def _document(
@@ -149,7 +149,3 @@ def _padded(ends: re.Match[bytes]) -> bytes:
 
 def _has_separator(content: bytes) -> bool:
     return b"\xe2\x80\xa8" in content or b"\xe2\x80\xa9" in content
-
-
-def _num_ends(ends: bytes) -> int:
-    return ends.count(b"\r") + ends.count(b"\xe2")

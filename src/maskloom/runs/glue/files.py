@@ -27,11 +27,10 @@ class GlueTask:
     folder: str
     dev: dict[str, str]
     test: dict[str, str]
-    train: str = "train.tsv"
 
     def training_files(self, data: Path) -> tuple[Path, Path]:
         """Return the paths of train and of the dev file by which models are chosen (the matched one of MNLI)."""
-        return data / self.folder / self.train, data / self.folder / next(iter(self.dev.values()))
+        return data / self.folder / "train.tsv", data / self.folder / next(iter(self.dev.values()))
 
 
 @dataclass(frozen=True)

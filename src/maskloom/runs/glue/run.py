@@ -14,7 +14,7 @@ from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Prediction, Predictor
 from maskloom.inference.model_folder import resolve_model_folder
-from maskloom.metrics.glue_score import OFFICIAL_METRICS, GlueScore, leaderboard_score, paper_average
+from maskloom.metrics.glue_score import OFFICIAL_METRICS, leaderboard_score, paper_average
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import LabelledFiles
@@ -76,7 +76,9 @@ def glue_run(
         space = space_of_data(stored["space"]) if space is None else space
     found, absent = chosen_tasks(data, tasks)
     resolve_model_folder(model)
-    _check_mnli(data, found)
+    for column, name in next((task.dev for task in found if task.name == "mnli"), {}).items():
+        if (data / "MNLI" / name).is_file():
+            check_genres(data / "MNLI" / name, matched=column == "MNLI-m")
     for number, settings in enumerate(grid_settings(space or {}), start=1):
         recipe_with(recipe, settings, source=f"trial {number}")
     inputs = {
@@ -91,7 +93,15 @@ def glue_run(
     for task in found:
         progress.say(f"{task.folder}: {found.index(task) + 1} of {len(found)} tasks")
         outcomes[task.name] = _outcome(task, data, Path(model), out / task.folder, recipe, space or {}, progress)
-    result = _result(outcomes, absent)
+    scores = {column: dict(values) for outcome in outcomes.values() for column, values in outcome["columns"].items()}
+    result = {
+        "tasks": outcomes,
+        "absent": absent,
+        "failed": [name for name, outcome in outcomes.items() if outcome["status"] == "failed"],
+        "scores": scores,
+        "paper_average": paper_average(scores),
+        "leaderboard_score": leaderboard_score(scores),
+    }
     write_json(out / RESULTS["glue"], result)
     write_text(out / "glue.md", glue_report(result))
     return result
@@ -122,7 +132,7 @@ def _outcome(
         progress.end()
         progress.say(f"{task.folder} failed: {error}")
         return {"status": "failed", "error": str(error), "columns": {}}
-    best = found["best"]
+    best, seconds = found["best"], [trial["seconds"] for trial in found["trials"] if trial["status"] == "done"]
     return {
         "status": "done",
         "metric": found["metric"],
@@ -135,7 +145,7 @@ def _outcome(
         "reference": best["best"]["reference"],
         "num_trials": found["num_trials"],
         "num_failed": found["num_failed"],
-        "seconds": _sum_of_seconds(found["trials"]),
+        "seconds": None if None in seconds else sum(seconds),  # a trial that was interrupted is not timed as a whole
         "model": str(out / "model"),
     }
 
@@ -153,37 +163,6 @@ def _further_columns(task: GlueTask, data: Path, out: Path, progress: Progress) 
     if diagnostic is not None:
         columns["AX"] = evaluate(out, diagnostic, reading=ReadingOptions(format="ax-full"), progress=progress)
     return columns
-
-
-def _check_mnli(data: Path, tasks: list[GlueTask]) -> None:
-    for task in tasks:
-        if task.name != "mnli":
-            continue
-        for column, name in task.dev.items():
-            if (data / task.folder / name).is_file():
-                check_genres(data / task.folder / name, matched=column == "MNLI-m")
-
-
-def _result(outcomes: dict[str, dict[str, Any]], absent: dict[str, str]) -> dict[str, Any]:
-    scores = {column: dict(values) for outcome in outcomes.values() for column, values in outcome["columns"].items()}
-    return {
-        "tasks": outcomes,
-        "absent": absent,
-        "failed": [name for name, outcome in outcomes.items() if outcome["status"] == "failed"],
-        "scores": scores,
-        "paper_average": _as_data(paper_average(scores)),
-        "leaderboard_score": _as_data(leaderboard_score(scores)),
-    }
-
-
-def _as_data(score: GlueScore) -> dict[str, Any]:
-    return {"value": score.value, "missing": list(score.missing)}
-
-
-def _sum_of_seconds(trials: list[dict[str, Any]]) -> float | None:
-    """Return the time of all trials, or None when one of them was interrupted and so not timed as a whole."""
-    seconds = [trial["seconds"] for trial in trials if trial["status"] == "done"]
-    return None if None in seconds else sum(seconds)
 
 
 def _stored_inputs(out: Path) -> dict[str, Any] | None:
@@ -259,7 +238,11 @@ def submit_glue(
         raise DataError(f"a submission has {len(SUBMISSION)} files; {listed} (--allow-partial leaves them out)")
     if not sources:
         raise DataError(f"{data}: there is nothing to answer: {'; '.join(absent.values())}")
-    num_rows = {name: _checked_rows(name, path) for name, path in sources.items()}
+    num_rows = {}
+    for name, path in sources.items():
+        if name.startswith("MNLI"):
+            check_genres(path, matched=name == "MNLI-m")
+        num_rows[name] = count_test_rows(path)
     account: dict[str, Any] = {}
     held = io.BytesIO()  # a few megabytes, checked before anything is written
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -307,12 +290,6 @@ def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
         else:
             sources[file.column] = path
     return sources, absent
-
-
-def _checked_rows(column: str, path: Path) -> int:
-    if column.startswith("MNLI"):
-        check_genres(path, matched=column == "MNLI-m")
-    return count_test_rows(path)
 
 
 def _answers(

@@ -65,8 +65,11 @@ def report(
         title=", ".join(names),
         cards=[_card(record, place) for record, place in zip(records, _first_places(records), strict=True)],
         charts=charts_of(records),
-        searches=[_search(record) for record in records if record.kind == "search" and record.result is not None],
-        glue=[_glue(record) for record in records if record.kind == "glue" and record.result is not None],
+        searches=[record for record in records if record.kind == "search" and record.result is not None],
+        glue=[record for record in records if record.kind == "glue" and record.result is not None],
+        search_rows=search_rows,
+        glue_rows=glue_rows,
+        notes_of=notes_of,
         seeds=[(run.name, _seeds(run.best)) for run in records if run.best and len(run.best["restarts"]["scores"]) > 1],
         scores=score_table(records),
         differences=differences(records),
@@ -128,18 +131,6 @@ def _accounts(runs: list[RunRecord]) -> dict[str, list[list[str]]]:
         if rows := data_account(run):
             by_content.setdefault(repr(rows), ([], rows))[0].append(run.name)
     return {", ".join(names): rows for names, rows in by_content.values()}
-
-
-def _search(run: RunRecord) -> dict[str, Any]:
-    assert run.result is not None
-    headers, rows = search_rows(run.result)
-    return {"name": run.name, "headers": headers, "rows": rows[:50], "command": run.result["best"]["command"]}
-
-
-def _glue(run: RunRecord) -> dict[str, Any]:
-    assert run.result is not None
-    headers, rows = glue_rows(run.result)
-    return {"name": run.name, "headers": headers, "rows": rows, "notes": notes_of(run.result)}
 
 
 def _seeds(best: dict[str, Any]) -> str:

@@ -164,9 +164,8 @@ def with_unit(run: RunRecord, name: str) -> str:
 
 def score_table(runs: list[RunRecord]) -> Table:
     """Return one row a score with one value a run, the deciding score of each kind first."""
-    by_run = [{with_unit(run, name): value for name, value in scores(run).items()} for run in runs]
-    names = list(dict.fromkeys(name for found in by_run for name in found))
-    return [[name.replace("_", " "), *(_figure(found.get(name)) for found in by_run)] for name in names]
+    by_run = [{with_unit(run, name).replace("_", " "): value for name, value in scores(run).items()} for run in runs]
+    return _beside(by_run)
 
 
 def differences(runs: list[RunRecord]) -> Table:
@@ -178,13 +177,8 @@ def differences(runs: list[RunRecord]) -> Table:
             for key, value in recipe.items()
             if value != default.get(key) and value not in ({}, [])
         ]
-    flattened = [_settings(run) for run in runs]
-    keys = list(dict.fromkeys(key for values in flattened for key in values))
-    return [
-        [key, *(_figure(values.get(key)) for values in flattened)]
-        for key in keys
-        if any(values.get(key) != flattened[0].get(key) for values in flattened)
-    ]
+    first, *others = flattened = [_settings(run) for run in runs]
+    return [row for row in _beside(flattened) if any(run.get(row[0]) != first.get(row[0]) for run in others)]
 
 
 def data_account(run: RunRecord) -> Table:
@@ -220,9 +214,7 @@ def surroundings(runs: list[RunRecord]) -> Table:
                 **description.get("versions", {}),
             }
         )
-    names = list(dict.fromkeys(name for values in facts for name in values))
-    rows = [[name, *(_figure(values.get(name)) for values in facts)] for name in names]
-    return [row for row in rows if any(cell != "–" for cell in row[1:])]
+    return [row for row in _beside(facts) if any(cell != "–" for cell in row[1:])]
 
 
 def trouble_table(runs: list[RunRecord], most: int = 20) -> Table:
@@ -238,6 +230,12 @@ def trouble_table(runs: list[RunRecord], most: int = 20) -> Table:
             if len(inner.trouble) > most:
                 rows.append([inner.name, "", "", f"and {len(inner.trouble) - most} more, in its events.jsonl"])
     return rows
+
+
+def _beside(columns: list[dict[str, Any]]) -> Table:
+    """Return one row a key with what each column has of it."""
+    keys = dict.fromkeys(key for values in columns for key in values)
+    return [[key, *(_figure(values.get(key)) for values in columns)] for key in keys]
 
 
 def _defaults(run: RunRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.metrics.answers import AnswerReport, score_answers
+from maskloom.metrics.answers import score_answers
 from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes
 from maskloom.tasks import tables
 from maskloom.tasks.examples import ReadExamples, ReadingReport, kept_examples
@@ -338,8 +338,7 @@ def score_files(
     *,
     null_odds: str | Path | None = None,
     null_threshold: float | None = None,
-    options: ReadingOptions | None = None,
-) -> AnswerReport:
+) -> dict[str, Any]:
     """Score predictions on questions with answers; ids without prediction count as wrong and are named.
 
     Predictions are a JSON object of texts by id, or the .jsonl rows that `predict` writes, which bring their null odds.
@@ -347,7 +346,7 @@ def score_files(
     numbers by id. Raises DataError for a wrong file.
     """
     path = Path(predictions)
-    how = (data, options or ReadingOptions(), {})
+    how = (data, ReadingOptions(), {})
     read = ReadExamples.of(data, lambda report: iterate_questions(*how, needs_label=True, report=report))
     questions = read.examples
     if path.suffix.lower() == ".jsonl":

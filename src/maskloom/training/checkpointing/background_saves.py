@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 
 from maskloom.system.files import DISK_ERRORS
-from maskloom.system.machine_memory import available_memory
+from maskloom.system.resources import available_memory
 from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.loop import TrainState
 from maskloom.training.ranks.ranks import own_share

@@ -17,7 +17,7 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, model_device
 from maskloom.system.files import write_json
 from maskloom.system.foreign_files import read_json_object
-from maskloom.system.machine_memory import available_memory
+from maskloom.system.resources import available_memory
 from maskloom.training.ranks.ranks import Ranks
 
 # oneDNN has no room for its code and buffers.

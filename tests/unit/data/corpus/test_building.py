@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from maskloom.data.corpus import building as corpus_building
-from maskloom.data.corpus.building import CorpusSettings, _Counts, build_corpus
+from maskloom.data.corpus.building import CorpusSettings, DigestSet, build_corpus
 from maskloom.data.corpus.documents import source_files
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
@@ -161,7 +161,7 @@ def test_text_that_changes_during_a_build_leaves_no_corpus(tmp_path: Path, monke
 def test_a_shard_is_made_of_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_building, "MAX_SHARD_BYTES", 100)
     path = write_text(tmp_path / "a.txt", ["é" * 40, "the", "ran", "中" * 50, "x" * 30])
-    documents = corpus_building._unique_documents(corpus_building.read_documents(path), _Counts())
+    documents = corpus_building._unique_documents(corpus_building.read_documents(path), DigestSet())
     tasks = list(corpus_building._shard_tasks(documents, {"shard_tokens": 250}))
     assert [[len(content) for content in task.documents] for task in tasks] == [[80, 3, 3], [150], [30]]
 
@@ -236,7 +236,7 @@ def test_shards_without_a_token_are_passed_over(tmp_path: Path, monkeypatch: pyt
 def test_a_task_says_where_its_documents_stand(tmp_path: Path) -> None:
     first = write_text(tmp_path / "a.txt", ["the river", "ran"])
     second = write_text(tmp_path / "b.txt", ["under", "stone"])
-    documents = corpus_building._unique_documents(corpus_building.read_documents([first, second]), _Counts())
+    documents = corpus_building._unique_documents(corpus_building.read_documents([first, second]), DigestSet())
     tasks = corpus_building._shard_tasks(documents, {"shard_tokens": 2.5})
     places = [f"{first}, line {1}", f"{first}, line {3}", f"{second}, line {1}", f"{second}, line {3}"]
     assert list(map(str, tasks)) == [

@@ -41,7 +41,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def byte_pairs() -> BytePairTokenizer:
-    return train_vocabulary(documents(60), VocabularySettings(size=60, model="bpe")).tokenizer
+    return train_vocabulary(documents(60), VocabularySettings(size=60, model="bpe"))[0]
 
 
 def build(text: Path, tokenizer: Any, out: Path) -> dict[str, Any]:

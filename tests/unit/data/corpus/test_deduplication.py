@@ -2,7 +2,7 @@
 
 import random
 
-from maskloom.data.corpus.deduplication import DigestSet, document_digest
+from maskloom.data.corpus.building import DigestSet, document_digest
 
 
 def test_it_answers_like_a_set_through_many_doublings() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
         settings = CorpusSettings(**{"sentences": "lines", **options})
         build_corpus(tmp_path / "texts", tokenizer=tokenizer, out=tmp_path / "out", settings=settings)
         found = lint_corpus(Corpus.open(tmp_path / "out"))
-        assert [finding.as_dict() for finding in found] == lint(tmp_path / "out")
+        assert [asdict(finding) for finding in found] == lint(tmp_path / "out")
         levels = [("error", "warning", "info").index(finding.level) for finding in found]
         assert levels == sorted(levels)
         assert len({finding.code for finding in found}) == len(found)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from maskloom.system import cores
-from maskloom.system.cores import follow_quota, usable_cores
+from maskloom.system import resources
+from maskloom.system.resources import follow_quota, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_quota_of_either_version_is_read(tmp_path, files, expected):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert cores._quota(tmp_path) == expected
+    assert resources._quota(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_the_quota_of_either_version_is_read(tmp_path, files, expected):
 )
 def test_the_smaller_of_affinity_and_quota_counts(monkeypatch, affinity, quota, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)), raising=False)
-    monkeypatch.setattr(cores, "_quota", lambda: quota)
+    monkeypatch.setattr(resources, "_quota", lambda: quota)
     assert usable_cores() == expected
 
 
 @pytest.mark.parametrize(("quota", "given", "expected"), [(2.0, None, "2"), (2.0, "5", "5"), (None, None, None)])
 def test_threads_are_bound_by_a_quota_alone_and_what_is_set_stays(monkeypatch, quota, given, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(cores, "_quota", lambda: quota)
+    monkeypatch.setattr(resources, "_quota", lambda: quota)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
@@ -51,7 +51,7 @@ def test_threads_are_bound_by_a_quota_alone_and_what_is_set_stays(monkeypatch, q
 def test_torch_takes_the_number(tmp_path):
     """The quota is followed before torch is loaded, from the command line and from Python."""
     code = (
-        "import os; os.sched_getaffinity = lambda _: {0, 1, 2}; import maskloom.system.cores as cores; "
+        "import os; os.sched_getaffinity = lambda _: {0, 1, 2}; import maskloom.system.resources as cores; "
         "cores._quota = lambda: 1.0; cores.follow_quota(); "
         "import torch; print(torch.get_num_threads())"
     )
@@ -62,11 +62,11 @@ def test_torch_takes_the_number(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, str(cores._SPINS)), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+    [({}, str(resources._SPINS)), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
 )
 def test_threads_that_wait_sleep_soon_unless_the_user_says_otherwise(given, expected):
     """libgomp itself shows what it took."""
-    environment = {name: value for name, value in os.environ.items() if name not in cores._SAY_HOW_TO_WAIT}
+    environment = {name: value for name, value in os.environ.items() if name not in resources._SAY_HOW_TO_WAIT}
     environment |= {"OMP_DISPLAY_ENV": "verbose", **given}
     command = [sys.executable, "-c", "import maskloom, torch"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

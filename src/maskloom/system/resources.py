@@ -1,0 +1,103 @@
+"""The cores and the memory that the machine, and the group that a container makes, leave to this process.
+
+Threads for torch are told before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+TYPE_CHECKING = False  # what this module imports is imported before a command can answer Ctrl-C
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Turns that a thread of libgomp waits for the others in a loop before it sleeps. Its own default is 300,000: beside
+# other programs, the loops keep the cores from the very threads that are waited for. Costs: benchmarks/busy.md.
+_SPINS = 1000
+_SAY_HOW_TO_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+def usable_cores() -> int:
+    """Return the cores that affinity and the quota of a container leave to this process; at least 1."""
+    quota = _quota()
+    return _cores() if quota is None else max(1, min(_cores(), math.ceil(quota)))
+
+
+def follow_quota() -> None:
+    """Let torch start no more threads than the quota of a container allows, unless OMP_NUM_THREADS says otherwise."""
+    cores = usable_cores()
+    if cores < _cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
+
+
+def wait_briefly() -> None:
+    """Let threads that wait for each other sleep soon, unless GOMP_SPINCOUNT or OMP_WAIT_POLICY says otherwise."""
+    if not any(name in os.environ for name in _SAY_HOW_TO_WAIT):
+        os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _quota(root: Path | str = "/sys/fs/cgroup") -> float | None:
+    """Return the cores' worth of time that a control group of either version allows, or None without a limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        words = " ".join(_text(f"{root}/{name}") for name in names).split()
+        try:
+            allowed, period = float(words[0]), float(words[1])
+        except (ValueError, IndexError):
+            continue  # another version, or "max": no limit
+        if allowed > 0 and period > 0:
+            return allowed / period
+    return None
+
+
+# Folder of a control group of either version, and its files: limit, use, and the line of memory.stat with file pages.
+_GROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
+)
+
+
+def available_memory() -> int | None:
+    """Return the bytes that can still be had without swapping; None where the system does not say.
+
+    Pages that only hold copies of files count as free: the system gives them up when they are needed.
+    """
+    found = [size for group in _GROUPS if (size := _of_group(*group)) is not None]
+    _, is_told, rest = _text("/proc/meminfo").partition("MemAvailable:")
+    if is_told:
+        found.append(int(rest.split()[0]) * 1024)
+    return min(found, default=None)
+
+
+def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = None) -> None:
+    """Raise an error that says what needs so many bytes where they are not there; never where nothing is known.
+
+    It is a ConfigError unless another is given.
+    """
+    available = available_memory()
+    if available is not None and num_bytes > available:
+        from maskloom.errors import ConfigError
+
+        raise (error or ConfigError)(f"{what} takes {num_bytes:,} bytes of memory, {available:,} are available")
+
+
+def _of_group(folder: str, limit: str, use: str, cached: str) -> int | None:
+    texts = [_text(f"{folder}/{name}").strip() for name in (limit, use)]
+    if not all(text.isdecimal() for text in texts):
+        return None
+    lines = (line.split() for line in _text(f"{folder}/memory.stat").splitlines())
+    reclaimable = next((int(line[1]) for line in lines if line[:1] == [cached]), 0)
+    return max(int(texts[0]) - int(texts[1]) + reclaimable, 0)
+
+
+def _text(path: str) -> str:
+    """Return the content of a file of the system, "" where there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError):
+        return ""
