@@ -62,11 +62,11 @@ def _rank(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
 def _measured(size: str, mode: str, ranks: Any) -> dict[str, Any]:
     import torch
 
-    from maskloom.config import TrainingSection
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
     from maskloom.training.loop import TrainState, accumulate_gradients
+    from maskloom.training.settings import TrainingSection
 
     model = build_model(BertConfig.of_size(size, vocab_size=VOCABULARY), seed=0)
     ranks.spread(model)

@@ -99,8 +99,8 @@ def ours(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, A
 
 
 def _drawn(folder: Path) -> dict[str, float]:
-    from maskloom.config import PretrainingData
     from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.settings import PretrainingData
     from maskloom.objectives.pretraining import PRETRAINING
 
     watch = Stopwatch()

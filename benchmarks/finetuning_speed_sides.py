@@ -13,7 +13,7 @@ from finetuning_peer_span import NUM_BEST, SpanPeer, best_texts, read_questions
 from finetuning_tasks import TASKS as PARITY_TASKS
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import FinetuneRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe
 from maskloom.inference import Predictor
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.examples import ReadExamples
@@ -21,6 +21,7 @@ from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.settings import TrainingSection
 
 TASKS = {**PARITY_TASKS, finetuning_mixture.NAME: finetuning_mixture.TASK}
 LEARNING_RATE, SEED = 5e-5, 0
@@ -33,7 +34,7 @@ class Ours:
     def __init__(self, name: str, source: Path, train: Path, *, max_length: int, batch_size: int, data: Path) -> None:
         self.kind = task_kind(TASKS[name].kind)
         self.reading = _reading(name, data)
-        self._settings = FinetuneRecipe(task=self.kind.name).task_settings()
+        self._settings = FinetuneRecipe(task=self.kind.name).task_settings(self.kind.settings)
         examples = self.kind.read(train, self.reading, self._settings)
         labels = self.kind.label_names(examples, self.reading, self._settings)
         self.task = self.kind.make(labels, None, self._settings)

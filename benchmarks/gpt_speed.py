@@ -29,9 +29,9 @@ from rounds import in_turn, order_said, quiet_load, reached
 from surroundings import processor, write_real_text
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import PretrainingData, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus.opening import Corpus
+from maskloom.data.settings import PretrainingData
 from maskloom.generation.search import Generation, continue_texts
 from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import build_model
@@ -42,6 +42,7 @@ from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
+from maskloom.training.settings import TrainingSection
 
 NUM_THREADS, VOCABULARY, NUM_TOKENS, PROMPT = 2, 8000, 128, 32
 BATCHES = {128: {"tiny": 64, "mini": 32, "small": 16, "base": 8}, 512: {"tiny": 16, "mini": 8, "small": 4, "base": 2}}

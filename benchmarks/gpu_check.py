@@ -30,7 +30,6 @@ from rounds import MIN_ROUNDS, in_turn
 from step_sides import Ours, Peer
 
 from maskloom.checkpoints.huggingface import save_model
-from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -39,6 +38,7 @@ from maskloom.system.devices import chosen_device, describe_device
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
+from maskloom.training.settings import TrainingSection
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("tests", "steps", "embedding", "curve", "ranks")

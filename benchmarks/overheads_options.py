@@ -17,7 +17,6 @@ import torch
 from full_rows import full_rows
 from torch.profiler import ProfilerActivity, profile
 
-from maskloom.config import TrainingSection
 from maskloom.data.counter_random import integers
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
@@ -25,6 +24,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.events import EventLog
 from maskloom.training.loop import TrainState, accumulate_gradients
 from maskloom.training.session import TrainingSession
+from maskloom.training.settings import TrainingSection
 
 NEVER = 10**9
 OFF: dict[str, Any] = {"max_grad_norm": None, "log_every": NEVER, "warmup_steps": 0, "batch_size": 8}

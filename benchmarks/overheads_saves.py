@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from full_rows import LENGTH, VOCABULARY, full_rows
 
-from maskloom.config import TrainingSection
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.settings import TrainingSection
 
 
 def measure(size: str, batch_size: int, rounds: int, folder: Path) -> dict[str, Any]:

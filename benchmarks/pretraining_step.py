@@ -37,11 +37,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.config import PretrainingData, TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus.building import build_corpus
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.loader import Loader
+from maskloom.data.settings import PretrainingData
 from maskloom.layers.processor.matrix_products import Dense, product, products_by
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
@@ -50,6 +50,7 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
+from maskloom.training.settings import TrainingSection
 
 SEED, NUM_THREADS = 0, 2
 TEXT_BYTES = 6_000_000

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model, prepare_blocks
 from maskloom.models.bert import BertConfig
@@ -16,6 +15,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks
+from maskloom.training.settings import TrainingSection
 
 
 class Ours:

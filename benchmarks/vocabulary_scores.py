@@ -24,9 +24,9 @@ from real_text import write_mixed_text
 from surroundings import processor
 
 from maskloom.checkpoints.huggingface import load_model
-from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus.opening import Corpus
+from maskloom.data.settings import PretrainingData
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.text.vocabulary import Vocabulary

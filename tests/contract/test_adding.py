@@ -4,6 +4,7 @@ docs/ADDING.md follows these lines.
 """
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -18,10 +19,11 @@ from torch import nn
 import maskloom
 from maskloom.checkpoints.huggingface import FORMATS
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
-from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
 from maskloom.data.batch import Texts
 from maskloom.data.corruption import Corruption
 from maskloom.data.loader import Columns, Extent
+from maskloom.errors import ConfigError
 from maskloom.layers.embeddings import WordPositionEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
@@ -31,11 +33,14 @@ from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.objective import TaskObjective, label_tensor
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
+from maskloom.recipe_files import recipe_keys
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
+from maskloom.sections import Section, key
 from maskloom.tasks.classification import classification_kind, classification_task
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.settings import ClassificationSettings
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.optimizers import OPTIMIZERS, SCHEDULES
 
@@ -160,22 +165,41 @@ COPYING = Pretraining("copy", SayAgain, OpeningStream)
 # --- a kind of task: one label, with smoothed targets
 
 
+class SmoothedSection(Section):
+    """The recipe section [smoothed]."""
+
+    amount: float = key(0.1, "Weight of the targets on all classes alike.", ge=0.0, lt=1.0)
+
+
+class SmoothedSettings(SmoothedSection, ClassificationSettings):
+    """Those keys, and what every task on one text is told."""
+
+
 @dataclass(frozen=True)
 class Smoothed(TaskObjective):
-    """Cross-entropy whose targets have a tenth of their weight on the other classes."""
+    """Cross-entropy whose targets have a part of their weight on all classes alike."""
+
+    amount: float
 
     name: ClassVar[str] = "smoothed"
     head: ClassVar[str] = "classifier"
 
     def loss_sum_of(self, logits, batch):
-        return F.cross_entropy(logits, label_tensor(batch, logits), label_smoothing=0.1, reduction="sum")
+        return F.cross_entropy(logits, label_tensor(batch, logits), label_smoothing=self.amount, reduction="sum")
 
 
-def smoothed_task(labels=(), primary=None, settings=None):
-    return replace(classification_task("single", labels, primary, settings), kind="smoothed", objective=Smoothed())
+def smoothed_task(labels, primary, settings):
+    task = classification_task("single", labels, primary, settings)
+    return replace(task, kind="smoothed", objective=Smoothed(settings.amount))
 
 
-SMOOTHED = replace(classification_kind("single"), name="smoothed", make=smoothed_task)
+SMOOTHED = replace(
+    classification_kind("single"),
+    name="smoothed",
+    make=smoothed_task,
+    section=SmoothedSection,
+    settings=SmoothedSettings,
+)
 
 
 @pytest.fixture
@@ -217,6 +241,7 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
     recipe = FinetuneRecipe.model_validate(
         {
             "task": "smoothed",
+            "smoothed": {"amount": 0.2},
             "training": {"epochs": 40, "batch_size": 5, "learning_rate": 0.02},
             "data": {"max_length": 24},
         }
@@ -226,12 +251,35 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
         out=tmp_path / "tuned",
     )  # fmt: skip
     assert result["best"]["scores"]["accuracy"] == 1.0
+    assert load_recipe(FinetuneRecipe, tmp_path / "tuned" / "recipe.toml") == recipe
+    assert json.loads((tmp_path / "tuned" / "model" / "maskloom.json").read_text())["settings"] == {"amount": 0.2}
 
     model = maskloom.load(tmp_path / "tuned")
     assert isinstance(model.model.encoder, Bag)
+    assert model.task.objective == Smoothed(0.2)
     assert [found["label"] for found in model.predict(["the a cat", "the c cat"])] == ["a", "c"]
     predict(tmp_path / "tuned", tmp_path / "dev.csv", tmp_path / "out.jsonl")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
+
+
+def test_a_section_of_its_own_is_part_of_the_recipe_as_long_as_there_is_the_kind(monkeypatch):
+    default = recipe_toml(FinetuneRecipe())
+    monkeypatch.setitem(KINDS, "smoothed", SMOOTHED)
+    assert recipe_toml(FinetuneRecipe()) == default + "\n[smoothed]\namount = 0.1\n"
+    last = [*recipe_keys(FinetuneRecipe)][-1]
+    assert (last.path, last.default, last.meaning) == (
+        "smoothed.amount", 0.1, "Weight of the targets on all classes alike."
+    )  # fmt: skip
+    for change, said in (
+        ("smoothed.amount=1.5", "smoothed.amount = 1.5: it must be less than 1"),
+        ("smoothed.amout=0.5", "unknown key 'smoothed.amout'; did you mean 'smoothed.amount'?"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            load_recipe(FinetuneRecipe, None, [change])
+    monkeypatch.undo()
+    assert recipe_toml(FinetuneRecipe()) == default
+    with pytest.raises(ConfigError, match="unknown key 'smoothed'"):
+        load_recipe(FinetuneRecipe, None, ["smoothed.amount=0.5"])
 
 
 # --- an optimiser and a schedule
@@ -260,12 +308,12 @@ def test_an_optimizer_and_a_schedule_by_rows_train_and_resume_to_the_bit(monkeyp
 
 
 def test_names_that_no_table_has_are_refused():
-    for recipe, values, key in (
+    for recipe, values, said in (
         (PretrainRecipe, {"model": {"architecture": "nothing"}}, "architecture"),
         (PretrainRecipe, {"objective": "nothing"}, "objective"),
         (FinetuneRecipe, {"task": "nothing"}, "task"),
         (PretrainRecipe, {"training": {"optimizer": "nothing"}}, "'adamw', 'bert_adam'"),
         (PretrainRecipe, {"training": {"schedule": "nothing"}}, "'cosine'"),
     ):
-        with pytest.raises(ValueError, match=key):
+        with pytest.raises(ValueError, match=said):
             recipe.model_validate(values)

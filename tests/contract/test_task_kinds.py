@@ -166,7 +166,7 @@ def files(name, tmp_path):
 @pytest.fixture
 def prepared(name, recipe, model_folder, files):
     """The task, an untrained model for it, its tokenizer, and the dev file as read."""
-    kind, settings = KINDS[name], recipe.task_settings()
+    kind, settings = KINDS[name], recipe.task_settings(KINDS[name].settings)
     train = kind.read(files[0], ReadingOptions(), settings)
     task = kind.make(kind.label_names(train, ReadingOptions(), settings), None, settings)
     model, _ = load_model(model_folder, heads=task.heads, num_labels=task.num_outputs, seed=1)
@@ -293,7 +293,7 @@ def test_unknown_scores_are_refused_before_training(name, prepared):
 def test_files_of_another_form_are_refused_by_name(name, recipe, files, content):
     files[0].write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=files[0].name):
-        KINDS[name].read(files[0], ReadingOptions(), recipe.task_settings())
+        KINDS[name].read(files[0], ReadingOptions(), recipe.task_settings(KINDS[name].settings))
 
 
 def test_a_left_to_right_encoder_is_fine_tuned_alike(name, recipe, files, tmp_path):

@@ -130,7 +130,7 @@ def test_null_threshold_is_tuned_and_kept(trained):
     assert json.loads((run / "model" / "maskloom.json").read_text())["settings"]["null_threshold"] == threshold
     after = evaluate(run, dev)
     assert after["f1"] == pytest.approx(before["best_f1"])
-    assert Predictor.load(run).required_task().settings["null_threshold"] == threshold
+    assert Predictor.load(run).required_task().settings.null_threshold == threshold
 
 
 def test_other_lengths_of_windows_and_wrong_ones(trained):

@@ -44,7 +44,7 @@ def write_model(folder, kind, seed, settings=None, max_length=24):
     model = build_model(config, task.heads, task.num_outputs if kind != "span" else None, seed=seed)
     save_model(model, folder, extra_config=task.published_config)
     WordPieceTokenizer(vocabulary, max_length=32).save(folder)
-    about = {"kind": kind, "max_length": max_length, "primary": task.primary, "settings": task.settings}
+    about = {"kind": kind, "max_length": max_length, "primary": task.primary, "settings": task.settings.as_stored()}
     write_json(folder / "maskloom.json", about)
     return folder
 
@@ -81,7 +81,7 @@ def data_of(folder, kind):
 
 def read(kind, path):
     report = ReadingReport(path)
-    options, settings = ReadingOptions(), SETTINGS[kind]
+    options, settings = ReadingOptions(), task_kind(kind).settings(**SETTINGS[kind])
     examples = task_kind(kind).iterate(path, options, settings, needs_label=True, report=report)
     return ReadExamples(list(examples), report)
 
@@ -197,7 +197,7 @@ def test_the_null_threshold_is_the_mean_of_those_of_the_members(tmp_path):
         for seed, threshold in enumerate([-1.0, 0.0, 2.5])
     ]
     ensemble = Ensemble.load(folders)
-    assert ensemble.task.settings["null_threshold"] == 0.5
+    assert ensemble.task.settings.null_threshold == 0.5
     rows = ensemble.predict_examples(read("span", path))
     assert {row["answer"] == "" for row in rows} == {True, False}
     for row in rows:

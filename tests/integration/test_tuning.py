@@ -140,7 +140,7 @@ def test_wrong_use_changes_nothing(tmp_path):
     assert settings_of(folder) == {}
     content = json.loads((folder / "maskloom.json").read_text())
     write_json(folder / "maskloom.json", {**content, "settings": {"temperature": -1}})
-    with pytest.raises(DataError, match=r"maskloom\.json: temperature -1: a number from 1e-06"):
+    with pytest.raises(DataError, match=r"maskloom\.json: settings: temperature = -1: it must be greater"):
         Predictor.load(folder)
 
 
@@ -191,7 +191,7 @@ def test_comments_with_emotions_as_distributed(tmp_path):
     assert [example.text for example in data.examples] == ['He said "hi', "WHY", 'so "sad"']
     assert [example.label for example in data.examples] == [("4", "27"), ("2",), ("25",)]
     names = kind.label_names(data, options, {})
-    task = kind.make(names, None, {})
+    task = kind.make(names, None, kind.settings())
     tokenizer = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
     marks = task.encode(data, tokenizer, 8).labels
     chosen = [[names[place] for place in np.flatnonzero(row)] for row in marks]

@@ -13,6 +13,7 @@ from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.tasks.choice.task import CHOICE
+from maskloom.tasks.kinds import make_task
 from maskloom.tasks.task import model_outputs
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -84,7 +85,7 @@ def test_scores_and_loss_of_a_file(data, rows, tokenizer, tmp_path, direction):
         tokenizer.save(folder)
         assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMultipleChoice"]
         peer = AutoModelForMultipleChoice.from_pretrained(folder)
-    task = CHOICE.make((), None, {})
+    task = make_task("choice")
     outputs = model_outputs(model, task.objective, task.encode(data, tokenizer, 24))
     expected, loss = peer_scores(peer, folder, rows)
     ours = np.stack([scores[:, 0] for scores in outputs.rows])

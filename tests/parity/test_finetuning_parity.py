@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
-from maskloom.config import FinetuneTraining
 from maskloom.system.files import write_json
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.kinds import make_task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.settings import FinetuneTraining
 
 pytestmark = pytest.mark.parity
 

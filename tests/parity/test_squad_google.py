@@ -11,7 +11,8 @@ import pytest
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import iterate_questions
-from maskloom.tasks.span.task import DecodingOptions, decode_answers
+from maskloom.tasks.span.settings import SpanSettings
+from maskloom.tasks.span.task import decode_answers
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -163,7 +164,7 @@ def pairs(vocabulary, tmp_path_factory):
     for number, (case, answer) in enumerate(zip(cases, _ask_oracle(cases, vocabulary), strict=True)):
         path = folder / f"{number}.json"
         path.write_text(json.dumps(case["data"]), encoding="utf-8")
-        questions = list(iterate_questions(path, ReadingOptions(), {}, needs_label=True, report=ReadingReport(path)))
+        questions = list(iterate_questions(path, ReadingOptions(), None, needs_label=True, report=ReadingReport(path)))
         tokenizer = WordPieceTokenizer(words, lowercase=case["lowercase"])
         options = {key: case[key] for key in ("max_length", "stride", "max_question_length")}
         training = encode_questions(questions, tokenizer, for_training=True, **options)
@@ -216,7 +217,12 @@ def test_answers_candidates_and_null_odds_are_google_s(pairs):
             .astype(np.float32)
             for number, length in enumerate(encoded.lengths.tolist())
         ]  # fmt: skip
-        options = DecodingOptions(case["num_best"], case["max_answer_length"], case["v2"], case["threshold"])
+        options = SpanSettings(
+            num_best=case["num_best"],
+            max_answer_length=case["max_answer_length"],
+            has_unanswerable=case["v2"],
+            null_threshold=case["threshold"],
+        )
         best = decode_answers(encoded, outputs, options, only_best=True)
         for question, found in zip(encoded.questions, decode_answers(encoded, outputs, options), strict=True):
             quick = next(best)

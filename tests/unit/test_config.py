@@ -2,17 +2,11 @@ import tomllib
 
 import pytest
 
-from maskloom.config import (
-    FinetuneRecipe,
-    PretrainingData,
-    PretrainRecipe,
-    load_recipe,
-    reason_of,
-    recipe_toml,
-    validate_recipe,
-)
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml, validate_recipe
+from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LAYER_CHOICES
+from maskloom.recipe_files import reason_of
 
 
 def test_defaults_are_the_papers_masking_and_optimiser() -> None:

@@ -62,9 +62,10 @@ def _read(data: BadData, path: Path, folder: Path) -> Any:
     options, kind = ReadingOptions(**data.options), task_kind(data.kind)
     train = kind.read(path, options)
     dev = train if data.dev is None else kind.read(folder / f"dev-{data.name}", options)
-    names = kind.label_names(train, options, {})
+    settings = kind.settings().model_copy(update=kind.data_settings(train))
+    names = kind.label_names(train, options, settings)
     kind.check(train, dev)
-    task = kind.make(names, None, kind.data_settings(train))
+    task = kind.make(names, None, settings)
     if len(data.content) > _MOST_ENCODED:  # reading is the question; encoding ten megabytes takes seconds
         return train
     tokenizer = WordPieceTokenizer(Vocabulary(seeds.VOCABULARY), max_length=16)

@@ -22,9 +22,10 @@ def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
         row = task_kind(kind)
         data = row.read(path, how)
         assert data.report.num_rows == data.report.num_kept + sum(data.report.dropped.values())
-        names = row.label_names(data, how, {})
+        settings = row.settings().model_copy(update=row.data_settings(data))
+        names = row.label_names(data, how, settings)
         row.check(data, data)
-        task = row.make(names, None, row.data_settings(data))
+        task = row.make(names, None, settings)
         return task.encode(data, WordPieceTokenizer(Vocabulary(seeds.VOCABULARY), max_length=16), 16, for_training=True)
 
     return read

@@ -20,6 +20,7 @@ class BadRecipe:
 def outcome_of(recipe: BadRecipe, folder: Path) -> str:
     """Return "" when the recipe is refused as it should be, else what happened."""
     import maskloom.config as config
+    from maskloom.errors import ConfigError
     from maskloom.runs.pretraining_plan import check_model
 
     path = folder / "recipe.toml"
@@ -27,7 +28,7 @@ def outcome_of(recipe: BadRecipe, folder: Path) -> str:
     check = check_model if recipe.kind == "PretrainRecipe" else None
     try:
         config.load_recipe(getattr(config, recipe.kind), path, check=check)
-    except config.ConfigError as error:
+    except ConfigError as error:
         sound = re.search(recipe.refused, str(error)) and "recipe.toml" in str(error) and len(str(error)) < 20_000
         return "" if sound else f"refused otherwise: {error}"[:500]
     return "accepted"

@@ -270,8 +270,8 @@ def _with_changes(corpus: Path, changes: dict[str, bytes | None]) -> str | None:
 
 def _cost_of_checking(folder: Path) -> Trial:
     """Compare the processor time of checking a corpus with that of reading it once for training."""
-    from maskloom.config import PretrainingData
     from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.settings import PretrainingData
     from maskloom.objectives.pretraining import PRETRAINING
 
     folder.mkdir()

@@ -241,12 +241,12 @@ def hungry_run(folder: Path, *, most: int | None, from_step: int = 1) -> tuple[l
     """Train 12 steps without dropout, where memory runs out on more than `most` sequences; return losses and words."""
     from tests.unit.training.tiny_sessions import VOCABULARY, tiny_session
 
-    from maskloom.config import TrainingSection
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
     from maskloom.training.events import read_events
     from maskloom.training.loop import TrainState
+    from maskloom.training.settings import TrainingSection
 
     class Hungry(MaskedLanguageModeling):
         def loss_sums(self, model: Any, batch: Any) -> dict[str, Any]:
@@ -293,7 +293,7 @@ _LIMITED = """
 import json, re, resource, sys
 from pathlib import Path
 import numpy as np, torch
-from maskloom.config import TrainingSection
+from maskloom.training.settings import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig

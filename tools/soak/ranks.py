@@ -64,10 +64,11 @@ def _r14(budget: Budget) -> Iterator[Trial]:
 
 def _same_samples(data: Path, size: int) -> Trial:
     """Compare the hash of all token ids of 50 batches, made whole and made in parts."""
-    from maskloom.config import PretrainingData, TrainingSection
     from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.settings import PretrainingData
     from maskloom.objectives.pretraining import PRETRAINING
     from maskloom.training.ranks.ranks import Ranks
+    from maskloom.training.settings import TrainingSection
 
     def digest(world_size: int) -> str:
         corpus, sums = Corpus.open(data / "corpus"), hashlib.sha256()

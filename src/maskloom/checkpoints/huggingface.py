@@ -16,12 +16,13 @@ from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
-from maskloom.config import Section, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
 from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
+from maskloom.recipe_files import validate_recipe
+from maskloom.sections import Section
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import replacing, write_json
 from maskloom.system.foreign_files import file_inside, read_json_object

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from maskloom.cli.options import AsJson, Device, Out, Resume, show
+from maskloom.rows import PoolingMode
 from maskloom.runs.display import screen_of, terminal_progress
 
 
@@ -49,7 +50,7 @@ def export(
         bool, typer.Option("--best", help="The best weights: on dev, or kept by training.keep_best.")
     ] = False,
     for_vectors: Annotated[
-        Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"] | None,
+        PoolingMode | None,
         typer.Option("--for-vectors", help="Write the files that sentence-transformers reads, with this pooling."),
     ] = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="With --for-vectors: vectors of length 1.")] = False,

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from maskloom.errors import ConfigError, UsageError, not_one_of
+from maskloom.rows import SizeName, TaskName
 from maskloom.runs.display import lines_of, printable, printable_json
 from maskloom.system.files import open_file_number
 from maskloom.system.launch import is_first_process
@@ -236,11 +237,11 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 
 
 Size = Annotated[
-    Literal["tiny", "mini", "small", "medium", "base", "large"] | None,
+    SizeName | None,
     typer.Option("--size", help="Published size of the model; the recipe's by default."),
 ]
 Task = Annotated[
-    Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None,
+    TaskName | None,
     typer.Option("--task", help="Kind of task; single by default, or as in the recipe or --format."),
 ]
 Overrides = Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, reads, show, takes_models
+from maskloom.rows import PoolingMode
 from maskloom.runs.display import terminal_progress
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
@@ -90,7 +91,7 @@ def embed(
     output: Annotated[Path, typer.Option("--output", help="File to write: .npy or .jsonl.")],
     reading: Any,
     pooling: Annotated[
-        Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"] | None,
+        PoolingMode | None,
         typer.Option(
             "--pooling",
             help="How token vectors become one: their mean, the first one (cls) and so on. Without it as a "

@@ -12,7 +12,7 @@ from maskloom.data.batch import PretrainingBatch, Texts
 from maskloom.data.counter_random import integers, uniform, words
 
 if TYPE_CHECKING:
-    from maskloom.config import PretrainingData
+    from maskloom.data.settings import PretrainingData
     from maskloom.text.vocabulary import Vocabulary
 
 # One number for each kind of draw, so that no two kinds share random words.

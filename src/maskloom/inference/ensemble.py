@@ -18,7 +18,9 @@ from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import KINDS, make_task
+from maskloom.tasks.kinds import KINDS, changed
+from maskloom.tasks.settings import ClassificationSettings
+from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
 from maskloom.text.tokenizer import Tokenizer
@@ -102,7 +104,7 @@ class Ensemble(TaskModel):
             [_at_temperature(member.required_task(), row) for row in member.outputs(data).rows]
             for member, data in zip(self.members, (encoded, *others), strict=True)
         ]
-        average = _average_chains if self.task.settings.get("crf") else average_rows
+        average = _average_chains if "crf" in self.task.heads else average_rows
         rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
         return ModelOutputs(rows, *self._loss(encoded, rows))
 
@@ -110,7 +112,7 @@ class Ensemble(TaskModel):
         """Return the summed loss of the averages and what divides it; (0, 0) where the data has no labels."""
         loss_sum = weight = 0.0
         # Whole chains have no average; what is left of a conditional random field are the probabilities of single tags.
-        has_chains = bool(self.task.settings.get("crf"))
+        has_chains = "crf" in self.task.heads
         objective = Tagging() if has_chains else self.task.objective
         for batch in batches_by_length(encoded, max_tokens=PROCESSOR_TOKENS):
             if batch.labels is None:
@@ -159,12 +161,12 @@ def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) ->
 
 def _at_temperature(task: Task, rows: np.ndarray) -> np.ndarray:
     """Return rows as the temperature of their member changes them; best paths of chains do not change."""
-    if task.temperature == 1.0:
+    if task.settings.temperature == 1.0:
         return rows
-    if not task.settings.get("crf"):
-        return rows / task.temperature
+    if "crf" not in task.heads:
+        return rows / task.settings.temperature
     num_tags = len(task.labels)
-    return np.concatenate([log_softmax(rows[:, :num_tags] / task.temperature), rows[:, num_tags:]], axis=1)
+    return np.concatenate([log_softmax(rows[:, :num_tags] / task.settings.temperature), rows[:, num_tags:]], axis=1)
 
 
 def _average_chains(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
@@ -193,13 +195,14 @@ def _log_mean(logs: np.ndarray) -> np.ndarray:
 def _task_of(tasks: list[Task]) -> Task:
     """Return the task that decides on averages: temperatures are in them; thresholds are the members' mean."""
     first = tasks[0]
-    settings = {key: value for key, value in first.settings.items() if key not in ("temperature", "thresholds")}
-    thresholds = [task.settings.get("thresholds") or [THRESHOLD] * len(first.labels) for task in tasks]
-    if any(task.settings.get("thresholds") for task in tasks):
-        settings["thresholds"] = [math.fsum(values) / len(tasks) for values in zip(*thresholds, strict=True)]
-    if "null_threshold" in settings:
-        settings["null_threshold"] = math.fsum(task.settings["null_threshold"] for task in tasks) / len(tasks)
-    return make_task(first.kind, first.labels, primary=first.primary, settings=settings)
+    known, changes = [task.settings for task in tasks], dict[str, Any](temperature=1.0)
+    given = [settings.thresholds for settings in known if isinstance(settings, ClassificationSettings)]
+    if any(given):
+        thresholds = zip(*(values or [THRESHOLD] * len(first.labels) for values in given), strict=True)
+        changes["thresholds"] = [math.fsum(values) / len(tasks) for values in thresholds]
+    if margins := [settings.null_threshold for settings in known if isinstance(settings, SpanSettings)]:
+        changes["null_threshold"] = math.fsum(margins) / len(tasks)
+    return changed(first, **changes)
 
 
 def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
@@ -211,8 +214,9 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
         ("takes pairs", first.settings.get("takes_pairs"), other.settings.get("takes_pairs")),
         ("max_length", first.max_length, other.max_length),
     ]
-    for key in sorted({*one.settings, *two.settings} - _FREE_SETTINGS):
-        facts.append((f"setting {key}", one.settings.get(key), two.settings.get(key)))
+    here, there = one.settings.model_dump(), two.settings.model_dump()
+    for key in sorted({*here, *there} - _FREE_SETTINGS):
+        facts.append((f"setting {key}", here.get(key), there.get(key)))
     for name, here, there in facts:
         if here != there:
             raise ConfigError(

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 
 from maskloom.checkpoints.huggingface import read_config
 from maskloom.checkpoints.published.sentence_transformers import ENCODER, MODULES
 from maskloom.checkpoints.tensor_files import refuse_unconverted, refuse_unsafe
-from maskloom.config import FeaturesSection, Section, reason_of, validate_recipe
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
+from maskloom.recipe_files import validate_recipe
+from maskloom.sections import Section
 from maskloom.system.foreign_files import check_model_name, file_inside, read_json_object
-from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tuning import checked_thresholds
 from maskloom.text.tokenizer import Tokenizer
 
 SETTINGS_FILE = "maskloom.json"
 FORMAT_VERSION = 1
-_READING = TypeAdapter(ReadingOptions)
 
 
 def resolve_model_folder(path: str | Path) -> Path:
@@ -75,7 +72,7 @@ def task_tokenizer(folder: Path) -> Tokenizer:
 class _Settings(Section):
     """What our own file beside a model may say; keys of later releases are ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="ignore")
 
     format_version: Annotated[int, Field(ge=1, le=FORMAT_VERSION)] = FORMAT_VERSION
     kind: str | None = None
@@ -98,35 +95,14 @@ def read_settings(folder: Path) -> dict[str, Any]:
     settings = read_json_object(path)
     known = validate_recipe(_Settings, settings, source=str(path))
     _check_reading(known.reading or {}, f"{path}, reading")
-    _check_task_settings(known.kind, known.settings or {}, f"{path}, settings")
     return {key: value for key, value in settings.items() if value is not None}
 
 
 def _check_reading(reading: dict[str, Any], source: str) -> None:
     names = {field.name for field in fields(ReadingOptions)}
-    unknown = sorted(set(reading) - names)
-    try:
-        _READING.validate_python({key: value for key, value in reading.items() if value is not None})
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise DataError(
-            f"{source}: {'.'.join(map(str, problem['loc']))} = {problem['input']!r:.80}: {reason_of(problem)}"
-        ) from None
-    if unknown:
+    if unknown := sorted(set(reading) - names):
         raise DataError(f"{source}: unknown key {unknown[0]!r:.80}; known: {', '.join(sorted(names))}")
-
-
-def _check_task_settings(kind: str | None, settings: dict[str, Any], source: str) -> None:
-    section = next((row.section for row in KINDS.values() if row.name == kind), None)
-    if section is not None:
-        values = {key: value for key, value in settings.items() if key in section.model_fields}
-        validate_recipe(section, values, source=source)
-    if settings.get("features") is not None:
-        validate_recipe(FeaturesSection, settings["features"], source=f"{source}.features")
-    thresholds = settings.get("thresholds")
-    if thresholds is not None:
-        checked_thresholds(thresholds, len(thresholds) if isinstance(thresholds, list) else 0)
-    weights = settings.get("class_weights")
-    are_numbers = isinstance(weights, list) and all(type(weight) in (int, float) for weight in weights)
-    if weights is not None and not (are_numbers and all(0.0 < weight <= sys.float_info.max for weight in weights)):
-        raise DataError(f"{source}: class_weights = {weights!r:.80}: a list of finite numbers above 0 is expected")
+    try:
+        ReadingOptions(**{key: value for key, value in reading.items() if value is not None})
+    except ConfigError as error:
+        raise DataError(f"{source}: {error}") from None

@@ -28,7 +28,7 @@ from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
-from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.task import ModelOutputs, Task, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
@@ -326,7 +326,8 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
     has_labels = KINDS[kind].names_labels
     try:
-        task = KINDS[kind].make(names if has_labels else (), settings.get("primary"), settings.get("settings", {}))
+        given = {"primary": settings.get("primary"), "settings": settings.get("settings")}
+        task = make_task(kind, names if has_labels else (), **given)
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None
     missing = [head for head in task.heads if head not in model.heads]

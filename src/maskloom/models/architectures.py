@@ -13,6 +13,8 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.rows import Rows
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from maskloom.models.encoder import Encoder
 
 
@@ -22,6 +24,7 @@ class Architecture:
 
     `build` makes an encoder from its configuration, and imports torch only then. A config.json with one of the
     `model_types` describes it; the head over the vocabulary that it is pre-trained with is the `vocabulary_head`.
+    Modules of the types in `undecayed` have no weight decay, as norms and biases have none.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Architecture:
     build: Callable[[Any], Encoder]
     model_types: tuple[str, ...]
     vocabulary_head: str
+    undecayed: tuple[type[nn.Module], ...] = ()
 
 
 def _bert(config: BertConfig) -> Encoder:

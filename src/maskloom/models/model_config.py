@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from maskloom.config import reason_of
 from maskloom.errors import ConfigError, DataError
-
-SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
+from maskloom.recipe_files import reason_of
+from maskloom.rows import SizeName, row_of
+from maskloom.sections import Section, key
 
 # Layers, hidden size, heads of the published sizes; the feed-forward block is four times the hidden size.
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -27,6 +27,16 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
 # Keys that name Python code of the folder for other programs to run.
 _CODE = ("auto_map", "custom_pipelines")
+
+
+class ModelSection(Section):
+    """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
+
+    architecture: Annotated[str, row_of("model.architecture")] = key("bert", "Kind of encoder: bert or gpt.")
+    size: SizeName = key("mini", "Published size: layers, hidden size, heads.")
+    config: dict[str, Any] = key(
+        {}, "Overrides of single config keys under BERT's own names, such as num_hidden_layers = 3."
+    )
 
 
 class ModelConfig(BaseModel):
@@ -147,9 +157,9 @@ class ModelConfig(BaseModel):
             for key in _CODE
             if values.get(key)
         ]
-        for key, allowed in cls.required_values.items():
-            if key in values and not any(values[key] is value or values[key] == value for value in allowed):
-                found.append(f"{key} = {values[key]!r:.200}: only {allowed[0]!r} is supported")
+        for name, allowed in cls.required_values.items():
+            if name in values and not any(values[name] is value or values[name] == value for value in allowed):
+                found.append(f"{name} = {values[name]!r:.200}: only {allowed[0]!r} is supported")
         return found
 
     @classmethod

@@ -17,7 +17,7 @@ from maskloom.rows import Rows
 from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from maskloom.config import PretrainingData
+    from maskloom.data.settings import PretrainingData
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
 
 

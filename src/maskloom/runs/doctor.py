@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.layers.processor.matrix_products import library_of_products
 from maskloom.models.assembled import build_model
@@ -25,6 +24,7 @@ from maskloom.system.devices import chosen_device, describe_device, found_device
 from maskloom.system.resources import available_memory, usable_cores
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
+from maskloom.training.settings import TrainingSection
 
 _NUM_SEQUENCES, _LENGTH, _NUM_PREDICTIONS = 16, 128, 20
 _STEPS_COMPARED = 3

@@ -18,7 +18,7 @@ from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.system.files import write_json
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import make_task
+from maskloom.tasks.kinds import changed
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import ModelOutputs, Outputs, Task, score_outputs
 from maskloom.tasks.tuning import THRESHOLD_SETTINGS
@@ -49,8 +49,8 @@ def evaluate(
     account: dict[str, Any] = {}
     errors: dict[str, CalibrationMetric] = {}
     if task.scored_logits is not None:
-        errors["calibration_error"] = CalibrationMetric(temperature=task.temperature)
-    if errors and task.temperature != 1.0:
+        errors["calibration_error"] = CalibrationMetric(temperature=task.settings.temperature)
+    if errors and task.settings.temperature != 1.0:
         errors["calibration_error_untuned"] = CalibrationMetric()
 
     def outputs_of(piece: EncodedData) -> ModelOutputs:
@@ -146,8 +146,9 @@ def tune_folder(
     outputs = predictor.outputs(encoded).rows
     fitted = check_tunable(task)(encoded, outputs, leave_out)
     dropped = {"temperature", "thresholds", *fitted}
-    untuned = _with_settings(task, {key: value for key, value in task.settings.items() if key not in dropped})
-    tuned = _with_settings(task, {**task.settings, **fitted})
+    fields = type(task.settings).model_fields
+    untuned = changed(task, **{name: field.default for name, field in fields.items() if name in dropped})
+    tuned = changed(task, **fitted)
     stored = read_settings(path)
     if fitted:
         write_json(path / SETTINGS_FILE, {**stored, "settings": {**stored.get("settings", {}), **fitted}})
@@ -167,10 +168,6 @@ def check_tunable(task: Task) -> Any:
     return task.tune
 
 
-def _with_settings(task: Task, settings: dict[str, Any]) -> Task:
-    return make_task(task.kind, task.labels, primary=task.primary, settings=settings)
-
-
 def _scores(task: Task, encoded: EncodedData, outputs: Outputs) -> dict[str, float]:
     """Return the metric's scores, and how far the probabilities can be believed where the kind has any."""
     metric, targets = task.metric(), task.targets(encoded)
@@ -178,5 +175,5 @@ def _scores(task: Task, encoded: EncodedData, outputs: Outputs) -> dict[str, flo
     scores = metric.compute()
     if task.scored_logits is not None:
         logits = task.scored_logits(encoded, outputs)
-        scores |= calibration(logits, np.asarray(targets), temperature=task.temperature)
+        scores |= calibration(logits, np.asarray(targets), temperature=task.settings.temperature)
     return scores

@@ -36,7 +36,7 @@ from maskloom.runs.resuming import BEST_STEP
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id, saved_sum
 from maskloom.system.files import copy_files, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
-from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.kinds import make_task
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import (
@@ -242,7 +242,7 @@ def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Tas
     settings = read_json_object(run / TASK)
     source = _place(content, "model")
     assert source is not None
-    task = task_kind(settings["kind"]).make(tuple(settings["labels"]), settings["primary"], settings["settings"])
+    task = make_task(settings["kind"], settings["labels"], primary=settings["primary"], settings=settings["settings"])
     return source, settings, task
 
 

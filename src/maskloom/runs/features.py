@@ -39,6 +39,7 @@ from maskloom.tasks.tagging.features import (
     sentence_words,
 )
 from maskloom.tasks.tagging.reading import layout_of_sentences
+from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.task import TAGGING
 from maskloom.tasks.task import PROCESSOR_TOKENS
 from maskloom.text.tokenizer import Tokenizer
@@ -99,10 +100,11 @@ def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Pr
 
     They do not depend on the seed, so all restarts read the same ones.
     """
-    options = plan.task.settings["features"]
+    features = cast(TaggingSettings, plan.task.settings).features
+    assert features is not None
     model, _report = load_model(plan.source, heads=())
     model.to(chosen_device(plan.settings.device))
-    combination = LayerCombination.of(options["layers"], model.config.num_hidden_layers)
+    combination = LayerCombination.of(features.layers, model.config.num_hidden_layers)
     sides = {}
     for name in ("train", "dev"):
         encoded = cast(EncodedSentences, getattr(plan, name))
@@ -112,7 +114,7 @@ def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Pr
             combination,
             chain_words(encoded),
             model_sum=model_sum,
-            precision=options.get("precision", "float32"),
+            precision=features.precision,
             progress=progress,
             what=f"writing activations of {name}",
         )

@@ -40,7 +40,7 @@ from maskloom.system.launch import claim, is_restarted
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.kinds import changed, task_kind
 from maskloom.tasks.labels import (
     UnknownLabelError,
     balanced_weights,
@@ -252,9 +252,10 @@ def _prepare(
     """Check the model, and read, check and encode both files; nothing is written before this has passed."""
     tokenizer, config = task_tokenizer(source), read_model_config(source)
     _check_model(recipe, source, config, tokenizer)
-    kind, settings, reading, paths = task_kind(recipe.task), recipe.task_settings(), data.reading, data.paths
+    kind, reading, paths = task_kind(recipe.task), data.reading, data.paths
+    settings = recipe.task_settings(kind.settings)
     train_data = kind.read(paths["train"], reading, settings)
-    settings |= kind.data_settings(train_data)
+    settings = settings.model_copy(update=kind.data_settings(train_data))
     dev_data = kind.read(paths["dev"], reading, settings)
     kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)
@@ -275,7 +276,7 @@ def _prepare(
         raise with_hint(error, reading) from None
     weights = _class_weights(recipe, task, encoded)
     if weights is not None:
-        task = kind.make(names, primary, {**settings, "class_weights": weights})
+        task = changed(task, class_weights=weights)
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
     takes_pairs = getattr(train_data.examples[0], "pair", None) is not None
     if resume:
@@ -328,7 +329,7 @@ def _account(
         notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples are also in train{other}")
     counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
     unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]
-    scheme = task.settings.get("scheme")
+    scheme = getattr(task.settings, "scheme", None)
     if task.labels and scheme in (None, "plain"):
         doubts = doubtful_labels(task.labels, [*counts], [*label_counts(task.targets(dev[1]), len(task.labels))])
         more = f"; {len(doubts) - _SHOWN_DOUBTS} more" if len(doubts) > _SHOWN_DOUBTS else ""
@@ -341,7 +342,7 @@ def _account(
     return {
         "kind": task.kind,
         "labels": list(task.labels),
-        "class_weights": task.settings.get("class_weights"),
+        "class_weights": getattr(task.settings, "class_weights", None),
         "train": {**train[0].report.as_dict(), **train[1].account()},
         "dev": {**dev[0].report.as_dict(), **dev[1].account(), "num_also_in_train": len(shared)},
         "notes": notes,
@@ -389,7 +390,7 @@ def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, An
         "primary": plan.task.primary,
         "max_length": plan.recipe.data.max_length,
         "reading": {**reading.as_dict(), "labels": None},
-        "settings": plan.task.settings,
+        "settings": plan.task.settings.as_stored(),
     }
 
 

@@ -173,15 +173,15 @@ def _iterate(kind: str, path: Path, options: ReadingOptions, **how: Any) -> Iter
     if kind == "span":
         from maskloom.tasks.span.reading import iterate_questions
 
-        return iterate_questions(path, options, {}, **how)
+        return iterate_questions(path, options, None, **how)
     if kind == "choice":
         from maskloom.tasks.choice.reading import iterate_choices
 
         return iterate_choices(path, options, **how)
     if kind == "tagging":
-        from maskloom.tasks.tagging.reading import iterate_sentences
+        from maskloom.tasks.tagging.reading import TaggingSettings, iterate_sentences
 
-        return iterate_sentences(path, options, {"trained_scheme": "plain"}, **how)
+        return iterate_sentences(path, options, TaggingSettings(trained_scheme="plain"), **how)
     from maskloom.tasks.reading import iterate_examples
 
     return iterate_examples(path, kind, options, **how)  # pyright: ignore[reportArgumentType]

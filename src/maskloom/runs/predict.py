@@ -22,7 +22,7 @@ from maskloom.runs.first_look import check_place, check_questions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_texts
 from maskloom.system.files import is_stream, output_file
 from maskloom.tasks.examples import ReadExamples, ReadingReport
-from maskloom.tasks.kinds import make_task
+from maskloom.tasks.kinds import changed
 from maskloom.tasks.span.encoding import EncodedQuestions
 from maskloom.tasks.span.reading import Question
 from maskloom.tasks.tables import ReadingOptions
@@ -351,5 +351,4 @@ def _task(predictor: Predictor | Ensemble, null_threshold: float | None) -> Task
         raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
     if null_threshold is None:
         return task
-    settings = {**task.settings, "has_unanswerable": True, "null_threshold": null_threshold}
-    return make_task("span", primary=task.primary, settings=settings)
+    return changed(task, has_unanswerable=True, null_threshold=null_threshold)

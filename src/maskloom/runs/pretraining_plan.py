@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from maskloom.config import MOST_STEPS, ModelSection, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.config import ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.models.architectures import ARCHITECTURES, architecture_of
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
+from maskloom.sections import MOST_STEPS
 from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

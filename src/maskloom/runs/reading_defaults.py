@@ -15,6 +15,7 @@ from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import TaskKind
 from maskloom.training.faults.memory import release_free_memory
@@ -27,7 +28,7 @@ class FileReading:
     path: Path
     kind: TaskKind
     options: ReadingOptions
-    settings: dict[str, Any]
+    settings: KindSettings
     report: ReadingReport
     needs_label: bool
 
@@ -55,7 +56,7 @@ class FileReading:
         Where sentences see their document, it is not cut unless it makes a list four times as long.
         """
         size = min(num_examples, self.kind.examples_at_once)
-        return pieces_of(self.examples(), size, keeps_documents=self.settings.get("context") == "document")
+        return pieces_of(self.examples(), size, keeps_documents=getattr(self.settings, "context", None) == "document")
 
     def shown_pieces(self, num_examples: int, progress: Progress) -> Iterator[list[Any]]:
         """Yield the same, and show after each how many examples were read."""
@@ -70,7 +71,7 @@ def reading_of_texts(path: Path, given: ReadingOptions | None) -> FileReading:
     """Return how a file of texts is read: as single ones, or as pairs where a pair column is named."""
     options = given or ReadingOptions()
     kind = KINDS["pair" if options.pair_column else "single"]
-    return FileReading(path, kind, options, {}, ReadingReport(path), needs_label=False)
+    return FileReading(path, kind, options, kind.settings(), ReadingReport(path), needs_label=False)
 
 
 def reading_for(

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
-from maskloom.config import Extension, FinetuneRecipe, PretrainRecipe, TrainingSection
+from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.run_folder import METRICS, RECIPE, check_same_recipe, run_id
@@ -33,6 +33,7 @@ from maskloom.training.checkpointing.checkpoints import (
 from maskloom.training.events import NoLog
 from maskloom.training.loop import StepReport
 from maskloom.training.session import TrainingSession
+from maskloom.training.settings import Extension, TrainingSection
 
 BEST_STEP = "best.json"
 """Step, scores and checksum of the best weights that a seed of fine-tuning keeps, beside its checkpoints."""

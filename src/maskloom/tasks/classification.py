@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from maskloom.config import PairSection
-from maskloom.metrics.calibration import checked_temperature, sigmoid, softmax
+from maskloom.metrics.calibration import sigmoid, softmax
 from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
 from maskloom.tasks.catalog import Kind
@@ -17,6 +15,7 @@ from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_
 from maskloom.tasks.examples import ReadExamples, text_example
 from maskloom.tasks.labels import check_alike, checked_weights, encode_labels, labels_config, names_of_task
 from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.settings import ClassificationSettings
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import checked_thresholds, fitted, tune_classes, tune_labels
 from maskloom.text.tokenizer import Tokenizer
@@ -39,7 +38,7 @@ def classification_kind(kind: Kind) -> TaskKind:
         make=partial(classification_task, kind),
         example_of=text_example,
         takes="pairs of sentences" if kind == "pair" else "sentences",
-        section=PairSection if kind in ("pair", "regression") else None,
+        settings=ClassificationSettings,
         names_labels=kind != "regression",
         softmax_over="labels" if kind in ("single", "pair") else None,
         per_text=True,
@@ -47,35 +46,31 @@ def classification_kind(kind: Kind) -> TaskKind:
 
 
 def classification_task(
-    kind: Kind, labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
+    kind: Kind, labels: tuple[str, ...], primary: str | None, settings: ClassificationSettings
 ) -> Task:
     """Return the task of a kind with its label names in the order of their ids.
 
     `primary` is the score by which models are compared: accuracy, f1, f1_macro or matthews for one label; pearson,
-    spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. `settings` may hold
-    `both_orders`, with which a pair is read as A B and as B A and both vectors are added,
-    `class_weights` by id (of positives, where there are several labels), `temperature`, by which logits are divided
-    before they become probabilities, and `thresholds`, the least probability at which each label is chosen (0.5
-    without). Raises ValueError for a score that the kind does not have, and for settings that are not such numbers.
+    spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. With `both_orders` a pair
+    is read as A B and as B A and both vectors are added. Raises ValueError for a score that the kind does not have, and
+    for weights, thresholds and a temperature that cannot be used.
     """
-    settings = dict(settings or {})
-    temperature = checked_temperature(settings.get("temperature", 1.0))
     tune = None
     if kind == "regression":
         objective, primary = Regression(), primary or "pearson"
         decide, decode, metric = _scores, _decode_scores, partial(RegressionMetric, primary=primary)
     elif kind == "multilabel":
-        objective = MultiLabelClassification(checked_weights(settings.get("class_weights"), labels))
+        objective = MultiLabelClassification(checked_weights(settings.class_weights, labels))
         primary = primary or "f1_micro"
-        thresholds = checked_thresholds(settings.get("thresholds"), len(labels))
-        decide = partial(_chosen_labels, temperature, thresholds)
-        decode = partial(_decode_labels, labels, temperature, thresholds)
+        thresholds = checked_thresholds(settings.thresholds, len(labels))
+        decide = partial(_chosen_labels, settings.temperature, thresholds)
+        decode = partial(_decode_labels, labels, settings.temperature, thresholds)
         tune = partial(tune_labels, settings=settings, primary=primary)
         metric = partial(MultiLabelMetric, len(labels), primary=primary)
     else:
-        objective = SingleLabelClassification(checked_weights(settings.get("class_weights"), labels))
+        objective = SingleLabelClassification(checked_weights(settings.class_weights, labels))
         primary = primary or "accuracy"
-        decide, decode = partial(np.argmax, axis=1), partial(_decode_class, labels, temperature)
+        decide, decode = partial(np.argmax, axis=1), partial(_decode_class, labels, settings.temperature)
         tune = tune_classes
         metric = partial(SingleLabelMetric, len(labels), primary=primary)
     metric()  # an unknown score is an error here, not after training
@@ -85,7 +80,7 @@ def classification_task(
         primary=primary,
         heads=("classifier",),
         objective=objective,
-        encode=partial(_encode, kind, labels, bool(settings.get("both_orders", False))),
+        encode=partial(_encode, kind, labels, settings.both_orders),
         decide=lambda encoded, outputs: decide(_stacked(encoded, outputs)),
         decode=lambda encoded, outputs: decode(_stacked(encoded, outputs)),
         metric=metric,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maskloom.errors import ConfigError
+from maskloom.recipe_files import validate_recipe
 from maskloom.rows import Rows
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.choice.task import CHOICE
@@ -38,5 +39,14 @@ def task_kind(name: str) -> TaskKind:
 def make_task(
     kind: Kind, labels: Sequence[str] = (), *, primary: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Task:
-    """Return a task of a kind. Raises ValueError for a score that the kind does not have."""
-    return task_kind(kind).make(tuple(labels), primary, settings or {})
+    """Return a task of a kind with settings as they are stored.
+
+    Raises ConfigError for a wrong setting, and ValueError for a score that the kind does not have.
+    """
+    row = task_kind(kind)
+    return row.make(tuple(labels), primary, validate_recipe(row.settings, dict(settings or {}), source="settings"))
+
+
+def changed(task: Task, **changes: Any) -> Task:
+    """Return a task with some of its settings changed."""
+    return task_kind(task.kind).make(task.labels, task.primary, task.settings.model_copy(update=changes))

@@ -325,9 +325,11 @@ class ReadingOptions:
     on_bad_rows: Literal["error", "skip"] = "error"
 
     def __post_init__(self) -> None:
-        for name in ("text_column", "pair_column", "label_column", "format", "labels"):
-            if not isinstance(value := getattr(self, name), str | None):
-                raise ConfigError(f"{name} = {value!r:.80}: a str or None is expected; this is {type(value).__name__}")
+        for name in ("text_column", "pair_column", "label_column", "format", "labels", "header"):
+            kind = bool if name == "header" else str
+            if not isinstance(value := getattr(self, name), kind | None):
+                expected = f"a {kind.__name__} or None is expected; this is {type(value).__name__}"
+                raise ConfigError(f"{name} = {value!r:.80}: {expected}")
         if self.on_bad_rows not in ("error", "skip"):
             raise ConfigError(f"on_bad_rows = {self.on_bad_rows!r:.80}: either 'error' or 'skip'")
 

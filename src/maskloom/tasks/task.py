@@ -14,14 +14,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from maskloom.config import Section
 from maskloom.metrics.metric import Metric
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import TaskObjective, model_device
+from maskloom.sections import Section
 from maskloom.system.fault_points import fault_point
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
 from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 
 # One array (rows, width) a unit: the rows that the objective gives for it.
@@ -35,8 +36,8 @@ class Task:
     `heads` names the heads of its models. `encode(data, tokenizer, max_length, for_training=)` turns examples into
     token ids; for training, what cannot be learned from is left out, counted and listed. `decide(encoded, outputs)`
     gives what the metric takes beside `targets(encoded)`, or None where the data has no labels; `decode(encoded,
-    outputs)` one dictionary an example, in order. `settings` are the kind's own, plain values that are kept beside the
-    model; `published_config` are the keys of config.json that say what its outputs mean.
+    outputs)` one dictionary an example, in order. `settings` are the kind's own, kept beside the model;
+    `published_config` are the keys of config.json that say what its outputs mean.
 
     `tune(encoded, outputs, leave_out)` returns settings fitted to labelled data by name, plain values, but those left
     out; it is None for a kind that has none to fit. `scored_logits(encoded, outputs)` gives what becomes the
@@ -63,7 +64,7 @@ class Task:
     metric: Callable[[], Metric]
     targets: Callable[[EncodedData], Any] = attrgetter("labels")
     published_config: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: KindSettings = field(default_factory=KindSettings)
     tune: Callable[..., dict[str, Any]] | None = None
     scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
     forms: Mapping[str, Callable[[Any, dict[str, Any]], list[str]]] = field(default_factory=dict)
@@ -71,11 +72,6 @@ class Task:
     example_of: Callable[[Any, int], Any] | None = None
     head_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     freezes_encoder: bool = False
-
-    @property
-    def temperature(self) -> float:
-        """What its logits are divided by before they become probabilities."""
-        return float(self.settings.get("temperature", 1.0))
 
     @property
     def num_outputs(self) -> int:
@@ -90,28 +86,30 @@ class TaskKind:
     `iterate(path, options, settings, needs_label=, report=)` yields examples; `label_names(train, options, settings)`
     gives the labels in the order of their ids; `check(train, dev)` raises DataError for data that cannot be learned
     from; `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have.
-    `settings` are the kind's own: its recipe section as plain values, and what `data_settings(train)` adds: what the
-    training data says of every task like it. `examples_at_once` bounds how many are encoded and held at a time.
-    `example_of(item, number)` makes an example of what is handed over in Python.
+    These settings are an object of the row's `settings`, which has the keys of `section`, the recipe's section under
+    the name of the kind, and of `data_settings(train)`: what the training data says of every task like it.
+    `examples_at_once` bounds how many are encoded and held at a time. `example_of(item, number)` makes an example of
+    what is handed over in Python.
 
-    `takes` says to a person what it reads, `pipeline_tag` what a model hub calls it, and `section` is its section of
-    the recipe. Models of a kind that `names_labels` have names for their outputs. `softmax_over` is what the
-    probabilities of a unit add up to 1 over: the labels of each row, or its rows; None for scores and for labels that
-    are independent. With `is_windowed` the units of one example compete by their logits. Ensembles of kinds that are
-    `per_text` may mix tokenizers, as a text has one row whatever its tokens.
+    `takes` says to a person what it reads, `pipeline_tag` what a model hub calls it. Models of a kind that
+    `names_labels` have names for their outputs. `softmax_over` is what the probabilities of a unit add up to 1 over:
+    the labels of each row, or its rows; None for scores and for labels that are independent. With `is_windowed` the
+    units of one example compete by their logits. Ensembles of kinds that are `per_text` may mix tokenizers, as a text
+    has one row whatever its tokens.
     """
 
     name: Kind
     iterate: Callable[..., Iterator[Any]]
     check: Callable[[ReadExamples, ReadExamples], None]
-    make: Callable[[tuple[str, ...], str | None, Mapping[str, Any]], Task]
+    make: Callable[[tuple[str, ...], str | None, Any], Task]
     example_of: Callable[[Any, int], Any]
-    label_names: Callable[[ReadExamples, ReadingOptions, Mapping[str, Any]], tuple[str, ...]] = lambda *_: ()
+    label_names: Callable[[ReadExamples, ReadingOptions, Any], tuple[str, ...]] = lambda *_: ()
     data_settings: Callable[[ReadExamples], dict[str, Any]] = lambda _: {}
     examples_at_once: int = 4096
     takes: str = "sentences"
     pipeline_tag: str = "text-classification"
     section: type[Section] | None = None
+    settings: type[KindSettings] = KindSettings
     names_labels: bool = True
     softmax_over: Literal["labels", "rows"] | None = "labels"
     is_windowed: bool = False
@@ -121,12 +119,12 @@ class TaskKind:
         self,
         path: str | Path,
         options: ReadingOptions | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: KindSettings | None = None,
         *,
         needs_label: bool = True,
     ) -> ReadExamples:
         """Read a whole file. Raises DataError, with file and line, for wrong data and a file without usable rows."""
-        how = (path, options or ReadingOptions(), settings or {})
+        how = (path, options or ReadingOptions(), settings or self.settings())
         return ReadExamples.of(path, lambda report: self.iterate(*how, needs_label=needs_label, report=report))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from maskloom.metrics.calibration import checked_temperature, fit_temperature, sigmoid
+from maskloom.metrics.calibration import fit_temperature, sigmoid
+from maskloom.tasks.settings import ClassificationSettings
 
 THRESHOLD = 0.5
 THRESHOLD_SETTINGS = ("thresholds", "null_threshold")
@@ -33,7 +34,7 @@ def tune_labels(
     logits: np.ndarray,
     targets: np.ndarray,
     *,
-    settings: Mapping[str, Any],
+    settings: ClassificationSettings,
     primary: str = "f1_macro",
     leave_out: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -43,14 +44,14 @@ def tune_labels(
     `best_thresholds` finds them. Where they are left out, those in `settings` move with a new temperature, so that the
     same labels are chosen as before.
     """
-    old = checked_temperature(settings.get("temperature", 1.0))
+    old = settings.temperature
     new = old if "temperature" in leave_out else fit_temperature(logits, targets)
     tuned: dict[str, Any] = {} if "temperature" in leave_out else {"temperature": new}
     if "thresholds" not in leave_out:
         probabilities = sigmoid(np.asarray(logits) / new)
         tuned["thresholds"] = best_thresholds(probabilities, targets, primary)
-    elif settings.get("thresholds") is not None and new != old:
-        thresholds = checked_thresholds(settings["thresholds"], np.asarray(logits).shape[1])
+    elif settings.thresholds is not None and new != old:
+        thresholds = checked_thresholds(settings.thresholds, np.asarray(logits).shape[1])
         with np.errstate(divide="ignore"):
             odds = np.log(thresholds) - np.log1p(-thresholds)
         tuned["thresholds"] = sigmoid(odds * old / new).tolist()
@@ -130,11 +131,8 @@ def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarr
     return float(thresholds[min(best, key=lambda place: (abs(thresholds[place] - THRESHOLD), -thresholds[place]))])
 
 
-def checked_thresholds(values: Any, num_labels: int) -> np.ndarray:
-    """Return one threshold per label, (labels,) float64, 0.5 for None; raises ValueError for any other."""
-    if values is None:
-        return np.full(num_labels, THRESHOLD)
-    is_list = isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values)
-    if not is_list or len(values) != num_labels or not all(0.0 <= value <= 1.0 for value in values):
-        raise ValueError(f"thresholds {values!r:.80}: {num_labels} numbers from 0 to 1 are expected, one per label")
-    return np.asarray(values, dtype=np.float64)
+def checked_thresholds(values: Sequence[float] | None, num_labels: int) -> np.ndarray:
+    """Return one threshold per label, (labels,) float64, 0.5 for None; raises ValueError for another number of them."""
+    if values is not None and len(values) != num_labels:
+        raise ValueError(f"thresholds {values!r:.80}: {num_labels} numbers are expected, one per label")
+    return np.full(num_labels, THRESHOLD) if values is None else np.asarray(values, dtype=np.float64)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from maskloom.config import TrainingSection
 from maskloom.data.counter_random import integers
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
@@ -22,6 +21,7 @@ from maskloom.training.faults.memory import give_up_kernels, is_out_of_memory, r
 from maskloom.training.optimizers import factor_of, make_optimizer, rate_of
 from maskloom.training.precision import FIRST_LOSS_SCALE
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
+from maskloom.training.settings import TrainingSection
 
 NextBatch = Callable[[dict[str, int]], tuple[Any, dict[str, int]]]
 

@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from maskloom.config import TrainingSection
+from maskloom.models.architectures import architecture_of
+from maskloom.models.encoder import Encoder
 from maskloom.rows import Rows
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
-
-# The name rule of the published code: everything decays except LayerNorm parameters and biases.
-_EXEMPT = re.compile(r"(^|[._])(layer_?norm|bias)([._]|$)", re.IGNORECASE)
-
+from maskloom.training.settings import TrainingSection
 
 # A group with this key holds parameters of heads, which have a learning rate of their own.
 _OF_HEADS = "of_heads"
@@ -33,29 +31,34 @@ def belongs_to_head(name: str) -> bool:
     return _HEAD.search(name) is not None
 
 
-def decays(name: str) -> bool:
-    """Tell whether the parameter of that name decays; LayerNorm parameters and biases do not.
-
-    The rule looks at whole name parts, so prefixes added by wrappers such as torch.compile do not change it.
-    """
-    return _EXEMPT.search(name) is None
-
-
 def parameter_groups(model: nn.Module, weight_decay: float, *, has_own_head_rate: bool = False) -> list[dict]:
     """Split the trainable parameters of a model into one group that decays and one that does not.
 
-    With `has_own_head_rate` the parameters of heads are two further groups, which `rate_of` tells apart.
+    Biases, norms and the modules that are `undecayed` in the row of the architecture do not. With `has_own_head_rate`
+    the parameters of heads are two further groups, which `rate_of` tells apart.
     """
+    exempt = _exempt(model)
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = []
     for of_heads in (False, True) if has_own_head_rate else (None,):
-        part = [(name, parameter) for name, parameter in named if of_heads in (None, belongs_to_head(name))]
+        part = [parameter for name, parameter in named if of_heads in (None, belongs_to_head(name))]
         mark = {_OF_HEADS: True} if of_heads else {}
-        groups += [
-            {"params": [parameter for name, parameter in part if decays(name)], "weight_decay": weight_decay, **mark},
-            {"params": [parameter for name, parameter in part if not decays(name)], "weight_decay": 0.0, **mark},
-        ]
+        for decay, is_exempt in ((weight_decay, False), (0.0, True)):
+            parameters = [parameter for parameter in part if (parameter in exempt) is is_exempt]
+            groups.append({"params": parameters, "weight_decay": decay, **mark})
     return [group for group in groups if group["params"]]
+
+
+def _exempt(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters without weight decay; a bias is one that its module calls so, as `bias` or `bias_ih_l0`."""
+    rows = [architecture_of(module.config) for module in model.modules() if isinstance(module, Encoder)]
+    kinds = (nn.LayerNorm, nn.RMSNorm, *(kind for row in rows for kind in row.undecayed))
+    return {
+        parameter
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=isinstance(module, kinds))
+        if isinstance(module, kinds) or "bias" in name.split("_")
+    }
 
 
 def rate_of(group: dict, settings: TrainingSection) -> float:
@@ -202,11 +205,9 @@ def extended_factor(
 
 def factor_of(settings: TrainingSection) -> Callable[[float], float]:
     """Return the factor on the peak learning rate at each step, of a run that was extended or not."""
-    name, steps, warmup_steps = settings.schedule, settings.steps, settings.resolved_warmup_steps()
+    steps = {"warmup_steps": settings.resolved_warmup_steps(), "steps": settings.steps}
     extensions = [(extension.at, extension.steps) for extension in settings.extensions]
-    if not extensions:
-        return make_schedule(name, warmup_steps=warmup_steps, steps=steps)
-    return partial(extended_factor, name=name, warmup_steps=warmup_steps, steps=steps, extensions=extensions)
+    return partial(extended_factor, name=settings.schedule, extensions=extensions, **steps)
 
 
 def clock_factor(fraction: float, *, name: str, warmup_ratio: float) -> float:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective
@@ -38,6 +37,7 @@ from maskloom.training.loop import (
 from maskloom.training.optimizers import TimeBudget
 from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
+from maskloom.training.settings import TrainingSection
 
 # What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
 # time, and it bounds what batches of different sizes leave behind.

@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from maskloom.cli import app
 from maskloom.cli.options import Size, complete_key, space_beside, verification
-from maskloom.config import FinetuneRecipe, ModelSection, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.models.model_config import ModelSection
 from maskloom.recipe_files import recipe_keys
 from maskloom.runs.predict import VectorForm
 from maskloom.runs.recipes import FLAG_KEYS, check_flags, flag_changes, run_to_resume

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from maskloom.config import PretrainingData
 from maskloom.data.batch import Texts
 from maskloom.data.corruption import Masking, NextTokens, num_predictions
 from maskloom.data.loader import Loader
+from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.sentence_pairs import SentencePairs
 
 UNCAPPED = PretrainingData(max_predictions_per_seq=10_000)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from tests.google_instances import google_instances
 
-from maskloom.config import PretrainingData
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corruption import Masking
 from maskloom.data.loader import Loader
+from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.sentence_pairs import Instances, SentencePairs
 
 

@@ -128,14 +128,14 @@ def test_each_member_has_its_own_temperature_and_thresholds_are_averaged():
     ]
     members = [member(seed, "multilabel", settings=each) for seed, each in enumerate(settings)]
     ensemble = Ensemble(members)
-    assert ensemble.task.settings["thresholds"] == pytest.approx([0.3, 0.5, 0.85])
-    assert ensemble.task.temperature == 1.0
+    assert ensemble.task.settings.thresholds == pytest.approx([0.3, 0.5, 0.85])
+    assert ensemble.task.settings.temperature == 1.0
     expected = np.mean([numbers(one.predict_examples(data)) for one in members], axis=0)
     assert numbers(ensemble.predict_examples(data)) == pytest.approx(expected, abs=1e-6)
     alone = Ensemble(members[:1])
     assert alone.predict_examples(data)[0]["labels"] == members[0].predict_examples(data)[0]["labels"]
     untuned = Ensemble([members[0], member(5, "multilabel")])
-    assert untuned.task.settings["thresholds"] == pytest.approx([0.35, 0.5, 0.7])
+    assert untuned.task.settings.thresholds == pytest.approx([0.35, 0.5, 0.7])
 
 
 def test_members_with_other_vocabularies_encode_for_themselves():

@@ -253,7 +253,7 @@ def test_a_temperature_that_would_give_no_numbers_is_refused(tmp_path):
     for kind in ("single", "multilabel"):
         content = {"kind": kind, "settings": {"temperature": 1e-300}}
         (folder / "maskloom.json").write_text(json.dumps(content))
-        with pytest.raises(DataError, match=r"maskloom\.json: temperature 1e-300: a number from 1e-06 to 1e\+06"):
+        with pytest.raises(DataError, match=r"maskloom\.json: settings: temperature = 1e-300: it must be greater"):
             Predictor.load(folder)
 
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from maskloom.config import MOST_STEPS, FinetuneRecipe, PretrainRecipe, TrainingSection, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.loader import Account
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -14,8 +14,10 @@ from maskloom.runs import start_summary
 from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import phase_plans
 from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines, step_display
+from maskloom.sections import MOST_STEPS
 from maskloom.tasks.encoding import EncodedData
 from maskloom.training.loop import StepReport
+from maskloom.training.settings import TrainingSection
 
 _CONFIG = BertConfig(vocab_size=70, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
+from maskloom.errors import ConfigError
 from maskloom.tasks.kinds import make_task
+from maskloom.tasks.settings import ClassificationSettings
 from maskloom.tasks.tuning import best_threshold, best_thresholds, checked_thresholds, tune_classes, tune_labels
 
 
@@ -95,7 +97,7 @@ def test_labels_are_tuned_each_by_itself_on_what_the_temperature_gives():
     assert sorted(settings) == ["temperature", "thresholds"]
     assert settings["temperature"] == pytest.approx(2.0, rel=0.3)
     tuned = make_task("multilabel", ["a", "b", "c"], settings=settings)
-    assert tuned.temperature == settings["temperature"]
+    assert tuned.settings.temperature == settings["temperature"]
     before, after = task.decide(encoded, rows), tuned.decide(encoded, rows)
     gains = [f1_score(targets[:, k], after[:, k]) - f1_score(targets[:, k], before[:, k]) for k in range(2)]
     assert min(gains) >= 0
@@ -163,13 +165,20 @@ def test_thresholds_move_with_a_new_temperature_that_they_were_not_fitted_to():
     rng = np.random.default_rng(4)
     logits, targets = rng.normal(size=(200, 2)) * 3, rng.integers(0, 2, (200, 2))
     old = {"temperature": 1.5, "thresholds": [0.2, 0.7]}
-    new = tune_labels(logits, targets, settings=old, leave_out=("thresholds",))
+    new = tune_labels(logits, targets, settings=ClassificationSettings(**old), leave_out=("thresholds",))
     assert new["temperature"] != old["temperature"]
     decided = [make_task("multilabel", ["a", "b"], settings=each).decide(None, outputs(logits)) for each in (old, new)]
     assert (decided[0] == decided[1]).all()
-    assert tune_labels(logits, targets, settings={}, leave_out=("thresholds",)).keys() == {"temperature"}
-    assert tune_labels(logits, targets, settings=old, leave_out=("temperature", "thresholds")) == {}
-    edges = tune_labels(logits, targets, settings={"thresholds": [0.0, 1.0]}, leave_out=("thresholds",))
+    assert tune_labels(logits, targets, settings=ClassificationSettings(), leave_out=("thresholds",)).keys() == {
+        "temperature"
+    }
+    assert (
+        tune_labels(logits, targets, settings=ClassificationSettings(**old), leave_out=("temperature", "thresholds"))
+        == {}
+    )
+    edges = tune_labels(
+        logits, targets, settings=ClassificationSettings(thresholds=[0.0, 1.0]), leave_out=("thresholds",)
+    )
     assert edges["thresholds"] == [0.0, 1.0]
 
 
@@ -209,3 +218,10 @@ def test_wrong_settings_are_refused(settings):
 
 def test_thresholds_without_settings():
     assert checked_thresholds(None, 3).tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), "2", True, None, 1e-300, 1e300])
+@pytest.mark.parametrize("kind", ["single", "tagging", "choice"])
+def test_a_temperature_that_nothing_can_be_divided_by_is_refused(kind, temperature):
+    with pytest.raises(ConfigError, match="settings: temperature = "):
+        make_task(kind, ["O"], settings={"temperature": temperature})

@@ -16,12 +16,12 @@ from tests.unit.training.tiny_sessions import (
     weights_of,
 )
 
-from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.runs.resuming import verify_resuming
 from maskloom.training.loop import evaluate, train_steps
 from maskloom.training.precision import in_precision
+from maskloom.training.settings import TrainingSection
 from tools.replaying import replay_dump
 
 

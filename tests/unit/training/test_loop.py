@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import NumericalError, StepDraws, TrainState, accumulate_gradients, evaluate, train_steps
 from maskloom.training.ranks.ranks import Ranks
+from maskloom.training.settings import TrainingSection
 
 VOCABULARY = 41
 

@@ -1,53 +1,110 @@
+import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from maskloom.config import TrainingSection
+from maskloom.models.architectures import ARCHITECTURES
+from maskloom.models.assembled import blocks_of, build_model
+from maskloom.models.bert import BertConfig
+from maskloom.models.gpt_config import GptConfig
+from maskloom.models.heads import HEADS
 from maskloom.training.optimizers import (
     SCHEDULES,
     BertAdam,
     belongs_to_head,
     clock_factor,
-    decays,
     extended_factor,
     make_optimizer,
     make_schedule,
     parameter_groups,
     rate_of,
 )
+from maskloom.training.settings import TrainingSection
+
+SIZES = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("encoder.embeddings.word_embeddings.weight", True),
-        ("encoder.layers.0.attention.query.weight", True),
-        ("encoder.layers.0.attention.query.bias", False),
-        ("encoder.layers.0.LayerNorm.weight", False),
-        ("encoder.layers.0.layer_norm.weight", False),
-        ("encoder.layers.0.layernorm.weight", False),
-        ("encoder.layers.0.attention_layer_norm.weight", False),
-        ("_orig_mod.module.heads.mlm.decoder_bias", False),
-        ("_orig_mod.module.heads.mlm.decoder.weight", True),
-        ("pooler.dense.weight", True),
-        ("unbiased.weight", True),
-    ],
-)
-def test_decay_goes_by_name(name: str, expected: bool) -> None:
-    assert decays(name) is expected
+def _groups(model, **options) -> list[tuple[float, list[str]]]:
+    """Return the weight decay of each group with the names of its parameters, in order."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [
+        (group["weight_decay"], [names[parameter] for parameter in group["params"]])
+        for group in parameter_groups(model, 0.01, **options)
+    ]
 
 
-def test_every_layer_norm_and_bias_of_a_bert_is_exempt() -> None:
-    from maskloom.models.assembled import build_model
-    from maskloom.models.bert import BertConfig
+def _groups_by_name(model) -> list[tuple[float, list[str]]]:
+    """Return the groups by the names that the published code exempts."""
+    exempt = re.compile(r"(^|[._])(layer_?norm|bias)([._]|$)", re.IGNORECASE)
+    names = [name for name, _ in model.named_parameters()]
+    decayed, rest = ([name for name in names if bool(exempt.search(name)) is is_exempt] for is_exempt in (False, True))
+    return [group for group in ((0.01, decayed), (0.0, rest)) if group[1]]
 
-    model = build_model(BertConfig.of_size("tiny", vocab_size=50), seed=0)
-    decayed, exempt = (group["params"] for group in parameter_groups(model, 0.01))
-    assert all(parameter.dim() == 2 for parameter in decayed)
-    assert all(parameter.dim() == 1 for parameter in exempt)
-    assert len(decayed) + len(exempt) == len(list(model.parameters()))
+
+@pytest.mark.parametrize("head", [*HEADS, None])
+@pytest.mark.parametrize("name", [*ARCHITECTURES])
+def test_groups_are_those_of_the_published_names_for_every_architecture_and_head(name: str, head: str | None) -> None:
+    options = {"bilstm_tagger": {"layers": "scalar_mix", "lstm_size": 6}}
+    config = ARCHITECTURES[name].config_type(**SIZES)
+    model = build_model(config, [head] if head else [], 3, head_options=options)
+    assert _groups(model) == _groups_by_name(model)
+    both = [
+        (decay, [n for n in names if belongs_to_head(n) is head_])
+        for head_ in (False, True)
+        for decay, names in _groups_by_name(model)
+    ]
+    assert _groups(model, has_own_head_rate=True) == [group for group in both if group[1]]
+
+
+def test_a_norm_at_the_end_has_no_decay_whatever_it_is_called() -> None:
+    model = build_model(GptConfig(**SIZES, pre_norm=True), ("lm",))
+    (_, decayed), (_, exempt) = _groups(model)
+    assert "encoder.final_norm.weight" in exempt
+    assert all(name.endswith(".weight") and "norm" not in name for name in decayed)
+
+
+class _Table(nn.Embedding):
+    """A bias on scores by distance, as of T5."""
+
+
+def _with_more(model):
+    """Add to a model what names tell wrongly: a norm without biases, and a table of biases by distance."""
+    model.encoder.layers[0].rms = nn.RMSNorm(8)
+    model.encoder.layers[0].relative_bias = _Table(4, 2)
+    model.encoder.layers[0].around = nn.Sequential(nn.Linear(8, 8))
+    return model
+
+
+def test_types_of_modules_decide_and_the_row_of_the_architecture_adds_some(monkeypatch) -> None:
+    model = _with_more(build_model(BertConfig(**SIZES), ()))
+    plain, place = _groups(model), "encoder.layers.0."
+    assert {f"{place}relative_bias.weight", f"{place}around.0.weight"} <= {*plain[0][1]}
+    assert {f"{place}rms.weight", f"{place}around.0.bias"} <= {*plain[1][1]}
+    monkeypatch.setitem(ARCHITECTURES, "bert", replace(ARCHITECTURES["bert"], undecayed=(_Table, nn.Sequential)))
+    changed = _groups(model)
+    assert {*plain[0][1]} - {*changed[0][1]} == {f"{place}relative_bias.weight", f"{place}around.0.weight"}
+
+
+def test_wrapped_and_sharded_models_have_the_same_groups() -> None:
+    model = _with_more(build_model(BertConfig(**SIZES), ("mlm", "nsp"), seed=0))
+    expected = _groups(model)
+    wrapped = nn.ModuleDict({"module": model})
+    assert _groups(wrapped) == [(decay, [f"module.{name}" for name in names]) for decay, names in expected]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for module in (model.encoder.layers[0].rms, model.encoder.embeddings.layer_norm, *blocks_of(model), model):
+            fully_shard(module, mesh=mesh)
+        assert type(model.encoder.layers[0].rms) is not nn.RMSNorm
+        assert _groups(model) == expected
+    finally:
+        dist.destroy_process_group()
 
 
 def _reference_step(p, m, v, g, lr, decay):
@@ -116,9 +173,6 @@ def test_heads_are_known_by_name(name: str, expected: bool) -> None:
 
 
 def _tagger():
-    from maskloom.models.assembled import build_model
-    from maskloom.models.bert import BertConfig
-
     return build_model(BertConfig.of_size("tiny", vocab_size=50), ("tagger", "crf"), 3, seed=0)
 
 
@@ -133,9 +187,10 @@ def test_heads_with_a_rate_of_their_own_are_further_groups(name: str) -> None:
         for parameter in group["params"]
     ]
     assert sorted(key for *_, key in found) == sorted(names.values())
+    exempt = _groups(model)[1][1]
     for rate, first, decay, key in found:
         assert rate == first == (1e-2 if key.startswith("heads.") else 1e-4)
-        assert decay == (0.03 if decays(key) else 0.0)
+        assert decay == (0.0 if key in exempt else 0.03)
     assert {key for rate, _, _, key in found if rate == 1e-2} >= {"heads.crf.transitions", "heads.crf.start"}
 
 

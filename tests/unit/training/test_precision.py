@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
@@ -14,6 +13,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import NonFiniteStepError, TrainState, train_steps
 from maskloom.training.precision import HalfPrecision, fastest_precision, in_precision
+from maskloom.training.settings import TrainingSection
 
 CPU = torch.device("cpu")
 # What rounding to 8 and to 11 bits does to the losses of twenty steps, with room to spare.

@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.unit.training.tiny_sessions import VOCABULARY, are_equal, run_session, tiny_session, weights_of
 
-from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -21,6 +20,7 @@ from maskloom.training.events import EventLog, read_events
 from maskloom.training.faults.interruption import Interrupted
 from maskloom.training.loop import MemoryExhaustedError, NumericalError, TrainState
 from maskloom.training.session import TrainingSession
+from maskloom.training.settings import TrainingSection
 
 NO_MEMORY = (
     MemoryError("no room"),

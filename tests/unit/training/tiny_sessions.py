@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from maskloom.config import TrainingSection
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -15,6 +14,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.events import EventLog, read_events
 from maskloom.training.loop import TrainState
 from maskloom.training.session import TrainingSession
+from maskloom.training.settings import TrainingSection
 from tools.checking import verify_checkpoint
 
 VOCABULARY = 23

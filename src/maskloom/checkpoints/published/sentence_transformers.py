@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from maskloom.checkpoints.tensor_files import open_weights
 from maskloom.errors import ConfigError, DataError
+from maskloom.rows import PoolingMode
 from maskloom.system.files import write_bytes, write_json
 from maskloom.system.foreign_files import file_inside, read_bytes, read_json, read_json_object
 
-PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
 POOLING_MODES: tuple[str, ...] = get_args(PoolingMode)
 MODULES = "modules.json"
 ENCODER = "0_Transformer"

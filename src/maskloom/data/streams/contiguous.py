@@ -12,8 +12,8 @@ from maskloom.data.batch import Texts
 from maskloom.data.streams.running_text import RunningText, Stretches
 
 if TYPE_CHECKING:
-    from maskloom.config import PretrainingData
     from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.settings import PretrainingData
 
 
 class Contiguous(RunningText):

@@ -14,8 +14,8 @@ from maskloom.data.loader import Columns, Extent, position_numbers
 from maskloom.errors import DataError
 
 if TYPE_CHECKING:
-    from maskloom.config import PretrainingData
     from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.settings import PretrainingData
 
 # The kinds of draw.
 _DOCUMENTS, _ROWS = 401, 402

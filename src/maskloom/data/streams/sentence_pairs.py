@@ -14,8 +14,8 @@ from maskloom.data.loader import Columns, Extent, position_numbers
 from maskloom.errors import DataError
 
 if TYPE_CHECKING:
-    from maskloom.config import PretrainingData
     from maskloom.data.corpus.opening import Corpus
+    from maskloom.data.settings import PretrainingData
 
 BLOCK_SENTENCES = 200_000
 """Number of sentences that a block of documents holds on average; instances are shuffled within a block."""

@@ -71,7 +71,7 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
     reading = ReadingOptions(**inputs.get("reading", {}))
     data = KINDS[task.kind].read(dev, reading, task.settings)
     chosen = data.examples
-    if task.settings.get("context") == "document":
+    if getattr(task.settings, "context", None) == "document":
         chosen = chosen[:most]
     elif len(chosen) > most:
         chosen = [chosen[place * len(chosen) // most] for place in range(most)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,13 @@ import numpy as np
 
 from maskloom.data.batch import ChoiceBatch
 from maskloom.errors import DataError
-from maskloom.metrics.calibration import checked_temperature, softmax
+from maskloom.metrics.calibration import softmax
 from maskloom.metrics.labels import ChoiceMetric
 from maskloom.objectives.classification import MultipleChoice
 from maskloom.tasks.choice.reading import ChoiceExample, iterate_choices
 from maskloom.tasks.encoding import EncodedGroups, encoded_texts
 from maskloom.tasks.examples import ReadExamples, are_labelled, checked_parts, checked_text
+from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
@@ -58,17 +59,12 @@ def encode_choices(
 _NO_CHOICE = -1e30
 
 
-def choice_task(
-    labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
-) -> Task:
+def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSettings) -> Task:
     """Return the task of choosing one of several texts; it has no labels, and its score is accuracy.
 
-    `settings` may hold `temperature`, by which scores are divided before they become probabilities. Raises ValueError
-    for another score.
+    Raises ValueError for another score.
     """
-    settings = dict(settings or {})
     primary = primary or "accuracy"
-    temperature = checked_temperature(settings.get("temperature", 1.0))
     ChoiceMetric(primary=primary)  # an unknown score is an error here, not after training
     return Task(
         kind="choice",
@@ -81,7 +77,7 @@ def choice_task(
         ),
         # the first of choices with equal scores
         decide=lambda encoded, outputs: choice_scores(encoded, outputs).argmax(axis=1),
-        decode=partial(_decode, temperature),  # pyright: ignore[reportArgumentType]
+        decode=partial(_decode, settings.temperature),  # pyright: ignore[reportArgumentType]
         metric=partial(ChoiceMetric, primary=primary),
         settings=settings,
         tune=fitted(tune_classes, choice_scores),

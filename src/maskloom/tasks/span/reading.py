@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -62,7 +62,7 @@ _SHOWN = 60
 
 
 def iterate_questions(
-    path: str | Path, options: ReadingOptions, settings: Mapping[str, Any], *, needs_label: bool, report: ReadingReport
+    path: str | Path, options: ReadingOptions, settings: Any, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Question]:
     """Yield the questions of a file in its order.
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from maskloom.config import SpanSection
 from maskloom.errors import DataError
 from maskloom.metrics.answers import AnswerMetric
 from maskloom.objectives.classification import SpanPrediction
 from maskloom.tasks.examples import ReadExamples, checked_parts, checked_text
 from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions, is_max_context
 from maskloom.tasks.span.reading import Question, iterate_questions
+from maskloom.tasks.span.settings import SpanSection, SpanSettings
 from maskloom.tasks.task import Outputs, Task, TaskKind
 from maskloom.text import normalization
 from maskloom.text.tokenizer import Tokenizer
@@ -61,20 +61,10 @@ class DecodedAnswer:
         return next(candidate for candidate in self.candidates if candidate.text == self.text)
 
 
-@dataclass(frozen=True)
-class DecodingOptions:
-    """How many starts, ends and candidates are kept, how long an answer may be in pieces, and when it is empty."""
-
-    num_best: int = 20
-    max_answer_length: int = 30
-    has_unanswerable: bool = False
-    null_threshold: float = 0.0
-
-
 def decode_answers(
     encoded: EncodedQuestions,
     outputs: Sequence[np.ndarray],
-    options: DecodingOptions | None = None,
+    settings: SpanSettings | None = None,
     *,
     only_best: bool = False,
 ) -> Iterator[DecodedAnswer]:
@@ -89,7 +79,7 @@ def decode_answers(
     if len(outputs) != len(encoded):
         raise ValueError(f"{len(outputs)} outputs for {len(encoded)} windows; they must agree")
     finder = TextFinder(encoded.tokenizer.lowercase)
-    decoder = _Decoder(encoded, outputs, options or DecodingOptions(), only_best, finder)
+    decoder = _Decoder(encoded, outputs, settings or SpanSettings(), only_best, finder)
     for first, last in encoded.runs(_WINDOWS_AT_ONCE):
         yield from decoder.answers(first, last)
 
@@ -116,7 +106,7 @@ class _Decoder:
 
     encoded: EncodedQuestions
     outputs: Sequence[np.ndarray]
-    options: DecodingOptions
+    settings: SpanSettings
     only_best: bool
     finder: TextFinder
 
@@ -129,7 +119,7 @@ class _Decoder:
         bounds = np.searchsorted(spans.question, np.arange(first, last + 1))
         for question in range(first, last):
             null = None
-            if self.options.has_unanswerable:
+            if self.settings.has_unanswerable:
                 own = encoded.first_window[question : question + 2] - encoded.first_window[first]
                 nulls = logits[own[0] : own[1], 0]
                 null = nulls[int(nulls.sum(axis=1).argmin())]
@@ -149,7 +139,7 @@ class _Decoder:
     def _spans(self, windows: np.ndarray, logits: np.ndarray) -> _Spans:
         """Return the spans that qualify; of equal scores in a question that of the earlier window, start, end first."""
         encoded = self.encoded
-        order = np.argsort(-logits, axis=1, kind="stable")[:, : self.options.num_best]
+        order = np.argsort(-logits, axis=1, kind="stable")[:, : self.settings.num_best]
         starts, ends = order[:, :, 0], order[:, :, 1]
         questions = encoded.window_question[windows]
         offsets = encoded.question_lengths[questions] + 2
@@ -167,7 +157,7 @@ class _Decoder:
         )
         sizes = ends[:, None, :] - starts[:, :, None]
         counts = starts_count[:, :, None] & (ends < context_ends[:, None])[:, None, :]
-        counts &= (sizes >= 0) & (sizes < self.options.max_answer_length)
+        counts &= (sizes >= 0) & (sizes < self.settings.max_answer_length)
         row, by_start, by_end = np.nonzero(counts)
         start, end = starts[row, by_start], ends[row, by_end]
         start_logit, end_logit = logits[row, start, 0], logits[row, end, 1]
@@ -177,7 +167,7 @@ class _Decoder:
 
     def _answer(self, question: int, spans: _Spans, places: range, null: np.ndarray | None) -> DecodedAnswer:
         """Return the answer to a question from its spans and the logits (2,) of its null answer, None in v1.1."""
-        num_best = self.options.num_best
+        num_best = self.settings.num_best
         null_score = np.inf if null is None else float(null.sum())
         null_entry = None if null is None else (float(null[0]), float(null[1]), None, None)
         kept: dict[str, _Entry] = {}
@@ -198,7 +188,7 @@ class _Decoder:
         if null is None:
             return DecodedAnswer(best.text, best, candidates)
         odds = null_score - best.start_logit - best.end_logit
-        return DecodedAnswer("" if odds > self.options.null_threshold else best.text, best, candidates, odds)
+        return DecodedAnswer("" if odds > self.settings.null_threshold else best.text, best, candidates, odds)
 
     def _text(self, question: int, spans: _Spans, place: int) -> tuple[str, int, int]:
         """Return the text of a span, and where it starts and ends in its context."""
@@ -269,44 +259,33 @@ def _place(number: int, words: Sequence[str]) -> int:
 _QUESTIONS_AT_ONCE = 512
 
 
-def span_task(
-    labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
-) -> Task:
+def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettings) -> Task:
     """Return the task of answering questions with spans of their contexts.
 
-    `primary` is f1 or exact_match. `settings` are those of the recipe section [span], with `has_unanswerable`: whether
-    the model may say that the context has no answer. Raises ValueError for a score that there is not.
+    `primary` is f1 or exact_match. Raises ValueError for a score that there is not.
     """
-    chosen = {**SpanSection().model_dump(), "has_unanswerable": False, **(settings or {})}
-    has_unanswerable, threshold = bool(chosen["has_unanswerable"]), float(chosen["null_threshold"])
-    options = DecodingOptions(
-        num_best=chosen["num_best"],
-        max_answer_length=chosen["max_answer_length"],
-        has_unanswerable=has_unanswerable,
-        null_threshold=threshold,
-    )
-    metric = partial(AnswerMetric, primary=primary or "f1", null_threshold=threshold if has_unanswerable else None)
+    threshold = settings.null_threshold if settings.has_unanswerable else None
+    metric = partial(AnswerMetric, primary=primary or "f1", null_threshold=threshold)
     return Task(
         kind="span",
         labels=(),
         primary=metric().primary,
         heads=("span",),
         objective=SpanPrediction(),
-        encode=partial(_encode, chosen["stride"], chosen["max_question_length"]),
-        decide=partial(_decide, options),  # pyright: ignore[reportArgumentType]
+        encode=partial(_encode, settings),
+        decide=partial(_decide, settings),  # pyright: ignore[reportArgumentType]
         targets=_targets,  # pyright: ignore[reportArgumentType]
-        decode=lambda encoded, outputs: [answer_row(found) for found in decode_answers(encoded, outputs, options)],  # pyright: ignore[reportArgumentType]
+        decode=lambda encoded, outputs: [answer_row(found) for found in decode_answers(encoded, outputs, settings)],  # pyright: ignore[reportArgumentType]
         metric=metric,
-        settings=chosen,
-        tune=partial(_tune, options, metric().primary) if has_unanswerable else None,  # pyright: ignore[reportArgumentType]
+        settings=settings,
+        tune=partial(_tune, settings, metric().primary) if settings.has_unanswerable else None,  # pyright: ignore[reportArgumentType]
         forms={".json": _official_lines},
         frames={".json": ("{\n", ", ", "}\n")},
     )
 
 
 def _encode(
-    stride: int,
-    max_question_length: int,
+    settings: SpanSettings,
     data: ReadExamples,
     tokenizer: Tokenizer,
     max_length: int,
@@ -317,8 +296,8 @@ def _encode(
         data.examples,
         tokenizer,
         max_length=max_length,
-        stride=stride,
-        max_question_length=max_question_length,
+        stride=settings.stride,
+        max_question_length=settings.max_question_length,
         for_training=for_training,
     )
     if not encoded.questions:
@@ -326,9 +305,9 @@ def _encode(
     return encoded
 
 
-def _decide(options: DecodingOptions, encoded: EncodedQuestions, outputs: Outputs) -> list[tuple[str, float | None]]:
+def _decide(settings: SpanSettings, encoded: EncodedQuestions, outputs: Outputs) -> list[tuple[str, float | None]]:
     """Return the best answer that is not empty, with its null odds; the metric applies the threshold."""
-    return [(found.best.text, found.null_odds) for found in decode_answers(encoded, outputs, options, only_best=True)]
+    return [(found.best.text, found.null_odds) for found in decode_answers(encoded, outputs, settings, only_best=True)]
 
 
 def _targets(encoded: EncodedQuestions) -> list[tuple[str, ...]] | None:
@@ -359,14 +338,14 @@ def _official_lines(question: Question, prediction: dict[str, Any]) -> list[str]
 
 
 def _tune(
-    options: DecodingOptions, primary: str, encoded: EncodedQuestions, outputs: Outputs, leave_out: Collection[str] = ()
+    settings: SpanSettings, primary: str, encoded: EncodedQuestions, outputs: Outputs, leave_out: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the null threshold that scores best; {} where every question has an answer."""
     targets = _targets(encoded) or []
     if "null_threshold" in leave_out or all(targets):
         return {}
     metric = AnswerMetric(primary=primary)
-    metric.update(_decide(options, encoded, outputs), targets)
+    metric.update(_decide(settings, encoded, outputs), targets)
     return {"null_threshold": metric.best_null_threshold()}
 
 
@@ -394,6 +373,7 @@ SPAN = TaskKind(
     takes="questions with their contexts",
     pipeline_tag="question-answering",
     section=SpanSection,
+    settings=SpanSettings,
     names_labels=False,
     softmax_over="rows",
     is_windowed=True,

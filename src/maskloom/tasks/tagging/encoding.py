@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
 from maskloom.objectives.objective import NOT_SCORED
 from maskloom.tasks.tagging.reading import TaggedSentence
+from maskloom.tasks.tagging.settings import Context
 from maskloom.text.tokenizer import Tokenizer
 
 
@@ -209,9 +210,6 @@ def _known(labels: Sequence[str]) -> str:
         return f"whose types of entity are {', '.join(types) or 'none'}"
     shown = ", ".join(labels[:12]) + (" ..." if len(labels) > 12 else "")
     return f"whose {len(labels)} tags are {shown}; for tags that training lacks, fine-tune with --labels FILE"
-
-
-Context = Literal["sentence", "document"]
 
 
 def plan_windows(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from maskloom.data.feature_files import FeatureFile
 from maskloom.objectives.tagging import CrfTagging, FeatureCrfTagging, FeatureTagging
 from maskloom.tasks.encoding import EncodedExamples
 from maskloom.tasks.tagging.encoding import EncodedSentences
+from maskloom.tasks.tagging.settings import FeaturesSection
 from maskloom.tasks.task import Task
 
 HEAD = "bilstm_tagger"
@@ -107,12 +107,9 @@ class FeatureSentences(EncodedSentences):
         return FeatureBatch(**vars(super().batch(indices)), features=self.features.rows(indices))
 
 
-def on_features(task: Task, options: Mapping[str, Any]) -> Task:
-    """Return a task of tagging that trains a BiLSTM on vectors of a frozen encoder.
-
-    `options` are those of the recipe's section [features].
-    """
-    head_options = {HEAD: {key: options[key] for key in ("layers", "lstm_size", "lstm_layers", "dropout")}}
+def on_features(task: Task, features: FeaturesSection) -> Task:
+    """Return a task of tagging that trains a BiLSTM on vectors of a frozen encoder."""
+    head_options = {HEAD: features.model_dump(exclude={"precision"})}
     objective = task.objective
     return replace(
         task,

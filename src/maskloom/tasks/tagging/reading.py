@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
@@ -17,7 +17,8 @@ from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.examples import ReadingReport, kept_examples
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, SchemeFinder, TagForm, breach_of, convert_tags
-from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans, splitter_of
+from maskloom.tasks.tagging.settings import TaggingSettings
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,14 @@ _Found = TaggedSentence | BadRowError
 def iterate_sentences(
     path: str | Path,
     options: ReadingOptions | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: TaggingSettings | None = None,
     *,
     needs_label: bool = True,
     report: ReadingReport | None = None,
 ) -> Iterator[TaggedSentence]:
     """Yield the sentences of a file one by one, their tags checked against a scheme and written in that of the model.
 
-    `settings` may hold `scheme`, that of the file, `trained_scheme`, that of the model, and `words`, how raw text is
-    cut. Plain tags stay as they are: those of a file that has no entity tags, and all where the model's are "plain".
+    Plain tags stay as they are: those of a file that has no entity tags, and all where the model's are "plain".
 
     A file in columns has one word a line and a blank line between sentences; the word is the first column and the tag
     the last unless `options` names others by number; -DOCSTART- opens a document. JSONL has `tokens` with `tags`, or
@@ -175,14 +175,14 @@ def iterate_sentences(
     the file once more to detect it. Raises DataError, with file and line, for a sentence that breaks a rule, unless
     `options.on_bad_rows` is "skip", which counts it, and for a file that cannot be read.
     """
-    path, options, settings = Path(path), options or ReadingOptions(), settings or {}
+    path, options, settings = Path(path), options or ReadingOptions(), settings or TaggingSettings()
     report = report or ReadingReport(path)
-    scheme, target = settings.get("scheme", "auto"), settings.get("trained_scheme", TRAINED_SCHEME)
+    scheme, target = cast(tuple[TagForm, TagForm], (settings.scheme, settings.trained_scheme or TRAINED_SCHEME))
     if target == PLAIN:
         scheme = PLAIN
     if needs_label and scheme == "auto":
         scheme = find_scheme(path, options)
-    splitter = splitter_of(settings)
+    splitter = None if settings.words is None else WordSplitter.from_settings(settings.words)
     cut = _splitter(path, options, splitter, report, needs_label=needs_label)
     found = _find_sentences(path, options, needs_label=needs_label, splitter=cut)
     make = partial(_converted, scheme, target) if needs_label else _sound

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -296,11 +296,6 @@ class _Evidence:
             for right in "a0"
             if inside[left + mark + right] * _RARELY_INSIDE < count
         )
-
-
-def splitter_of(settings: Mapping[str, Any]) -> WordSplitter | None:
-    """Return how the training data was cut into words; None for a model that does not say."""
-    return None if settings.get("words") is None else WordSplitter.from_settings(settings["words"])
 
 
 def blank_spans(text: str) -> list[Span]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from maskloom.config import TaggingSection
 from maskloom.errors import ConfigError, DataError
-from maskloom.metrics.calibration import checked_temperature, softmax
+from maskloom.metrics.calibration import softmax
 from maskloom.metrics.entities import EntityMetric, TagTable, entities_of, is_tag
 from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.metrics.metric import checked_primary
@@ -18,11 +17,12 @@ from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.examples import ReadExamples, checked_text
 from maskloom.tasks.labels import checked_weights, labels_config, read_label_names
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.encoding import Context, EncodedSentences, encode_sentences
+from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import TaggedSentence, iterate_sentences
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, forbidden_pairs, tag_names
-from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter, splitter_of
+from maskloom.tasks.tagging.settings import Context, TaggingSection, TaggingSettings
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 from maskloom.tasks.task import Task, TaskKind
 from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
@@ -31,59 +31,48 @@ SCORES = ("f1", "strict_f1", "accuracy")
 PLAIN_SCORES = ("accuracy", "f1_macro")
 
 
-def tagging_task(
-    labels: tuple[str, ...] = (), primary: str | None = None, settings: Mapping[str, Any] | None = None
-) -> Task:
+def tagging_task(labels: tuple[str, ...], primary: str | None, settings: TaggingSettings) -> Task:
     """Return the task of tagging words with those tags, in the order of their ids.
 
     `primary` is f1 (conlleval's), strict_f1 or accuracy; for plain tags, which are no entities, accuracy or f1_macro.
-    `settings` may hold `scheme` (that of files, "auto" to detect it), `context` ("sentence" or "document"), `crf`,
-    `temperature`, `class_weights` by id of tag, `words`, how raw text is cut (as `WordSplitter.as_settings` says it),
-    and `features`, the recipe's section of that name.
     Raises ValueError for a score that there is not, a temperature that is none, or without labels.
     """
     if not labels:
         raise ValueError("tagging needs the names of its tags")
-    given = dict(settings or {})
-    crf, context = bool(given.get("crf", False)), given.get("context", "sentence")
-    splitter = splitter_of(given)
-    known = {"scheme": given.get("scheme", "auto"), "context": context, "crf": crf}
-    is_plain = _is_plain(labels, given)
+    crf, is_plain = settings.crf, _is_plain(labels, settings)
+    splitter = UNKNOWN_TRAINING if settings.words is None else WordSplitter.from_settings(settings.words)
     scores = PLAIN_SCORES if is_plain else SCORES
     primary = checked_primary(primary or scores[0], scores, "plain tags" if is_plain else "tagging")
     scheme = PLAIN if is_plain else TagTable.of(labels).scheme()
-    known["trained_scheme"] = scheme
     forbidden = () if scheme == PLAIN else forbidden_pairs(labels, scheme)
-    temperature = checked_temperature(given.get("temperature", 1.0))
     logits = partial(tag_logits, len(labels))
     task = Task(
         kind="tagging",
         labels=labels,
         primary=primary,
         heads=("tagger", "crf") if crf else ("tagger",),
-        objective=CrfTagging(forbidden) if crf else Tagging(checked_weights(given.get("class_weights"), labels)),
-        encode=partial(_encode, labels, context),
+        objective=CrfTagging(forbidden) if crf else Tagging(checked_weights(settings.class_weights, labels)),
+        encode=partial(_encode, labels, settings.context),
         decide=partial(decide_words if is_plain else decide_tags, labels),  # pyright: ignore[reportArgumentType]
-        decode=partial(decode_tags, labels, temperature, names_entities=not is_plain),  # pyright: ignore[reportArgumentType]
+        decode=partial(decode_tags, labels, settings.temperature, names_entities=not is_plain),  # pyright: ignore[reportArgumentType]
         metric=(
             partial(SingleLabelMetric, len(labels), primary=primary)
             if is_plain
             else partial(EntityMetric, labels, primary=primary)
         ),
         published_config=labels_config(labels),
-        settings={**given, **known},
+        settings=settings.model_copy(update={"trained_scheme": scheme}),
         tune=fitted(tune_classes, logits),
         scored_logits=logits,  # pyright: ignore[reportArgumentType]
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
-        example_of=partial(_example_of, splitter or UNKNOWN_TRAINING),
+        example_of=partial(_example_of, splitter),
     )
-    return on_features(task, given["features"]) if given.get("features") else task
+    return task if settings.features is None else on_features(task, settings.features)
 
 
-def _is_plain(labels: Collection[str], settings: Mapping[str, Any]) -> bool:
+def _is_plain(labels: Collection[str], settings: TaggingSettings) -> bool:
     """Tell whether tags stand for single words: where the settings say so, or where some are no entity tags."""
-    said = PLAIN in (settings.get("scheme"), settings.get("trained_scheme"))
-    return said or not all(map(is_tag, labels))
+    return PLAIN in (settings.scheme, settings.trained_scheme) or not all(map(is_tag, labels))
 
 
 def _encode(
@@ -99,7 +88,7 @@ def _encode(
     return encode_sentences(data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=path)
 
 
-def _label_names(train: ReadExamples, options: ReadingOptions, settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _label_names(train: ReadExamples, options: ReadingOptions, settings: TaggingSettings) -> tuple[str, ...]:
     """Return all tags of the types of entity in the training data, or plain tags as they occur, or those of a file."""
     tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
     if _is_plain(tags, settings):
@@ -153,6 +142,7 @@ TAGGING = TaskKind(
     data_settings=lambda train: {"words": WordSplitter.learned(one.words for one in train.examples).as_settings()},
     pipeline_tag="token-classification",
     section=TaggingSection,
+    settings=TaggingSettings,
 )
 
 

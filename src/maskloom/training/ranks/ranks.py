@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.carrying import Carry
@@ -18,6 +17,7 @@ from maskloom.objectives.objective import Objective
 from maskloom.system.devices import chosen_device
 from maskloom.system.launch import is_one_of_several
 from maskloom.training.ranks.rank_watch import Work
+from maskloom.training.settings import TrainingSection
 
 
 class RankLostError(RuntimeError):

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maskloom.config import PretrainingData
 from maskloom.data.corpus import statistics as statistics
 from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.statistics import corpus_statistics, estimated_instances, unigram_entropy
+from maskloom.data.settings import PretrainingData
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 

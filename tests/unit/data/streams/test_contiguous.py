@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from maskloom.config import PretrainingData
 from maskloom.data.corruption import Masking, NextTokens
 from maskloom.data.loader import Loader
+from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.contiguous import Contiguous
 from maskloom.data.streams.running_text import RunningText
 from maskloom.errors import DataError

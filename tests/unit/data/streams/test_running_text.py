@@ -3,9 +3,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from maskloom.config import PretrainingData
 from maskloom.data.corruption import NextTokens
 from maskloom.data.loader import Loader
+from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.running_text import RunningText
 from maskloom.errors import DataError
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.config import PretrainingData
+from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.sentence_pairs import (
     Instances,
     SentencePairs,

@@ -9,7 +9,7 @@ from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.tasks.choice.reading import ChoiceExample
-from maskloom.tasks.choice.task import CHOICE, choice_task
+from maskloom.tasks.choice.task import CHOICE
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
 from maskloom.tasks.task import evaluate_task, model_outputs
@@ -52,8 +52,8 @@ def random_examples(num, num_choices=4, seed=0):
 
 
 def outputs_of(model, examples):
-    encoded = choice_task().encode(read(examples), TOKENIZER, 32)
-    return encoded, model_outputs(model, choice_task().objective, encoded)
+    encoded = make_task("choice").encode(read(examples), TOKENIZER, 32)
+    return encoded, model_outputs(model, make_task("choice").objective, encoded)
 
 
 def test_scores_move_with_their_choices(model):
@@ -83,7 +83,7 @@ def test_the_loss_is_that_of_a_softmax_over_choices(model):
     examples = random_examples(6, num_choices=3)
     encoded, outputs = outputs_of(model, examples)
     scores = torch.from_numpy(np.stack([rows[:, 0] for rows in outputs.rows]))
-    labels = torch.from_numpy(choice_task().targets(encoded))
+    labels = torch.from_numpy(make_task("choice").targets(encoded))
     assert outputs.loss_sum == pytest.approx(float(torch.nn.functional.cross_entropy(scores, labels, reduction="sum")))
     assert outputs.weight == 6
 
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_a_softmax_over_choices(model):
 def test_evaluation_counts_right_choices(model):
     examples = random_examples(20)
     encoded, outputs = outputs_of(model, examples)
-    decided = choice_task().decide(encoded, outputs.rows)
+    decided = make_task("choice").decide(encoded, outputs.rows)
     truth = np.array([one.label for one in examples])
     evaluation = evaluate_task(model, make_task("choice"), encoded)
     assert evaluation.scores["accuracy"] == pytest.approx((decided == truth).mean())
@@ -100,24 +100,24 @@ def test_evaluation_counts_right_choices(model):
 
 def test_decoding_names_the_choice_and_all_probabilities():
     examples = [ChoiceExample("the", "", ("cat", "mat"), None, 1)]
-    task = choice_task()
+    task = make_task("choice")
     encoded = task.encode(read(examples), TOKENIZER, 32)
     rows = [np.log(np.array([[1.0], [3.0]], dtype=np.float32))]
     (row,) = task.decode(encoded, rows)
     assert (row["choice"], row["choice_text"]) == (1, "mat")
     assert row["probabilities"] == pytest.approx({"0": 0.25, "1": 0.75})
-    (cool,) = choice_task(settings={"temperature": 2.0}).decode(encoded, rows)
+    (cool,) = make_task("choice", settings={"temperature": 2.0}).decode(encoded, rows)
     assert cool["probabilities"]["1"] == pytest.approx(3**0.5 / (1 + 3**0.5))
     assert task.targets(encoded) is None
 
 
 def test_all_choices_alike_take_the_first():
-    assert choice_task().decide(None, [np.zeros((4, 1), np.float32)]).tolist() == [0]
+    assert make_task("choice").decide(None, [np.zeros((4, 1), np.float32)]).tolist() == [0]
 
 
 def test_unknown_scores_are_refused():
     with pytest.raises(ValueError, match="'f1' is not one of"):
-        choice_task(primary="f1")
+        make_task("choice", primary="f1")
 
 
 def test_data_that_teaches_nothing_is_refused():
@@ -149,6 +149,6 @@ def test_rows_of_differing_numbers_are_scored_as_by_themselves(model):
     assert [len(row["probabilities"]) for row in rows] == [3] * 5 + [5] * 5 + [2] * 5
     assert all(sum(row["probabilities"].values()) == pytest.approx(1.0) for row in rows)
     temperature = task.tune(encoded, outputs.rows)["temperature"]
-    cold = choice_task(settings={"temperature": 1e-6}).decode(encoded, outputs.rows)
+    cold = make_task("choice", settings={"temperature": 1e-6}).decode(encoded, outputs.rows)
     assert temperature > 0
     assert all(0.0 <= share <= 1.0 for row in cold for share in row["probabilities"].values())

@@ -3,7 +3,8 @@ import pytest
 
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Question
-from maskloom.tasks.span.task import DecodingOptions, TextFinder, decode_answers
+from maskloom.tasks.span.settings import SpanSettings
+from maskloom.tasks.span.task import TextFinder, decode_answers
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -11,7 +12,7 @@ TOKENS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "who", "?", "steve", "smith", "'", "s", "the", "a", "cafe", "b"),
     *("##ny", "x", "y", "z", "中", "文", "##"),
 ]  # fmt: skip
-V2 = DecodingOptions(has_unanswerable=True)
+V2 = SpanSettings(has_unanswerable=True)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_only_spans_in_the_context_that_are_not_too_long_qualify(tokenizer):
     high = logits(encoded, 0, s0=9, e0=9, s1=9, e2=9, s3=8, e3=8, e9=9, s7=5, e5=5, s5=4, e8=3)
     assert next(decode_answers(encoded, [high])).text == "y"
     assert next(decode_answers(encoded, [logits(encoded, 0, s4=5, e8=5)])).text == "x y z a b"
-    short = DecodingOptions(max_answer_length=2)
+    short = SpanSettings(max_answer_length=2)
     found = next(decode_answers(encoded, [logits(encoded, 0, s4=5, e8=5, e5=1)], short))
     assert found.text == "x y"
     assert max(len(candidate.text.split()) for candidate in found.candidates) == 2
@@ -100,17 +101,19 @@ def test_one_text_is_kept_once_with_its_best_score(tokenizer):
     assert texts.count("x") == 1
     assert len(set(texts)) == len(texts)
     assert (found.best.start, found.best.start_logit) == (4, 5.0)
-    few = next(decode_answers(encoded, [logits(encoded, 0, s6=5, e6=5)], DecodingOptions(num_best=2)))
+    few = next(decode_answers(encoded, [logits(encoded, 0, s6=5, e6=5)], SpanSettings(num_best=2)))
     assert len(few.candidates) <= 2
 
 
 def test_without_a_span_the_answer_is_the_word_of_the_published_code(tokenizer):
     encoded = encode(tokenizer, "x y")
-    options = DecodingOptions(num_best=1)
+    options = SpanSettings(num_best=1)
     found = next(decode_answers(encoded, [logits(encoded, 0, s0=1, e0=1)], options))
     assert [(c.text, c.probability, c.start_logit) for c in found.candidates] == [("empty", 1.0, 0.0)]
     assert found.best.start is None
-    null = next(decode_answers(encoded, [logits(encoded, 0, s0=1, e0=1)], DecodingOptions(1, 30, True)))
+    null = next(
+        decode_answers(encoded, [logits(encoded, 0, s0=1, e0=1)], SpanSettings(num_best=1, has_unanswerable=True))
+    )
     assert [candidate.text for candidate in null.candidates] == ["empty", ""]
     assert (null.text, null.null_odds) == ("", 2.0)
 
@@ -126,10 +129,10 @@ def test_the_null_score_is_the_least_of_the_windows(tokenizer):
     assert found.null_odds == 3.0 - 4.0
     assert found.text == found.best.text == "s"
     assert [candidate.text for candidate in found.candidates].count("") == 1
-    stricter = DecodingOptions(has_unanswerable=True, null_threshold=-1.5)
+    stricter = SpanSettings(has_unanswerable=True, null_threshold=-1.5)
     found = next(decode_answers(encoded, outputs, stricter))
     assert (found.text, found.best.text, found.chosen.start) == ("", "s", None)
-    at_threshold = DecodingOptions(has_unanswerable=True, null_threshold=-1.0)
+    at_threshold = SpanSettings(has_unanswerable=True, null_threshold=-1.0)
     assert next(decode_answers(encoded, outputs, at_threshold)).text == "s"
 
 

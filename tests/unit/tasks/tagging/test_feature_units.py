@@ -5,10 +5,10 @@ from maskloom.data.batch import FeatureBatch
 from maskloom.data.feature_files import FeatureFile, FeaturePlan, FeatureWriter
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
+from maskloom.tasks.kinds import make_task
 from maskloom.tasks.tagging.encoding import Context, encode_sentences
 from maskloom.tasks.tagging.features import FeatureSentences, all_tokens, chain_words, row_counts, sentence_words
 from maskloom.tasks.tagging.reading import TaggedSentence
-from maskloom.tasks.tagging.task import tagging_task
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -123,12 +123,12 @@ def test_batches_bring_the_vectors_of_their_words(tmp_path):
 
 def test_a_task_on_features_names_its_head_and_what_it_takes():
     labels = ("O", "B-X", "I-X")
-    task = tagging_task(labels, settings={"features": OPTIONS})
+    task = make_task("tagging", labels, settings={"features": OPTIONS})
     assert (task.heads, task.freezes_encoder) == (("bilstm_tagger",), True)
     assert task.head_options["bilstm_tagger"] == {key: OPTIONS[key] for key in OPTIONS if key != "precision"}
     assert task.published_config["maskloom_heads"] == task.head_options
-    assert task.settings["features"] == OPTIONS
-    with_crf = tagging_task(labels, settings={"features": OPTIONS, "crf": True})
+    assert task.settings.features.model_dump() == OPTIONS
+    with_crf = make_task("tagging", labels, settings={"features": OPTIONS, "crf": True})
     assert with_crf.heads == ("bilstm_tagger", "crf")
-    assert vars(with_crf.objective) == vars(tagging_task(labels, settings={"crf": True}).objective)
-    assert not tagging_task(labels).freezes_encoder
+    assert vars(with_crf.objective) == vars(make_task("tagging", labels, settings={"crf": True}).objective)
+    assert not make_task("tagging", labels).freezes_encoder

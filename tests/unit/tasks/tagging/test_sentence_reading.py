@@ -9,6 +9,7 @@ from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.reading import TaggedSentence, find_scheme, iterate_sentences, layout_of_sentences
+from maskloom.tasks.tagging.settings import TaggingSettings
 
 CONLL = """-DOCSTART- -X- -X- O
 
@@ -37,7 +38,7 @@ def write(tmp_path):
 
 
 def read_sentences(path, options=None, *, scheme="auto", target="iob2", needs_label=True):
-    settings = {"scheme": scheme, "trained_scheme": target}
+    settings = TaggingSettings(scheme=scheme, trained_scheme=target)
     return KINDS["tagging"].read(path, options, settings, needs_label=needs_label)
 
 

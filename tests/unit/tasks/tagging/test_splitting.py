@@ -6,8 +6,9 @@ import time
 import pytest
 
 from maskloom.tasks.examples import ReadingReport
-from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.tagging.reading import iterate_sentences
+from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 
 TREEBANK = """\
@@ -112,12 +113,12 @@ def test_settings_of_another_form_are_refused(values):
     with pytest.raises(ValueError, match="words"):
         WordSplitter.from_settings(values)
     with pytest.raises(ValueError, match="words"):
-        KINDS["tagging"].make(("O", "B-X", "I-X"), None, {"words": values})
+        make_task("tagging", ("O", "B-X", "I-X"), settings={"words": values})
 
 
 def read(path, text, splitter):
     path.write_text(text, encoding="utf-8")
-    report, settings = ReadingReport(path), {"words": splitter and splitter.as_settings()}
+    report, settings = ReadingReport(path), TaggingSettings(words=splitter and splitter.as_settings())
     found = list(iterate_sentences(path, settings=settings, needs_label=False, report=report))
     return [list(sentence.words) for sentence in found], report.notes
 

@@ -7,6 +7,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.task import TAGGING
 
 LABELS = ("O", "B-X", "I-X")
@@ -29,13 +30,13 @@ def test_the_task_names_its_parts():
     assert plain.primary == plain.metric().primary == "f1"
     assert plain.num_outputs == 3
     assert plain.published_config["id2label"] == {"0": "O", "1": "B-X", "2": "I-X"}
-    assert crf.settings == {"crf": True, "scheme": "auto", "context": "sentence", "trained_scheme": "iob2"}
+    assert crf.settings == TaggingSettings(crf=True, trained_scheme="iob2")
     assert make_task("tagging", LABELS, primary="strict_f1").metric().primary == "strict_f1"
 
 
 def test_settings_come_back_from_the_model_folder_unchanged():
     settings = make_task("tagging", LABELS, settings={"scheme": "iob1", "context": "document"}).settings
-    assert make_task("tagging", LABELS, settings=settings).settings == settings
+    assert make_task("tagging", LABELS, settings=settings.as_stored()).settings == settings
 
 
 def test_unknown_scores_and_missing_labels_are_refused():
@@ -47,27 +48,27 @@ def test_unknown_scores_and_missing_labels_are_refused():
 
 def test_labels_are_all_tags_of_the_types_of_training(read):
     train = read("a S-X\nb O\nc B-Y\nd E-Y\n")
-    assert TAGGING.label_names(train, ReadingOptions(), {}) == ("O", "B-X", "I-X", "B-Y", "I-Y")
+    assert TAGGING.label_names(train, ReadingOptions(), TaggingSettings()) == ("O", "B-X", "I-X", "B-Y", "I-Y")
 
 
 def test_labels_of_a_file_have_to_be_whole(read, tmp_path):
     train, path = read("a B-X\n"), tmp_path / "labels.txt"
     options = ReadingOptions(labels=str(path))
     path.write_text("I-X\nB-X\nO\n")
-    assert TAGGING.label_names(train, options, {}) == ("I-X", "B-X", "O")
+    assert TAGGING.label_names(train, options, TaggingSettings()) == ("I-X", "B-X", "O")
     path.write_text("O\nB-X\n")
     with pytest.raises(ConfigError, match="'I-X' is missing"):
-        TAGGING.label_names(train, options, {})
+        TAGGING.label_names(train, options, TaggingSettings())
     path.write_text("O\nB-X\nI-X\nS-X\n")
     with pytest.raises(ConfigError, match="'S-X' is not a tag of IOB2"):
-        TAGGING.label_names(train, options, {})
+        TAGGING.label_names(train, options, TaggingSettings())
 
 
 def test_plain_tags_are_those_of_training(read):
     train = read("a VB\nb NN\nc VB\n")
-    assert TAGGING.label_names(train, ReadingOptions(), {"scheme": "auto"}) == ("NN", "VB")
-    marked = read("a O\nb I-X\n", {"scheme": "plain", "trained_scheme": "plain"})
-    assert TAGGING.label_names(marked, ReadingOptions(), {"scheme": "plain"}) == ("I-X", "O")
+    assert TAGGING.label_names(train, ReadingOptions(), TaggingSettings()) == ("NN", "VB")
+    marked = read("a O\nb I-X\n", TaggingSettings(scheme="plain", trained_scheme="plain"))
+    assert TAGGING.label_names(marked, ReadingOptions(), TaggingSettings(scheme="plain")) == ("I-X", "O")
     with pytest.raises(DataError, match="every word of 1 sentences has the tag NN; there is nothing to learn"):
         TAGGING.check(read("a NN\nb NN\n"), train)
     TAGGING.check(train, read("a NN\n"))
@@ -76,25 +77,25 @@ def test_plain_tags_are_those_of_training(read):
 def test_a_single_plain_tag_is_refused_with_the_file_it_stands_in(read, tmp_path):
     train = read("dog NN\ncat NN\n\n")
     with pytest.raises(ConfigError, match=f"^{re.escape(str(train.report.path))}: the only tag is 'NN'"):
-        TAGGING.label_names(train, ReadingOptions(), {})
+        TAGGING.label_names(train, ReadingOptions(), TaggingSettings())
     labels = tmp_path / "labels.txt"
     labels.write_text("NN\n")
     with pytest.raises(ConfigError, match=f"^{re.escape(str(labels))}: the only tag is 'NN'"):
-        TAGGING.label_names(train, ReadingOptions(labels=str(labels)), {})
+        TAGGING.label_names(train, ReadingOptions(labels=str(labels)), TaggingSettings())
 
 
 def test_plain_tags_may_be_listed_in_a_file(read, tmp_path):
     (tmp_path / "labels.txt").write_text("VB\nNN\nJJ\n")
     options = ReadingOptions(labels=str(tmp_path / "labels.txt"))
-    assert TAGGING.label_names(read("a NN\n"), options, {}) == ("VB", "NN", "JJ")
+    assert TAGGING.label_names(read("a NN\n"), options, TaggingSettings()) == ("VB", "NN", "JJ")
 
 
 @pytest.mark.parametrize("crf", [False, True])
 def test_plain_tags_are_scored_word_by_word(crf):
     task = make_task("tagging", ("NN", "O", "VB"), settings={"crf": crf})
     assert task.primary == task.metric().primary == "accuracy"
-    assert task.settings["trained_scheme"] == "plain"
-    assert make_task("tagging", task.labels, settings=task.settings).settings == task.settings
+    assert task.settings.trained_scheme == "plain"
+    assert make_task("tagging", task.labels, settings=task.settings.as_stored()).settings == task.settings
     assert getattr(task.objective, "forbidden", ()) == ()
     metric = task.metric()
     metric.update(np.array([0, 0, 1, 2]), np.array([0, 0, 0, 2]))
@@ -127,7 +128,7 @@ def test_files_are_read_in_the_scheme_of_the_labels(tmp_path):
     path = tmp_path / "data.conll"
     path.write_text("a I-X\nb I-X\n")
     bioes = make_task("tagging", ("O", "B-X", "I-X", "E-X", "S-X"))
-    assert bioes.settings["trained_scheme"] == "bioes"
+    assert bioes.settings.trained_scheme == "bioes"
     options = {"needs_label": True, "report": ReadingReport(path)}
     (sentence,) = TAGGING.iterate(path, ReadingOptions(), bioes.settings, **options)
     assert sentence.tags == ("B-X", "E-X")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from maskloom.config import TrainingSection
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.training.checkpointing.checkpoints import Snapshot, restore_checkpoint, write_checkpoint
 from maskloom.training.loop import TrainState
+from maskloom.training.settings import TrainingSection
 from tools.checking import verify_checkpoint
 
 

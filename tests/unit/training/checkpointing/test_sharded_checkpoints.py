@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from maskloom.config import TrainingSection
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -26,6 +25,7 @@ from maskloom.training.checkpointing.sharded_checkpoints import ShardedSaves
 from maskloom.training.loop import TrainState
 from maskloom.training.ranks.distributed import DistributedRanks
 from maskloom.training.ranks.rank_watch import RankWatch
+from maskloom.training.settings import TrainingSection
 
 SETTINGS = TrainingSection()
 

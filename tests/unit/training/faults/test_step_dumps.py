@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from maskloom.config import TrainingSection
 from maskloom.data.batch import ChoiceBatch, PretrainingBatch
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
@@ -18,6 +17,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.faults.step_dumps import LossWatch, _batch_as_data, write_dump
 from maskloom.training.loop import NonFiniteStepError, TrainState, train_steps
+from maskloom.training.settings import TrainingSection
 from tools.replaying import batch_of_data, replay_dump
 
 SETTINGS = TrainingSection(steps=5, learning_rate=1e-3, warmup_ratio=0.0, micro_batch_size=2)

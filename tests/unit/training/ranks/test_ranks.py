@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from maskloom.config import TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.training.ranks.ranks import Ranks
+from maskloom.training.settings import TrainingSection
 
 
 def rows_of_rank(batch_size: int, micro: int | None, *, rank: int, world_size: int) -> slice:

@@ -1,0 +1,50 @@
+"""What tasks are told: the recipe sections of fine-tuning, and what is kept of them beside a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict
+
+from maskloom.sections import Length, Positive, Rate, Section, key
+
+
+class FinetuningData(Section):
+    """How examples of a task are encoded."""
+
+    max_length: Length = key(128, "Maximum tokens; longer texts are truncated, contexts and sentences windowed.", ge=3)
+
+
+class PairSection(Section):
+    """Pairs of texts, with one label or a score."""
+
+    both_orders: bool = key(
+        False, "Read A B and B A and add their vectors, as GPT does where neither text comes first."
+    )
+
+
+class KindSettings(Section):
+    """What a task of a kind is told, kept beside its models; keys of later releases are ignored.
+
+    A kind has its own: the keys of its recipe section, what the training data says, and what is fitted afterwards.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    # logits of fp32 divided by less may be infinite, and their probabilities no numbers
+    temperature: float = key(1.0, "What logits are divided by before they become probabilities.", ge=1e-6, le=1e6)
+
+    def as_stored(self) -> dict[str, Any]:
+        """Return what was given, as plain values."""
+        return self.model_dump(include=self.model_fields_set)
+
+
+class ClassificationSettings(PairSection, KindSettings):
+    """Settings of the kinds on one vector per text or pair.
+
+    `class_weights` are by id (of positives, where there are several labels); `thresholds` are the least probability at
+    which each of several labels is chosen, 0.5 without.
+    """
+
+    class_weights: list[Positive] | None = None
+    thresholds: list[Rate] | None = None

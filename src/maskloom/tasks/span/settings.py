@@ -1,0 +1,26 @@
+"""The recipe section [span], and the settings of answers as spans."""
+
+from __future__ import annotations
+
+from maskloom.sections import Count, Section, key
+from maskloom.tasks.settings import KindSettings
+
+
+class SpanSection(Section):
+    """Answers as spans of a context (paper 4.2, 4.3), in the terms of the published code.
+
+    `stride` is the step from one window to the next; an answer is kept empty when the null answer scores more than
+    `null_threshold` above it, in data with questions that have none.
+    """
+
+    stride: Count = key(128, "Tokens from the start of one window of a context to the next.")
+    max_question_length: Count = key(64, "Tokens after which a question is truncated.")
+    max_answer_length: Count = key(30, "Maximum answer length in tokens.")
+    num_best: Count = key(20, "Candidate answers kept per question.")
+    null_threshold: float = key(0.0, "Margin by which no answer must score above the best answer.", allow_inf_nan=False)
+
+
+class SpanSettings(SpanSection, KindSettings):
+    """Settings of answers as spans; with `has_unanswerable` the model may say that the context has no answer."""
+
+    has_unanswerable: bool = False

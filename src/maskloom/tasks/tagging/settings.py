@@ -1,0 +1,58 @@
+"""The recipe sections [tagging] and [features], and the settings of tagging."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from maskloom.sections import Positive, Section, key
+from maskloom.tasks.settings import KindSettings
+
+Context = Literal["sentence", "document"]
+
+
+class TaggingSection(Section):
+    """Tags of words (paper 5.3): how they are written in files, and how much of a document a word sees.
+
+    `scheme` "plain" is for tags that stand for single words, such as parts of speech; "auto" tells them from entities.
+    """
+
+    scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"] = key(
+        "auto", "How tags mark entities; auto detects it, plain is for tags of single words."
+    )
+    context: Context = key("sentence", "What a word attends to: its sentence, or also the sentences around it.")
+    crf: bool = key(False, "Add a linear-chain conditional random field.")
+
+
+# How LayerCombination names layers; whether the encoder has so many is known when it is there.
+_LAYERS = "^(embeddings|last|second_to_last|(sum|concat)_last_four|sum_all|scalar_mix|all|[-0-9, ]+)$"
+
+
+class FeaturesSection(Section):
+    """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them.
+
+    `layers` is embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, scalar_mix, or numbers of
+    layers joined by commas, 0 for the embeddings.
+    """
+
+    layers: str = key(
+        "concat_last_four",
+        "Layers of the frozen encoder, by name (concat_last_four ...) or number (0 for the embeddings).",
+        pattern=_LAYERS,
+    )
+    lstm_size: int = key(768, "Width of the BiLSTM, both directions together.", ge=2, le=65_536, multiple_of=2)
+    lstm_layers: int = key(2, "Layers of the BiLSTM.", ge=1, le=4)
+    dropout: float = key(0.1, "Dropout of the BiLSTM.", ge=0.0, lt=1.0, allow_inf_nan=False)
+    precision: Literal["float32", "float16"] = key("float32", "Number format of the vectors on disk.")
+
+
+class TaggingSettings(TaggingSection, KindSettings):
+    """Settings of tagging.
+
+    `words` says how raw text is cut, as `WordSplitter.as_settings` does; `class_weights` are by id of tag, and
+    `trained_scheme` is that of the tags which the model gives.
+    """
+
+    features: FeaturesSection | None = None
+    words: dict[str, Any] | None = None
+    class_weights: list[Positive] | None = None
+    trained_scheme: str | None = None

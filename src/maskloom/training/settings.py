@@ -1,0 +1,173 @@
+"""The recipe section [training]: what steps, optimisers and schedules take (BERT paper 3.4, 3.5)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from maskloom.errors import ConfigError
+from maskloom.rows import row_of
+from maskloom.sections import MOST_STEPS, Count, Length, Positive, Rate, Section, key
+from maskloom.system.launch import DEVICE_NAMES
+
+Minutes = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+BatchSize = Annotated[int, Field(ge=1, le=2**20)]  # the largest of the published recipes (LAMB) is 2**16
+CountOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+
+
+class Extension(Section):
+    """A run that was given another number of steps when it had come to one of them."""
+
+    at: Count = Field(description="Step from which the new number of steps applies.")
+    steps: Count = Field(description="Number of steps planned until then.")
+
+
+class TrainingSection(Section):
+    """Optimisation (paper 3.4, 3.5).
+
+    The schedule scales the learning rates of the heads and of all else alike. After a loss or gradient that is not
+    finite, "skip" goes on with the next batch; "rewind" goes back to the last checkpoint and on with the batches after
+    the bad one. With `minutes` the learning rate follows the fraction of the time that is used, and steps and epochs do
+    not count. `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe tells the whole
+    schedule; they are those of the last phase.
+    """
+
+    steps: Count = key(10_000, "Optimiser steps.")
+    batch_size: BatchSize = key(32, "Sequences per step, over all processes.")
+    micro_batch_size: Count | Literal["auto"] | None = key(
+        None, "Sequences computed at once, accumulating gradients; auto: as many as fit into memory."
+    )
+    learning_rate: Positive = key(1e-4, "Peak learning rate.")
+    head_learning_rate: Positive | None = key(None, "Peak learning rate of the heads; absent, learning_rate.")
+    warmup_ratio: Rate = key(0.1, "Fraction of the steps in which the learning rate rises from 0.")
+    warmup_steps: CountOrNone | None = key(None, "Number of warm-up steps; overrides warmup_ratio.")
+    schedule: Annotated[str, row_of("training.schedule")] = key(
+        "linear",
+        "Learning rate after its peak: linear or cosine to 0, google as in BERT's published code, inverse_sqrt of "
+        "the step, constant.",
+    )
+    optimizer: Annotated[str, row_of("training.optimizer")] = key(
+        "adamw", "adamw, with bias correction, or bert_adam, the published code's without it."
+    )
+    adam_beta1: float = key(0.9, "Decay rate of the mean of gradients.", ge=0.0, lt=1.0)
+    adam_beta2: float = key(0.999, "Decay rate of the mean of squared gradients.", ge=0.0, lt=1.0)
+    adam_epsilon: Positive = key(1e-6, "Added to the square root of the mean of squared gradients.")
+    weight_decay: NotNegative = key(0.01, "Decoupled weight decay; biases and norms have none.")
+    max_grad_norm: Positive | None = key(1.0, "Maximum global L2 norm of the gradient.")
+    on_nonfinite: Literal["stop", "skip", "rewind"] = key(
+        "stop", "What to do after a loss or gradient that is not finite."
+    )
+    max_skips: Count = key(3, "Batches skipped in a row, or rewinds in all, before the run ends.")
+    save_every: Count | None = key(
+        None, "Steps between checkpoints; absent, ten per phase, or at each evaluation of fine-tuning."
+    )
+    evaluate_every: Count | None = key(
+        None, "Steps between evaluations; absent, ten per phase, or once per epoch of fine-tuning."
+    )
+    log_every: Count = key(10, "Steps between lines of events.jsonl.")
+    log_to: list[Literal["tensorboard"]] = key(
+        [], "Other logs of steps and evaluations: RUN/tensorboard (extra tensorboard)."
+    )
+    keep_checkpoints: Count = key(2, "Number of newest checkpoints to keep.")
+    keep_best: bool = key(False, "Keep the checkpoint that is best on held-out text, and write best-model/.")
+    max_evaluation_instances: Count | None = key(None, "Maximum held-out sequences per evaluation; absent, all.")
+    num_threads: int | None = key(None, "Threads per process; absent, torch's choice.", ge=1, le=1024)
+    device: str = key(
+        "auto", "What computes: auto (a GPU if there is one), cpu, cuda, cuda:N, mps.", pattern=f"^({DEVICE_NAMES})$"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fastest"] = key(
+        "auto",
+        "Of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that has it, else fp32. "
+        "fastest: on a CPU too, if a measurement at the start says so.",
+    )
+    activation_checkpointing: bool = key(
+        False, "Compute blocks again in the backward pass: less memory, about a third more time."
+    )
+    compile: bool = key(False, "Compile blocks with torch.compile; needs a C compiler.")
+    parallel: Literal["ddp", "fsdp", "hsdp"] = key(
+        "ddp", "With several processes: each holds the whole model, a shard, or a shard of its machine's copy."
+    )
+    rank_timeout: float = key(
+        30.0, "Seconds after which a process that keeps the others waiting ends the run.", ge=3.0, le=86_400.0
+    )
+    minutes: Minutes | None = key(
+        None, "Minutes to train, in place of steps or epochs, divided among phases or seeds; the schedule follows."
+    )
+    extensions: list[Extension] = Field(default_factory=list)
+
+    def resolved_warmup_steps(self) -> int:
+        """Return the warm-up steps: `warmup_steps`, or `warmup_ratio` of all that were first planned, rounded down."""
+        return int(self.warmup_ratio * self.first_planned_steps()) if self.warmup_steps is None else self.warmup_steps
+
+    def first_planned_steps(self) -> int:
+        """Return the steps that were planned before any extension."""
+        return self.extensions[0].steps if self.extensions else self.steps
+
+    def refuse_contradictions(self, phase: Phase | None = None, place: str = "training") -> None:
+        """Raise ValueError for counts that do not go together, in this section or in a phase of it."""
+        own = set() if phase is None else phase.model_fields_set
+        both = self if phase is None else self.model_copy(update=phase.model_dump(exclude_none=True))
+
+        def told(name: str) -> str:
+            return f"{place if name in own else 'training'}.{name}"
+
+        for part, whole in (("warmup_steps", "steps"), ("micro_batch_size", "batch_size")):
+            count, limit = getattr(both, part), getattr(both, whole)
+            if isinstance(count, int) and limit is not None and count > limit:
+                raise ValueError(f"{told(part)} = {count}: it may not exceed {told(whole)} = {limit}")
+        if self.minutes is not None and both.warmup_steps is not None:
+            given = f"{told('warmup_steps')} = {both.warmup_steps}"
+            raise ValueError(f"{given}: with training.minutes give training.warmup_ratio")
+        starts = [extension.at for extension in self.extensions]
+        if self.minutes is not None and starts:
+            raise ValueError(
+                f"training.minutes = {self.minutes:g}: this run was extended with --steps and goes by steps; leave "
+                "--minutes out"
+            )
+        if starts != sorted(set(starts)) or (starts and starts[-1] >= (both.steps or MOST_STEPS)):
+            raise ValueError(
+                f"training.extensions at {starts}: each begins after the one before and ends before {told('steps')}"
+            )
+
+
+class Phase(Section):
+    """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
+
+    max_length: Length = Field(ge=5, description="Maximum sequence length of the phase in tokens.")
+    steps: Count = Field(description="Steps of the phase.")
+    batch_size: BatchSize | None = key(None, "Sequences per step; absent, training.batch_size.")
+    learning_rate: Positive | None = key(None, "Peak learning rate; absent, training.learning_rate.")
+    warmup_steps: CountOrNone | None = key(None, "Number of warm-up steps; absent, as in [training].")
+
+
+class FinetuneTraining(TrainingSection):
+    """Fine-tuning counts epochs unless steps are given (paper 3.5: batch 16 or 32, 2e-5 to 5e-5, 3 or 4 epochs).
+
+    `group_by_length` puts examples of like length into a batch; no padding is computed with, so it gains little speed.
+    """
+
+    steps: Count | None = key(None, "Optimiser steps; absent, epochs decide.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    epochs: float = key(3.0, "Passes over the training data.", gt=0.0, le=1e6)
+    learning_rate: Positive = key(5e-5, "Peak learning rate.")
+    group_by_length: bool = key(False, "Group examples of similar length into batches.")
+    patience: Count | None = key(
+        None, "Evaluations without a better dev score that end a seed; absent, no early stopping."
+    )
+
+    def with_steps(self, num_examples: int) -> TrainingSection:
+        """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one.
+
+        Raises ConfigError when `warmup_steps` are more than that, or an extension begins later.
+        """
+        steps = self.steps or max(1, int(num_examples / self.batch_size * self.epochs))
+        if self.minutes is not None:
+            steps = MOST_STEPS
+        own = FinetuneTraining.model_fields.keys() - TrainingSection.model_fields.keys()
+        counted = TrainingSection(steps=steps, **self.model_dump(exclude={"steps", *own}))
+        if (warmup := counted.resolved_warmup_steps()) > steps:
+            raise ConfigError(f"training.warmup_steps = {warmup}: {num_examples} examples give {steps} steps")
+        if self.extensions and (at := self.extensions[-1].at) >= steps:
+            raise ConfigError(f"training.extensions at {at}: {num_examples} examples give {steps} steps")
+        return counted
