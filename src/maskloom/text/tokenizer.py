@@ -338,14 +338,5 @@ def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:
 
 def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]:
     """Return how much of both texts is left when single tokens go from the strictly longer one, from B at a tie."""
-    excess = num_first + num_second - room
-    if excess <= 0:
-        return num_first, num_second
-    from_longer = min(excess, abs(num_first - num_second))
-    if num_first > num_second:
-        num_first -= from_longer
-    else:
-        num_second -= from_longer
-    excess -= from_longer
-    # both are equally long now, or nothing is left to take; B gives first, then they take turns
-    return num_first - excess // 2, num_second - (excess - excess // 2)
+    kept_first = min(num_first, max(room - num_second, (room + 1) // 2))
+    return kept_first, min(num_second, room - kept_first)

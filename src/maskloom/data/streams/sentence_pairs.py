@@ -332,12 +332,8 @@ class _Chunks:
 
 def truncated_lengths(a_length: np.ndarray, b_length: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths that are left when the longer side, or B at a tie, loses tokens until both fit `most`."""
-    fits = a_length + b_length <= most
-    a_alone = 2 * b_length <= most
-    b_alone = 2 * a_length <= most
-    a_kept = np.where(fits | b_alone, a_length, np.where(a_alone, most - b_length, (most + 1) // 2))
-    b_kept = np.where(fits | a_alone, b_length, np.where(b_alone, most - a_length, most // 2))
-    return a_kept, b_kept
+    a_kept = np.minimum(a_length, np.maximum(most - b_length, (most + 1) // 2))
+    return a_kept, np.minimum(b_length, most - a_kept)
 
 
 def _chain(following: np.ndarray) -> np.ndarray:
