@@ -71,7 +71,7 @@ class LanguageModelHead(Packable):
         self.decoder = decoder
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The word embeddings."""
         return self.decoder
 
