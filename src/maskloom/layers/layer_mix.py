@@ -14,8 +14,17 @@ from maskloom.errors import ConfigError
 Join = Literal["each", "sum", "concat", "mix"]
 LayerChoice = str | int | Sequence[int]
 
-_NAMED: dict[str, tuple[int, Join]] = {"sum_last_four": (4, "sum"), "concat_last_four": (4, "concat")}
-LAYER_CHOICES = ("embeddings", "last", "second_to_last", *_NAMED, "sum_all", "scalar_mix", "all")
+_NAMED: dict[str, tuple[slice, Join]] = {
+    "embeddings": (slice(1), "each"),
+    "last": (slice(-1, None), "each"),
+    "second_to_last": (slice(-2, -1), "each"),
+    "sum_last_four": (slice(-4, None), "sum"),
+    "concat_last_four": (slice(-4, None), "concat"),
+    "sum_all": (slice(1, None), "sum"),
+    "scalar_mix": (slice(None), "mix"),
+    "all": (slice(None), "each"),
+}
+LAYER_CHOICES = tuple(_NAMED)
 
 
 @dataclass(frozen=True)
@@ -44,22 +53,11 @@ class LayerCombination:
             numbers = [choice] if isinstance(choice, int) else list(choice)
             return cls(",".join(map(str, numbers)), _places(numbers, num_layers), "each")
         if choice in _NAMED:
-            count, join = _NAMED[choice]
-            if count > num_layers:
-                raise ConfigError(f"layers = {choice!r}: the encoder has {num_layers} layers, {count} are needed")
-            return cls(choice, tuple(range(num_layers - count + 1, num_layers + 1)), join)
-        if choice == "second_to_last" and num_layers < 2:
-            raise ConfigError(f"layers = {choice!r}: the encoder has {num_layers} layer, 2 are needed")
-        every: dict[str, tuple[tuple[int, ...], Join]] = {
-            "embeddings": ((0,), "each"),
-            "last": ((num_layers,), "each"),
-            "second_to_last": ((num_layers - 1,), "each"),
-            "sum_all": (tuple(range(1, num_layers + 1)), "sum"),
-            "scalar_mix": (tuple(range(num_layers + 1)), "mix"),
-            "all": (tuple(range(num_layers + 1)), "each"),
-        }
-        if choice in every:
-            return cls(choice, *every[choice])
+            chosen, join = _NAMED[choice]
+            if (needed := max(0, -(chosen.start or 0))) > num_layers:
+                layers = "layer" if needed == 2 else "layers"
+                raise ConfigError(f"layers = {choice!r}: the encoder has {num_layers} {layers}, {needed} are needed")
+            return cls(choice, tuple(range(num_layers + 1)[chosen]), join)
         try:
             numbers = [int(part) for part in choice.split(",")]
         except ValueError:

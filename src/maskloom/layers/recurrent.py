@@ -55,11 +55,6 @@ def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     lengths = np.asarray(lengths, dtype=np.int64)
     ranks = np.empty(len(lengths), dtype=np.int64)
     ranks[np.argsort(-lengths, kind="stable")] = np.arange(len(lengths))
-    num_shorter = np.searchsorted(np.sort(lengths), np.arange(int(lengths.max(initial=0))), side="right")
-    batch_sizes = len(lengths) - num_shorter
     steps = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    first_places = np.cumsum(batch_sizes) - batch_sizes
-    places = first_places[steps] + np.repeat(ranks, lengths)
-    order = np.empty_like(places)
-    order[places] = np.arange(len(places))
-    return order, places, batch_sizes
+    order = np.lexsort((np.repeat(ranks, lengths), steps))
+    return order, np.argsort(order), np.bincount(steps)

@@ -76,9 +76,9 @@ class SequenceLayout:
     max_position: int
     has_empty_sequences: bool
     groups: tuple[LengthGroup, ...]
-    slot_tokens: Tensor | None
-    token_slots: Tensor | None
-    padding_slots: Tensor | None
+    slot_tokens: Tensor | None = None
+    token_slots: Tensor | None = None
+    padding_slots: Tensor | None = None
 
     @classmethod
     def from_lengths(
@@ -152,9 +152,6 @@ class SequenceLayout:
             max_position=length - 1,
             has_empty_sequences=True,
             groups=(LengthGroup(0, batch, length, keys[:, None, None, :], is_padded_behind=False),),
-            slot_tokens=None,
-            token_slots=None,
-            padding_slots=None,
         )
 
     @property

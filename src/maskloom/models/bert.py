@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor, nn
 
-from maskloom.layers.attention import SelfAttention
 from maskloom.layers.embeddings import TokenEmbeddings
-from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import TokenPooler
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.encoder import Encoder
 
@@ -29,28 +24,17 @@ class Bert(Encoder):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
-        hidden, eps, dropout = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
         self.embeddings = TokenEmbeddings(
             vocab_size=config.vocab_size,
             num_segments=config.type_vocab_size,
             num_positions=config.max_position_embeddings,
-            hidden_size=hidden,
-            layer_norm_eps=eps,
-            dropout=dropout,
+            hidden_size=config.hidden_size,
+            layer_norm_eps=config.layer_norm_eps,
+            dropout=config.hidden_dropout_prob,
         )
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                SelfAttention(
-                    hidden, config.num_attention_heads, config.attention_probs_dropout_prob, causal=config.causal
-                ),
-                FeedForward(hidden, config.intermediate_size, config.hidden_act),
-                norm=partial(nn.LayerNorm, hidden, eps=eps),
-                dropout=dropout,
-            )
-            for _ in range(config.num_hidden_layers)
-        )
+        self.layers = self.transformer_layers(config)
         self.final_norm = nn.Identity()
-        self.pooler = TokenPooler(hidden, last=config.causal)
+        self.pooler = TokenPooler(config.hidden_size, last=config.causal)
         initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maskloom.layers.attention import KeyValues
+from maskloom.layers.attention import KeyValues, SelfAttention
 from maskloom.layers.copies import to_device
+from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.model_config import ModelConfig
 
 
@@ -54,6 +56,25 @@ class Encoder(nn.Module):
     def word_embeddings(self) -> nn.Parameter:
         """The word-embedding matrix (vocabulary, hidden), which a language-model head shares."""
         return cast(nn.Parameter, cast(nn.Embedding, self.embeddings.word).weight)
+
+    @staticmethod
+    def transformer_layers(config: ModelConfig, *, pre_norm: bool = False) -> nn.ModuleList:
+        """Return the `layers` of a configuration: self-attention, causal where that is, and feed-forward."""
+        return nn.ModuleList(
+            TransformerLayer(
+                SelfAttention(
+                    config.hidden_size,
+                    config.num_attention_heads,
+                    config.attention_probs_dropout_prob,
+                    causal=config.is_causal,
+                ),
+                FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+                norm=partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps),
+                dropout=config.hidden_dropout_prob,
+                pre_norm=pre_norm,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return what the first layer reads: (tokens, hidden)."""
@@ -114,62 +135,44 @@ class Encoder(nn.Module):
         its vectors are zero, and the pooled vector is of each row's first real token, zero for a row without any.
         Raises ValueError for shapes that differ, a mask of other values, or a length beyond max_position_embeddings.
         """
-        if torch.compiler.is_exporting():
-            return self._forward_exported(token_ids, segment_ids, attention_mask, keep_hidden_states)
-        batch, length = _check_padded(token_ids, segment_ids, attention_mask)
-        if length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"sequences of length {length} exceed max_position_embeddings {self.config.max_position_embeddings}"
-            )
-        segments = torch.zeros_like(token_ids) if segment_ids is None else segment_ids
-        if attention_mask is None:
-            layout = SequenceLayout.from_lengths(np.full(batch, length), token_ids.device)
-            output = self.encode_packed(
-                token_ids.flatten(), segments.flatten(), layout, keep_hidden_states=keep_hidden_states
-            )
-            return _mapped(output, lambda packed: packed.view(batch, length, -1))
-        is_real = attention_mask.cpu().numpy() != 0
-        positions = np.flatnonzero(is_real)
-        layout = SequenceLayout.from_lengths(is_real.sum(1), token_ids.device, position_ids=positions % max(length, 1))
-        index = to_device(positions, token_ids.device)
-        output = self.encode_packed(
-            token_ids.flatten()[index], segments.flatten()[index], layout, keep_hidden_states=keep_hidden_states
-        )
+        is_exporting, device = torch.compiler.is_exporting(), token_ids.device
+        if not is_exporting:
+            self._check_padded(token_ids, segment_ids, attention_mask)
+        batch, length = token_ids.shape
+        ids = token_ids.flatten()
+        segments = torch.zeros_like(ids) if segment_ids is None else segment_ids.flatten()
+        is_real = index = None
+        if is_exporting:  # by operations whose sizes and branches do not depend on values
+            make_exportable()
+            is_real = torch.ones_like(token_ids) != 0 if attention_mask is None else attention_mask != 0
+            layout = SequenceLayout.of_padded(is_real)
+        elif attention_mask is None:
+            layout = SequenceLayout.from_lengths(np.full(batch, length), device)
+        else:
+            real = attention_mask.cpu().numpy() != 0
+            positions = np.flatnonzero(real)
+            layout = SequenceLayout.from_lengths(real.sum(1), device, position_ids=positions % max(length, 1))
+            index = to_device(positions, device)
+            ids, segments = ids[index], segments[index]
+        output = self.encode_packed(ids, segments, layout, keep_hidden_states=keep_hidden_states)
 
         def pad(packed: Tensor) -> Tensor:
-            padded = packed.new_zeros(batch * length, packed.shape[-1])
-            return padded.index_copy(0, index, packed).view(batch, length, -1)
+            if index is not None:
+                packed = packed.new_zeros(batch * length, packed.shape[-1]).index_copy(0, index, packed)
+            padded = packed.view(batch, length, -1)
+            return padded if is_real is None else padded * is_real.unsqueeze(2)
 
-        return _mapped(output, pad)
+        states = None if output.hidden_states is None else tuple(pad(state) for state in output.hidden_states)
+        last = pad(output.last_hidden_state) if states is None else states[-1]
+        return EncoderOutput(last_hidden_state=last, pooled=output.pooled, hidden_states=states)
 
-    def _forward_exported(
-        self, token_ids: Tensor, segment_ids: Tensor | None, attention_mask: Tensor | None, keep_hidden_states: bool
-    ) -> EncoderOutput:
-        """Return what `forward` returns, by operations whose sizes and branches do not depend on values."""
-        make_exportable()
-        batch, length = token_ids.shape
-        is_real = torch.ones_like(token_ids) != 0 if attention_mask is None else attention_mask != 0
-        segments = torch.zeros_like(token_ids) if segment_ids is None else segment_ids
-        layout = SequenceLayout.of_padded(is_real)
-        output = self.encode_packed(
-            token_ids.flatten(), segments.flatten(), layout, keep_hidden_states=keep_hidden_states
-        )
-        return _mapped(output, lambda flat: flat.view(batch, length, -1) * is_real.unsqueeze(2))
-
-
-def _mapped(output: EncoderOutput, pad) -> EncoderOutput:
-    """Bring the token vectors of a packed output into padded shape."""
-    states = None if output.hidden_states is None else tuple(pad(state) for state in output.hidden_states)
-    last = pad(output.last_hidden_state) if states is None else states[-1]
-    return EncoderOutput(last_hidden_state=last, pooled=output.pooled, hidden_states=states)
-
-
-def _check_padded(token_ids: Tensor, segment_ids: Tensor | None, attention_mask: Tensor | None) -> tuple[int, int]:
-    if token_ids.ndim != 2:
-        raise ValueError(f"token ids have shape {tuple(token_ids.shape)}; (batch, length) is needed")
-    for name, tensor in (("segment ids", segment_ids), ("attention mask", attention_mask)):
-        if tensor is not None and tensor.shape != token_ids.shape:
-            raise ValueError(f"{name} have shape {tuple(tensor.shape)}, token ids {tuple(token_ids.shape)}")
-    if attention_mask is not None and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
-        raise ValueError("the attention mask holds values other than 0 and 1")
-    return token_ids.shape[0], token_ids.shape[1]
+    def _check_padded(self, token_ids: Tensor, segment_ids: Tensor | None, attention_mask: Tensor | None) -> None:
+        if token_ids.ndim != 2:
+            raise ValueError(f"token ids have shape {tuple(token_ids.shape)}; (batch, length) is needed")
+        for name, tensor in (("segment ids", segment_ids), ("attention mask", attention_mask)):
+            if tensor is not None and tensor.shape != token_ids.shape:
+                raise ValueError(f"{name} have shape {tuple(tensor.shape)}, token ids {tuple(token_ids.shape)}")
+        if attention_mask is not None and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+            raise ValueError("the attention mask holds values other than 0 and 1")
+        if (length := token_ids.shape[1]) > (limit := self.config.max_position_embeddings):
+            raise ValueError(f"sequences of length {length} exceed max_position_embeddings {limit}")

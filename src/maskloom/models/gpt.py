@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor, nn
 
-from maskloom.layers.attention import SelfAttention
 from maskloom.layers.embeddings import WordPositionEmbeddings
-from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.encoder import Encoder
 from maskloom.models.gpt_config import GptConfig
 
@@ -28,24 +23,15 @@ class Gpt(Encoder):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.config = config
-        hidden, eps = config.hidden_size, config.layer_norm_eps
         self.embeddings = WordPositionEmbeddings(
             vocab_size=config.vocab_size,
             num_positions=config.max_position_embeddings,
-            hidden_size=hidden,
+            hidden_size=config.hidden_size,
             dropout=config.embedding_dropout_prob,
         )
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                SelfAttention(hidden, config.num_attention_heads, config.attention_probs_dropout_prob, causal=True),
-                FeedForward(hidden, config.intermediate_size, config.hidden_act),
-                norm=partial(nn.LayerNorm, hidden, eps=eps),
-                dropout=config.hidden_dropout_prob,
-                pre_norm=config.pre_norm,
-            )
-            for _ in range(config.num_hidden_layers)
-        )
-        self.final_norm = nn.LayerNorm(hidden, eps=eps) if config.pre_norm else nn.Identity()
+        self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
+        self.final_norm = norm
         self.pooler = LastToken()
         initialize(self, std=config.initializer_range)
 

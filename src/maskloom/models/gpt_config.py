@@ -95,10 +95,8 @@ class GptConfig(ModelConfig):
         own = self.model_dump()
         content = {theirs: own[key] for theirs, key in _PUBLISHED.items() if own[key] is not None}
         if self.pre_norm:
-            marks = {
-                "bos_token_id": None,
-                "eos_token_id": None,
-            }  # transformers takes ids of its own where none are named
+            # transformers takes ids of its own where none are named
+            marks = {"bos_token_id": None, "eos_token_id": None}
             return {"model_type": "gpt2", **content, "activation_function": self.hidden_act, **marks}
         del content["n_inner"]
         return {"model_type": "openai-gpt", **content, "afn": _FIRST_ACTIVATIONS[self.hidden_act]}

@@ -70,8 +70,9 @@ class LanguageModelHead(Packable):
         super().__init__()
         self.decoder = decoder
 
-    def product_weight(self) -> Tensor:
-        """Return the word embeddings."""
+    @property
+    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The word embeddings."""
         return self.decoder
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -86,16 +87,21 @@ class LanguageModelHead(Packable):
         """Do nothing: the decoder is the encoder's to resize."""
 
 
-class NextSentenceHead(nn.Module):
-    """Is the second sentence the actual next one: (sequences, hidden) to (sequences, 2); class 0 is "next" (3.3.2)."""
+class DenseHead(nn.Module):
+    """A dense layer without dropout: (rows, hidden) to (rows, num_outputs).
 
-    def __init__(self, hidden_size: int) -> None:
+    From pooled sequences: is the second one the actual next one; output 0 is "next", 1 "random" (paper 3.3.2). From
+    tokens: does the answer start here, and does it end here (4.2).
+    Differs from the paper: its start and end vectors have no bias; the published code has one.
+    """
+
+    def __init__(self, hidden_size: int, num_outputs: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(hidden_size, 2)
+        self.dense = nn.Linear(hidden_size, num_outputs)
 
-    def forward(self, pooled: Tensor) -> Tensor:
-        """Return the logits of "next" and "random"."""
-        return self.dense(pooled)
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.dense(vectors)
 
 
 class ClassificationHead(nn.Module):
@@ -116,21 +122,6 @@ class ClassificationHead(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """Return one logit (or regression value) per label."""
         return self.dense(self.dropout(vectors))
-
-
-class SpanHead(nn.Module):
-    """Start and end logits of an answer: (tokens, hidden) to (tokens, 2), without dropout (paper 4.2).
-
-    Differs from the paper: its start and end vectors have no bias; the published code has one.
-    """
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(hidden_size, 2)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits of "the answer starts here" and "it ends here"."""
-        return self.dense(hidden)
 
 
 @dataclass(frozen=True)
@@ -179,7 +170,7 @@ def _required(num_labels: int | None) -> int:
 HEADS: dict[str, HeadRow] = {
     "mlm": HeadRow(_masked_lm, "tokens", is_tied=True),
     "lm": HeadRow(lambda encoder, *_: LanguageModelHead(encoder.word_embeddings), "tokens", is_tied=True),
-    "nsp": HeadRow(lambda encoder, *_: NextSentenceHead(encoder.config.hidden_size), "pooled"),
+    "nsp": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "pooled"),
     "classifier": HeadRow(_classifier, "pooled", is_labelled=True),
     "tagger": HeadRow(_tagger, "tokens", is_labelled=True),
     "bilstm_tagger": HeadRow(
@@ -189,6 +180,6 @@ HEADS: dict[str, HeadRow] = {
     ),
     "crf": HeadRow(lambda encoder, num_labels, options: LinearChainCRF(_required(num_labels)), "scores"),
     "choice": HeadRow(_choice, "pooled"),
-    "span": HeadRow(lambda encoder, *_: SpanHead(encoder.config.hidden_size), "tokens"),
+    "span": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "tokens"),
 }
 """The heads by name; a head is built, loaded, saved and exported by its row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -90,16 +91,16 @@ class MultipleChoice(TaskObjective):
 
     def loss_sum_of(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
         """Return the sum over examples of negative log probabilities, in nats."""
-        scores = _by_example(logits, batch.num_choices)
+        scores = _by_unit(logits, batch.num_choices)
         return F.cross_entropy(scores, label_tensor(batch, logits), reduction="sum")
 
 
-def _by_example(logits: Tensor, num_choices: np.ndarray) -> Tensor:
-    """Return scores (examples, most choices), -inf where an example has fewer; logits are (choices of all, 1)."""
-    most = int(num_choices.max(initial=1))
-    if (num_choices == most).all():
-        return logits.view(-1, most)
-    places = to_device(np.arange(most) < num_choices[:, None], logits.device)
+def _by_unit(logits: Tensor, counts: np.ndarray) -> Tensor:
+    """Return logits (rows, 1) as (units, most rows), -inf where a unit has fewer; `counts` says how many each has."""
+    most = int(counts.max(initial=1))
+    if (counts == most).all():
+        return logits.reshape(-1, most)
+    places = to_device(np.arange(most) < counts[:, None], logits.device)
     return logits.new_full(places.shape, -torch.inf).masked_scatter(places, logits)
 
 
@@ -118,10 +119,7 @@ class SpanPrediction(TaskObjective):
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
         """Return the sum over windows of (start loss + end loss) / 2, in nats; logits (tokens, 2)."""
-        lengths = to_device(batch.lengths, logits.device)
-        is_token = torch.arange(int(batch.lengths.max()), device=logits.device)[None, :] < lengths[:, None]
-        padded = logits.new_full((*is_token.shape, 2), float("-inf"))
-        padded[is_token] = logits
-        targets = label_tensor(batch, logits)
-        start = F.cross_entropy(padded[..., 0], targets[:, 0], reduction="sum")
-        return (start + F.cross_entropy(padded[..., 1], targets[:, 1], reduction="sum")) / 2
+        targets = label_tensor(batch, logits).unbind(1)
+        sides = (_by_unit(side, batch.lengths) for side in logits.split(1, dim=1))
+        start, end = map(partial(F.cross_entropy, reduction="sum"), sides, targets)
+        return (start + end) / 2

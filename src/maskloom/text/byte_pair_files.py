@@ -91,30 +91,28 @@ def _model_of(library: dict[str, Any]) -> dict[str, Any]:
 
 def _read_merges(path: Path) -> list[tuple[str, tuple[str, str]]]:
     """Return the merges of a merges.txt in their order, each with the line where it stands."""
-    found = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if (number == 1 and line.startswith("#version")) or not line.strip("\r"):
-            continue
-        found.append((f"{path}, line {number}", _pair(line.rstrip("\r").split(" "), f"{path}, line {number}")))
-    return found
+    return [
+        _merge(line.rstrip("\r").split(" "), f"{path}, line {number}")
+        for number, line in enumerate(read_text(path).split("\n"), start=1)
+        if line.strip("\r") and not (number == 1 and line.startswith("#version"))
+    ]
 
 
 def _listed_merges(values: Any, path: Path) -> list[tuple[str, tuple[str, str]]]:
     """Return the merges of a tokenizer.json: pairs, or texts with a blank between in files of older releases."""
     if not isinstance(values, list):
         raise DataError(f"{path}: merges is not a list but {type(values).__name__}")
-    places = (f"{path}, merge {number}" for number in range(1, len(values) + 1))
     return [
-        (place, _pair(value.split(" ") if isinstance(value, str) else value, place))
-        for place, value in zip(places, values, strict=True)
+        _merge(value.split(" ") if isinstance(value, str) else value, f"{path}, merge {number}")
+        for number, value in enumerate(values, start=1)
     ]
 
 
-def _pair(parts: Any, place: str) -> tuple[str, str]:
+def _merge(parts: Any, place: str) -> tuple[str, tuple[str, str]]:
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
         shown = " ".join(map(str, parts)) if isinstance(parts, list) else parts
         raise DataError(f"{place}: {shown!r:.80} is no merge; two symbols with a blank between are expected")
-    return parts[0], parts[1]
+    return place, (parts[0], parts[1])
 
 
 def _check_merges(merges: Iterable[tuple[str, tuple[str, str]]], vocabulary: Vocabulary, vocabulary_path: Path) -> None:
@@ -173,7 +171,5 @@ def _read_rules(
         prefix = words.get("add_prefix_space", False) if isinstance(words, dict) else False
         return {"lowercase": False, "prefix_space": config.get("add_prefix_space", prefix) is True}
     lowercase = config.get("do_lower_case", normalizer.get("lowercase", True))
-    if not isinstance(lowercase, bool):
-        raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}, it must be true or false")
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     return {"lowercase": lowercase}

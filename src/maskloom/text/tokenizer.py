@@ -203,11 +203,7 @@ class Tokenizer(ABC):
     ) -> list[Any]:
         """Return `in_batch` of the texts that the library takes whole, and `alone` of the tokens of each other one."""
         is_whole = [len(text) <= LONGEST_PART and self._is_for_library(text) for text in texts]
-        found = iter(in_batch([text for text, whole in zip(texts, is_whole, strict=True) if whole]))
-        return [
-            next(found) if whole else alone(self._pieces_alone(text))
-            for text, whole in zip(texts, is_whole, strict=True)
-        ]
+        return _by_kind(texts, is_whole, in_batch, lambda text: alone(self._pieces_alone(text)))
 
     def _is_for_library(self, text: str) -> bool:
         return True
@@ -277,12 +273,8 @@ class Tokenizer(ABC):
         plain = [self._as_text(text) for text in texts]
         if not (parse_special_tokens or self.reads_special_tokens):
             return self._plain_pieces(plain)
-        has_specials = [self._special_token.search(text) is not None for text in plain]
-        without = iter(self._plain_pieces([t for t, has in zip(plain, has_specials, strict=True) if not has]))
-        return [
-            self._pieces_with_specials(text) if has else next(without)
-            for text, has in zip(plain, has_specials, strict=True)
-        ]
+        has_none = [self._special_token.search(text) is None for text in plain]
+        return _by_kind(plain, has_none, self._plain_pieces, self._pieces_with_specials)
 
     def _pieces_with_specials(self, text: str) -> Pieces:
         """Cut a text at special tokens; each counts as a word of its own."""
@@ -301,27 +293,20 @@ class Tokenizer(ABC):
         return pieces
 
     def _assemble(self, first: Pieces, second: Pieces | None, limit: int) -> Encoding:
-        template = self.template
-        second = second if second and second.ids else None
-        num_first, num_second = len(first.ids), len(second.ids) if second else 0
-        room = limit - template.num_marks(2 if second else 1)
+        template, second = self.template, second or Pieces([], [], [])
+        num_first, num_second = len(first.ids), len(second.ids)
+        room = limit - template.num_marks(2 if second.ids else 1)
         kept_first, kept_second = _kept_lengths(num_first, num_second, room)
-        if not kept_second:
-            # Google's code asks after cutting whether there is a second text
-            second = None
-        num_begin = len(template.begin)
-        ids = [*template.begin, *first.ids[:kept_first], *(template.middle if second else template.end)]
-        num_a = len(ids)
-        if second:
-            ids += [*second.ids[:kept_second], *template.end]
+        # Google's code asks after cutting whether there is a second text
+        middle, end = (template.middle, template.end) if kept_second else (template.end, ())
+        ids = [*template.begin, *first.ids[:kept_first], *middle, *second.ids[:kept_second], *end]
+        num_begin, num_a = len(template.begin), len(template.begin) + kept_first + len(middle)
         segments = [0] * num_a + [int(template.has_segments)] * (len(ids) - num_a)
         words: list[int | None] = [None] * len(ids)
         offsets = [(0, 0)] * len(ids)
-        words[num_begin : num_begin + kept_first] = first.words[:kept_first]
-        offsets[num_begin : num_begin + kept_first] = first.offsets[:kept_first]
-        if second:
-            words[num_a : num_a + kept_second] = second.words[:kept_second]
-            offsets[num_a : num_a + kept_second] = second.offsets[:kept_second]
+        for text, start, kept in ((first, num_begin, kept_first), (second, num_a, kept_second)):
+            words[start : start + kept] = text.words[:kept]
+            offsets[start : start + kept] = text.offsets[:kept]
         num_truncated = num_first + num_second - kept_first - kept_second
         return Encoding(ids, segments, words, offsets, num_truncated)
 
@@ -336,16 +321,15 @@ def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:
     return library
 
 
+def _by_kind(
+    texts: list[str], fits: list[bool], in_batch: Callable[[list[str]], list[Any]], alone: Callable[[str], Any]
+) -> list[Any]:
+    """Return `in_batch` of the texts that fit, and `alone` of each other one, in the order of the texts."""
+    found = iter(in_batch([text for text, does in zip(texts, fits, strict=True) if does]))
+    return [next(found) if does else alone(text) for text, does in zip(texts, fits, strict=True)]
+
+
 def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]:
     """Return how much of both texts is left when single tokens go from the strictly longer one, from B at a tie."""
-    excess = num_first + num_second - room
-    if excess <= 0:
-        return num_first, num_second
-    from_longer = min(excess, abs(num_first - num_second))
-    if num_first > num_second:
-        num_first -= from_longer
-    else:
-        num_second -= from_longer
-    excess -= from_longer
-    # both are equally long now, or nothing is left to take; B gives first, then they take turns
-    return num_first - excess // 2, num_second - (excess - excess // 2)
+    kept_first = min(num_first, max(room - num_second, (room + 1) // 2))
+    return kept_first, min(num_second, room - kept_first)

@@ -38,8 +38,6 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     lowercase = config.get("do_lower_case", normalizer.get("lowercase"))
     if lowercase is None:
         lowercase = not holds_capitals(Vocabulary.load(folder))
-    if not isinstance(lowercase, bool):
-        raise DataError(f"{folder}: do_lower_case is {lowercase!r}, it must be true or false")
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
     compatibility = config.get("maskloom_compatibility", by_file)
@@ -88,8 +86,10 @@ def _compatibility(path: Path, library: dict[str, Any]) -> str:
     return _WORD_LENGTHS[longest]
 
 
-def refuse_foreign_rules(folder: Path, lowercase: bool, rules: dict[str, Any]) -> None:
+def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) -> None:
     """Raise DataError where a normalizer, or a configuration, asks for other rules of words than BERT's."""
+    if not isinstance(lowercase, bool):
+        raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}, it must be true or false")
     if rules.get("auto_map"):
         raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
     if rules.get("type", "BertNormalizer") != "BertNormalizer":

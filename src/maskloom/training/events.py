@@ -206,19 +206,15 @@ class TensorBoardLog(EventLog):
             self._copies.popitem()[1].close()
 
     def _copy_while_possible(self, event: dict[str, Any]) -> None:
-        if self._is_broken:
+        values = [{"tag": tag, "simple_value": value} for tag, value in _scalars(event).items()]
+        if self._is_broken or not values:
             return
         try:
-            self._copy(event)
+            record = _record(step=event["step"], summary={"value": values})
+            self._file_of(str(event.get("stage", "train"))).write(record)
         except OSError as error:
             self._is_broken = True
             super().write("warning", kind="tensorboard", text=f"no more is written for TensorBoard: {error}")
-
-    def _copy(self, event: dict[str, Any]) -> None:
-        if scalars := _scalars(event):
-            values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-            record = _record(step=event["step"], summary={"value": values})
-            self._file_of(str(event.get("stage", "train"))).write(record)
 
     def _file_of(self, stage: str) -> BinaryIO:
         """Return the open file of a stage; a new one says that what was there before counts no more."""

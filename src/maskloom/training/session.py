@@ -386,9 +386,7 @@ class TrainingSession:
 
         keep, folder = self.settings.keep_checkpoints, self.checkpoints
         if self.ranks.is_sharded:
-            from maskloom.training.checkpointing.sharded_checkpoints import (
-                ShardedSaves,  # heavy, and of no use to a process alone
-            )
+            from maskloom.training.checkpointing.sharded_checkpoints import ShardedSaves  # heavy, of no use alone
 
             return ShardedSaves(folder, self.ranks, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
         if not self.ranks.is_first:

@@ -80,7 +80,7 @@ def test_a_full_disk_ends_the_copy_and_not_the_run(tmp_path, monkeypatch):
 
     with TensorBoardLog(tmp_path / "events.jsonl") as log:
         write_step(log, 1, 1.0)
-        monkeypatch.setattr(TensorBoardLog, "_copy", full)
+        monkeypatch.setattr(TensorBoardLog, "_file_of", full)
         write_step(log, 2, 2.0)
         write_step(log, 3, 3.0)
     events = read_events(tmp_path / "events.jsonl")

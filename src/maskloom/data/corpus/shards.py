@@ -7,10 +7,11 @@ import json
 import os
 import secrets
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -152,27 +153,21 @@ class TokenShards:
     """The token ids of a corpus as if they were one array, read through memory maps of which a few stay open."""
 
     def __init__(self, paths: list[Path], num_tokens: list[int], dtype: np.dtype) -> None:
-        self._paths = paths
-        self._dtype = dtype
-        self._starts = [0, *accumulate(num_tokens)]
-        self._open: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._dtype, self._starts = dtype, [0, *accumulate(num_tokens)]
+
+        def mapped(number: int) -> np.ndarray:
+            # a plain array over the map: slices of np.memmap are several times slower to make
+            return np.memmap(paths[number], dtype=dtype, mode="r").view(np.ndarray)
+
+        # each map holds a file descriptor, of which a process may have about a thousand
+        self._mapped = lru_cache(maxsize=_MAX_OPEN_SHARDS)(mapped)
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def shard(self, number: int) -> np.ndarray:
         """Return (tokens,) of one shard, memory-mapped and read-only."""
-        tokens = self._open.get(number)
-        if tokens is None:
-            # a plain array over the map: slices of np.memmap are several times slower to make
-            tokens = np.memmap(self._paths[number], dtype=self._dtype, mode="r").view(np.ndarray)
-            self._open[number] = tokens
-            # each map holds a file descriptor, of which a process may have about a thousand
-            while len(self._open) > _MAX_OPEN_SHARDS:
-                self._open.popitem(last=False)
-        else:
-            self._open.move_to_end(number)
-        return tokens
+        return self._mapped(number)
 
     def slice(self, first: int, last: int) -> np.ndarray:
         """Return tokens `first` to `last` (exclusive) of the corpus; a copy only where they cross shards."""

@@ -89,13 +89,9 @@ def estimated_instances(document_tokens: np.ndarray, max_length: int) -> int:
 
 
 def _length_counts(corpus: Corpus) -> np.ndarray:
-    counts = np.zeros(1, dtype=np.int64)
-    for block in sentence_blocks(corpus):
-        found = np.bincount(corpus.sentence_lengths[block])
-        if len(found) > len(counts):
-            counts, found = found, counts
-        counts[: len(found)] += found
-    return counts
+    lengths = corpus.sentence_lengths
+    size = int(lengths.max()) + 1
+    return np.sum([np.bincount(lengths[block], minlength=size) for block in sentence_blocks(corpus)], axis=0)
 
 
 def sentence_blocks(corpus: Corpus) -> Iterator[slice]:

@@ -179,14 +179,12 @@ class SentencePairs:
         document_ends = np.cumsum(counts)
         sentences = np.repeat(self._first[visited] - (document_ends - counts), counts) + np.arange(document_ends[-1])
         lengths = _checked_lengths(self._corpus, sentences)
-        ends = np.concatenate([[0], np.cumsum(lengths)])
         chunks = _Chunks(
             sentences=sentences,
-            starts=np.arange(len(sentences)),
             document_ends=np.repeat(document_ends, counts),
             places=np.repeat(visited, counts),
             targets=np.repeat(self._targets(visited, epoch), counts),
-            token_ends=ends,
+            token_ends=np.concatenate([[0], np.cumsum(lengths)]),
         )
         if not self._data.next_sentence:
             return self._segments(chunks, epoch)
@@ -200,32 +198,30 @@ class SentencePairs:
 
     def _pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments: a chunk of sentences up to the target length, split, or with another B."""
-        goals = chunks.token_ends[:-1] + chunks.targets
-        last = np.minimum(np.searchsorted(chunks.token_ends, goals), chunks.document_ends)
-        num_sentences = last - chunks.starts
+        starts = np.arange(len(chunks.sentences))
+        last = np.minimum(np.searchsorted(chunks.token_ends, chunks.goals), chunks.document_ends)
+        num_sentences = last - starts
         a_end = 1 + integers(np.maximum(num_sentences - 1, 1), self._seed, _A_END, epoch, chunks.sentences)
         is_random = (num_sentences == 1) | (uniform(self._seed, _IS_RANDOM, epoch, chunks.sentences) < 0.5)
         # The sentences that a random B replaces are not lost: the next chunk starts with them.
-        reached = _chain(np.where(is_random, chunks.starts + a_end, last))
-        start, middle, last = reached, reached + a_end[reached], last[reached]
-        sentences, is_random = chunks.sentences[reached], is_random[reached]
-        a_length = chunks.token_ends[middle] - chunks.token_ends[start]
-        b_first, b_length = sentences + (middle - start), chunks.token_ends[last] - chunks.token_ends[middle]
-        b_last = sentences + (last - start)
+        start = _chain(np.where(is_random, starts + a_end, last))
+        middle, last = start + a_end[start], last[start]
+        sentences, is_random = chunks.sentences[start], is_random[start]
+        a_side, b_side = chunks.side(start, start, middle), chunks.side(start, middle, last)
         (rows,) = np.nonzero(is_random)
-        goal = chunks.targets[reached[rows]] - a_length[rows]
-        drawn = self._random_texts(chunks.places[reached[rows]], sentences[rows], goal, epoch)
-        b_first[rows], b_last[rows], b_length[rows] = drawn
-        a_side = sentences, sentences + (middle - start), a_length
-        return self._truncated(sentences, a_side, (b_first, b_last, b_length), is_random, epoch)
+        goal = chunks.targets[start[rows]] - a_side[2][rows]
+        drawn = self._random_texts(chunks.places[start[rows]], sentences[rows], goal, epoch)
+        for column, values in zip(b_side, drawn, strict=True):
+            column[rows] = values
+        return self._truncated(sentences, a_side, b_side, is_random, epoch)
 
     def _ordered_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments of one chunk, half of them swapped (Lan et al. 2020, ALBERT, 3.1).
 
         A chunk has two sentences at least; the last sentence of a document, left over alone, is not used.
         """
-        goals = chunks.token_ends[:-1] + chunks.targets
-        last = np.maximum(np.searchsorted(chunks.token_ends, goals), chunks.starts + 2)
+        last = np.searchsorted(chunks.token_ends, chunks.goals)
+        last = np.maximum(last, np.arange(len(last)) + 2)
         last = np.minimum(last, chunks.document_ends)
         reached = _chain(last)
         start = reached[last[reached] - reached > 1]
@@ -233,9 +229,7 @@ class SentencePairs:
             raise DataError("data.sentence_order = true needs documents of at least two sentences; here are none")
         sentences, last = chunks.sentences[start], last[start]
         middle = start + 1 + integers(last - start - 1, self._seed, _A_END, epoch, sentences)
-        ends = chunks.token_ends
-        first = (sentences, sentences + (middle - start), ends[middle] - ends[start])
-        second = (sentences + (middle - start), sentences + (last - start), ends[last] - ends[middle])
+        first, second = chunks.side(start, start, middle), chunks.side(start, middle, last)
         is_swapped = uniform(self._seed, _IS_RANDOM, epoch, sentences) < 0.5
         a_side = tuple(np.where(is_swapped, there, here) for here, there in zip(first, second, strict=True))
         b_side = tuple(np.where(is_swapped, here, there) for here, there in zip(first, second, strict=True))
@@ -292,24 +286,22 @@ class SentencePairs:
 
         A sentence too long for an instance of its own is cut into equal parts, so that every token is used once.
         """
-        goals = chunks.token_ends[:-1] + chunks.targets
-        last = np.searchsorted(chunks.token_ends, goals, side="right") - 1
-        last = np.clip(last, chunks.starts + 1, chunks.document_ends)
+        last = np.searchsorted(chunks.token_ends, chunks.goals, side="right") - 1
+        last = np.clip(last, np.arange(len(last)) + 1, chunks.document_ends)
         reached = _chain(last)
-        num_tokens = chunks.token_ends[last[reached]] - chunks.token_ends[reached]
+        first, after, num_tokens = chunks.side(reached, reached, last[reached])
         num_parts = -(-num_tokens // self._data.num_text_tokens)
         part = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
-        whole, num_parts = np.repeat(num_tokens, num_parts), np.repeat(num_parts, num_parts)
+        sentences, after, whole, num_parts = np.repeat([first, after, num_tokens, num_parts], num_parts, axis=1)
         first_token, end_token = whole * part // num_parts, whole * (part + 1) // num_parts
-        start = np.repeat(reached, -(-num_tokens // self._data.num_text_tokens))
-        sentences, zeros = chunks.sentences[start], np.zeros(len(start), dtype=np.int64)
+        zeros = np.zeros(len(part), dtype=np.int64)
         return Instances(
             a_first=sentences,
-            a_last=sentences + (last[start] - start),
+            a_last=after,
             a_skip=first_token,
             a_length=end_token - first_token,
             **dict.fromkeys(("b_first", "b_last", "b_skip", "b_length", "is_random"), zeros),
-            epochs=np.full(len(start), epoch, dtype=np.int64),
+            epochs=np.full_like(part, epoch),
             keys=words(self._seed, _KEY, sentences, part),
         )
 
@@ -318,26 +310,31 @@ class SentencePairs:
 class _Chunks:
     """Every sentence of a block as a possible start of a chunk; places in the block count from 0.
 
-    All (sentences,): index in the corpus, place in the block, place after the document's last sentence, place of the
-    document in the stream's list, target length in tokens; `token_ends` (sentences + 1,) tokens before each.
+    All (sentences,): index in the corpus, place after the document's last sentence, place of the document in the
+    stream's list, target length in tokens; `token_ends` (sentences + 1,) tokens before each.
     """
 
     sentences: np.ndarray
-    starts: np.ndarray
     document_ends: np.ndarray
     places: np.ndarray
     targets: np.ndarray
     token_ends: np.ndarray
 
+    @property
+    def goals(self) -> np.ndarray:
+        """The tokens of the block up to where a chunk from each sentence on has its target length."""
+        return self.token_ends[:-1] + self.targets
+
+    def side(self, start: np.ndarray, first: np.ndarray, end: np.ndarray) -> _Side:
+        """Return sides of chunks that begin at `start`: the places `first` up to before `end` of the block."""
+        sentences = self.sentences[start]
+        return sentences + (first - start), sentences + (end - start), self.token_ends[end] - self.token_ends[first]
+
 
 def truncated_lengths(a_length: np.ndarray, b_length: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths that are left when the longer side, or B at a tie, loses tokens until both fit `most`."""
-    fits = a_length + b_length <= most
-    a_alone = 2 * b_length <= most
-    b_alone = 2 * a_length <= most
-    a_kept = np.where(fits | b_alone, a_length, np.where(a_alone, most - b_length, (most + 1) // 2))
-    b_kept = np.where(fits | a_alone, b_length, np.where(b_alone, most - a_length, most // 2))
-    return a_kept, b_kept
+    a_kept = np.minimum(a_length, np.maximum(most - b_length, (most + 1) // 2))
+    return a_kept, np.minimum(b_length, most - a_kept)
 
 
 def _chain(following: np.ndarray) -> np.ndarray:

@@ -163,19 +163,16 @@ def row_step(num_rows: int) -> int:
 
 
 class Packable(nn.Module):
-    """A module with one weight that may be kept a second time, as oneDNN reads it; `product_weight` returns it."""
+    """A module with one `weight` (outputs, inputs) that may be kept a second time, as oneDNN reads it."""
 
     _packed: tuple[Tensor, Tensor, int] | None = None
     bias: Tensor | None
-
-    def product_weight(self) -> Tensor:
-        """Return the weight (outputs, inputs)."""
-        raise NotImplementedError
+    weight: Tensor
 
     def pack(self) -> None:
         """Keep the weight a second time, for use without gradients, as long as it is not changed."""
-        weight = self.product_weight()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None), weight, weight._version
+        packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
+        self._packed = packed, self.weight, self.weight._version
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the packed weight out of copies and pickles, which torch cannot make of it."""
@@ -185,7 +182,7 @@ class Packable(nn.Module):
         return (
             self._packed is not None
             and not torch.is_grad_enabled()
-            and self._packed[1] is self.product_weight()
+            and self._packed[1] is self.weight
             and self._packed[2] == self._packed[1]._version
             and x.device.type == "cpu"
             and x.dtype == torch.float32
@@ -205,10 +202,6 @@ class Packable(nn.Module):
 
 class Dense(nn.Linear, Packable):
     """x W^T + b as `nn.Linear` computes it, by the faster library: (rows, inputs) to (rows, outputs)."""
-
-    def product_weight(self) -> Tensor:
-        """Return the weight (outputs, inputs)."""
-        return self.weight
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the transformed rows."""
@@ -232,9 +225,9 @@ def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:
         return
     smallest = _SMALLEST_PACKED if _library == "onednn" else _SMALLEST_DECODING
     for layer in module.modules():
-        if not isinstance(layer, Packable) or (weight := layer.product_weight()).numel() < smallest:
+        if not isinstance(layer, Packable) or layer.weight.numel() < smallest:
             continue
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        if layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32:
             layer.pack()
 
 

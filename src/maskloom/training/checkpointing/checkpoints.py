@@ -409,9 +409,7 @@ def checkpoint_weights(folder: Path) -> dict[str, torch.Tensor]:
     check_checkpoint(folder)
     try:
         if (folder / ".metadata").exists():
-            from maskloom.training.checkpointing.sharded_checkpoints import (
-                read_sharded_weights,  # heavy, and rarely needed
-            )
+            from maskloom.training.checkpointing.sharded_checkpoints import read_sharded_weights  # heavy
 
             return read_sharded_weights(folder)
         return load_file(folder / MODEL)

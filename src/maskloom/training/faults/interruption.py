@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 + SIGINT, as shells have it
@@ -113,14 +113,10 @@ def stop_requests() -> Iterator[StopRequests]:
         yield requests
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed() -> AbstractContextManager[None]:
     """Within, a signal to stop is only noted, and it does not raise at the end either: the run ends anyway."""
-    if _active and threading.current_thread() is threading.main_thread():
-        with _active[-1]._answering(is_deferred=True):
-            yield
-    else:
-        yield
+    listens = _active and threading.current_thread() is threading.main_thread()
+    return _active[-1]._answering(is_deferred=True) if listens else nullcontext()
 
 
 class _SecondInterrupt:

@@ -157,9 +157,8 @@ def _num_not_finite(tensor: Tensor) -> int:
 
 def _largest(tensor: Tensor) -> float:
     """Return the largest finite magnitude in a tensor; 0 where there is none."""
-    tensor = own_share(tensor)
-    finite = torch.where(torch.isfinite(tensor), tensor, torch.zeros_like(tensor)).abs()
-    return float(finite.max()) if tensor.numel() else 0.0
+    finite = own_share(tensor).nan_to_num(0.0, 0.0, 0.0).abs()
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 def _batch_as_data(batch: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
