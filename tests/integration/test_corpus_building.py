@@ -242,7 +242,7 @@ def test_a_scheduler_stops_the_training_of_a_vocabulary_with_75_and_nothing_is_l
     out = tmp_path / "vocab"
     arguments = ["vocab", "train", str(folder / "text.txt"), "--size", "600", "--out", str(out)]
     process = subprocess.Popen([sys.executable, "-m", "maskloom", *arguments], stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: any(tmp_path.glob(".vocab.building/maskloom-words-*")), process)
+    wait_until(lambda: any(tmp_path.glob(".vocab.tmp-*/maskloom-words-*")), process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75, errors

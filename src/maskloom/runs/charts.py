@@ -184,7 +184,7 @@ def _svg(parts: list[str], height: float, name: str) -> str:
 
 def page_template(name: str) -> Template:
     """Return a template of this package; what is put into it is escaped unless it is marked as safe."""
-    environment = Environment(loader=PackageLoader("maskloom.runs", "."), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(loader=PackageLoader("maskloom", "."), autoescape=True, undefined=StrictUndefined)
     environment.filters["percent"] = lambda fraction: f"{fraction:.1%}"
     environment.filters["one_line"] = one_line
     return environment.get_template(name)

@@ -61,7 +61,7 @@ def report(
             from maskloom.runs.report.examples import examples_of  # heavy: pages of curves do without
 
             shown[record.name] = examples_of(record, num_examples, progress)
-    page = page_template("report/page.html").render(
+    page = page_template("runs/report/page.html").render(
         title=", ".join(names),
         cards=[_card(record, place) for record, place in zip(records, _first_places(records), strict=True)],
         charts=charts_of(records),
