@@ -48,11 +48,12 @@ MUTANTS = (
         (f"{_TRAINING}/checkpointing/test_write_order.py",),
     ),
     Mutant(
-        "dropout does not follow the step",  # the sheet's "RNG restored after fetch": here no generator is saved at all
+        # the sheet's "RNG restored after fetch": here no generator is saved at all, so draws follow the process
+        "dropout does not follow the step",
         "training/loop.py",
         "self.seed, _DROPOUT_STREAM, self.step)) - 2**31",
-        "self.seed, _DROPOUT_STREAM)) - 2**31",
-        (f"{_TRAINING}/test_loop.py::test_every_step_draws_dropout_of_its_own",),
+        'self.seed, _DROPOUT_STREAM, setattr(torch, "_n", getattr(torch, "_n", 0) + 1) or torch._n)) - 2**31',
+        (f"{_TRAINING}/test_loop.py::test_training_learns_and_is_the_same_twice",),
     ),
     Mutant(
         "every rank renames",
