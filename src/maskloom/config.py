@@ -14,7 +14,7 @@ from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import on_change, row_of
-from maskloom.sections import Count, Positive, Section, key
+from maskloom.sections import Positive, Section, key
 from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
 from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
@@ -90,7 +90,7 @@ class FinetuneRecipe(Section):
 
     kind: Literal["finetune"] = key("finetune", "Kind of run.")
     seed: int = key(0, "Seed of the new head, data order and dropout.", ge=0, lt=2**32)
-    restarts: Count = key(1, "Runs with seeds seed, seed + 1 ...; the best on dev is kept.")
+    restarts: int = key(1, "Runs with seeds seed, seed + 1 ...; the best on dev is kept.", ge=1, le=10_000)
     keep_restarts: bool = key(False, "Keep the best model of every seed, for an ensemble.")
     tune_on_dev: bool = key(False, "Fit temperature and thresholds on the dev set at the end.")
     task: Annotated[str, row_of("task")] = key(

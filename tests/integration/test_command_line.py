@@ -69,3 +69,12 @@ def test_json_is_one_object_on_standard_output(minilm_folder) -> None:
     assert info["kind"] == "model"
     assert info["parameters"]["encoder"] == 22_713_216
     assert info["hidden_size"] == 384
+
+
+def test_a_folder_that_is_a_link_to_itself_is_one_line(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "text.txt").write_text("some words\n", encoding="utf-8")
+    ended = run("vocab", "train", str(tmp_path / "text.txt"), "--size", "50", "--out", str(tmp_path / "loop"))
+    assert ended.returncode == 1
+    assert "Symlink loop" in ended.stderr or "symbolic links" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1

@@ -134,6 +134,7 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
         "training.batch_size = 1000000000000",
         _FINETUNE,
     ),
+    BadRecipe("more restarts than memory", "restarts = 99999999999\n", "restarts = 99999999999: it must be", _FINETUNE),
     BadRecipe("epochs without end", _TRAINING + "epochs = 1e300", "training.epochs = 1e\\+300", _FINETUNE),
     BadRecipe(
         "warm-up beyond the end, fine-tuning",

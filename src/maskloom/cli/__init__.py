@@ -162,6 +162,8 @@ def _expected_failure(error: Exception) -> int | None:
         from maskloom.system.files import DISK_ERRORS
 
         return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # an OSError from Python 3.13 on
+        return EXIT_FAILED
     if "torch" not in sys.modules:
         return None
     from maskloom.training.loop import MemoryExhaustedError, NumericalError

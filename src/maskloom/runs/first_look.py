@@ -10,16 +10,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.rows import TaskName
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
 from maskloom.tasks.tables import ReadingOptions
+
+_READING = {field.name for field in fields(ReadingOptions)}
 
 _ROWS = 1000
 _SECONDS = 1.0
@@ -78,8 +82,10 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
         check_regular(path)
     if kind == "single" and known.get("takes_pairs"):
         kind = "pair"
-    if not isinstance(kind, str) or not isinstance(known.get("reading", {}), dict):
-        return
+    stored = known.get("reading", {})
+    is_ours = isinstance(stored, dict) and stored.keys() <= _READING
+    if not isinstance(kind, str) or kind not in get_args(TaskName) or not is_ours:
+        return  # a kind from outside; or opening the model tells what is wrong
     iterate = partial(_iterate, kind)
     options = options_for(path, iterate, reading, known, kind=kind, needs_label=needs_label)
     _read_first(iterate, path, options, needs_label=needs_label)
@@ -158,8 +164,8 @@ def options_for(
     stored["on_bad_rows"] = default.on_bad_rows
     if kind == "tagging" and not needs_label:
         stored.pop("format", None)  # what is to be tagged is mostly raw text; a file in columns shows that it is
-    for fields in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
-        options = ReadingOptions(**fields)
+    for values in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
+        options = ReadingOptions(**values)
         try:
             next(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)), None)
         except DataError:

@@ -96,8 +96,9 @@ def extension_lines(training: TrainingSection) -> list[str]:
     last = training.extensions[-1]
     warmup = min(training.resolved_warmup_steps(), training.steps - last.at)
     how = f"moves linearly within {warmup:,} steps" if warmup else "moves at once"
+    what = "extended" if training.steps > last.steps else "shortened"
     return [
-        f"extended: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; the learning rate "
+        f"{what}: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; the learning rate "
         f"{how} to that of a run of {training.steps:,} steps"
     ]
 

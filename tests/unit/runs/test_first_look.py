@@ -105,3 +105,11 @@ def test_a_class_list_gives_labels_that_training_data_lacks(model: Path, tmp_pat
     files[1].write_text("text,label\na,z\n")
     (tmp_path / "labels.txt").write_text("x\ny\nz\n")
     look_at_training_data(model, files, "single", ReadingOptions(labels=str(tmp_path / "labels.txt")))
+
+
+@pytest.mark.parametrize(
+    "settings", ['{"kind": "x"}', '{"kind": ["single"]}', '{"kind": "single", "reading": {"zzz": 1}}']
+)
+def test_settings_that_nobody_knows_are_left_to_who_opens_the_model(model: Path, tmp_path: Path, settings: str) -> None:
+    (model / "maskloom.json").write_text(settings, encoding="utf-8")
+    look_at_input([model], rows(tmp_path / "rows.csv", 3), ReadingOptions(), needs_label=True)
