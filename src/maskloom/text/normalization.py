@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import compress
 
 _CHINESE_RANGES = (
     (0x4E00, 0x9FFF),
@@ -148,14 +149,16 @@ def _lower_without_accents(chunk: list[str], sources: list[int]) -> tuple[list[s
     origins = [source for source, length in zip(sources, lengths, strict=True) for _ in range(length)]
     if lowered.isascii():
         return list(lowered), origins
-    decomposed = [
-        (part, origin)
-        for char, origin in zip(lowered, origins, strict=True)
-        for part in unicodedata.normalize("NFD", char)
-    ]
-    _order_marks(decomposed)
-    kept = [(part, origin) for part, origin in decomposed if unicodedata.category(part) != "Mn"]
-    return [part for part, _ in kept], [origin for _, origin in kept]
+    pieces = [unicodedata.normalize("NFD", char) for char in lowered]
+    parts = "".join(pieces)
+    if len(parts) > len(origins):
+        origins = [origin for piece, origin in zip(pieces, origins, strict=True) for _ in piece]
+    if not unicodedata.is_normalized("NFD", parts):  # marks of several characters in another order
+        pairs = list(zip(parts, origins, strict=True))
+        _order_marks(pairs)
+        parts, origins = "".join([part for part, _ in pairs]), [origin for _, origin in pairs]
+    is_kept = [unicodedata.category(part) != "Mn" for part in parts]
+    return list(compress(parts, is_kept)), list(compress(origins, is_kept))
 
 
 def _order_marks(characters: list[tuple[str, int]]) -> None:
