@@ -142,17 +142,16 @@ def _words_of_chunk(chunk: list[str], sources: list[int], lowercase: bool) -> li
 
 
 def _lower_without_accents(chunk: list[str], sources: list[int]) -> tuple[list[str], list[int]]:
-    text = "".join(chunk)
     # lower() looks at neighbours for a final sigma only, and that never changes a length
-    lengths = [len(char.lower()) for char in chunk]
-    lowered = text.lower()
-    origins = [source for source, length in zip(sources, lengths, strict=True) for _ in range(length)]
+    lowered, origins = "".join(chunk).lower(), sources
+    if len(lowered) > len(chunk):
+        origins = [source for source, char in zip(sources, chunk, strict=True) for _ in char.lower()]
     if lowered.isascii():
         return list(lowered), origins
-    pieces = [unicodedata.normalize("NFD", char) for char in lowered]
-    parts = "".join(pieces)
-    if len(parts) > len(origins):
-        origins = [origin for piece, origin in zip(pieces, origins, strict=True) for _ in piece]
+    parts = "".join([unicodedata.normalize("NFD", char) for char in lowered])
+    if len(parts) > len(lowered):
+        pairs = zip(lowered, origins, strict=True)
+        origins = [origin for char, origin in pairs for _ in unicodedata.normalize("NFD", char)]
     if not unicodedata.is_normalized("NFD", parts):  # marks of several characters in another order
         pairs = list(zip(parts, origins, strict=True))
         _order_marks(pairs)
