@@ -7,7 +7,7 @@ from importlib.metadata import version
 from statistics import median
 from typing import Any
 
-from rounds import reached
+from rounds import order_said, reached
 
 # Floor, target and stretch: less is better.
 IMPORT_SECONDS = (1.5, 0.8, 0.3)
@@ -77,7 +77,8 @@ def _spread(values: list[float], digits: int = 2) -> str:
 
 def _start_up(results: dict[str, Any]) -> list[str]:
     imported = results["import of the command line"]["wall"]
-    lines = ["## Start-up", "", "Whole processes, from start to end, ours and peers in turn.", ""]
+    order = order_said(len(imported))
+    lines = ["## Start-up", "", f"Whole processes, from start to end, ours and peers. {order}", ""]
     lines += ["| what | seconds, median (range) | processor seconds | peak MiB |", "|---|---|---|---|"]
     for name, found in results.items():
         lines.append(f"| {name} | {_spread(found['wall'])} | {_spread(found['processor'])} | {found['mib']:,.0f} |")
@@ -101,7 +102,7 @@ def _evaluation(results: list[dict[str, Any]]) -> list[str]:
         "",
         "`maskloom evaluate` beside transformers' `Trainer.evaluate` with its default batch of 8 and padding to the",
         "longest of it: from model folder and file to scores, imports left out, MiniLM weights, dev sets of GLUE. The",
-        "scores are the same.",
+        f"scores are the same. {order_said(len(results[0]['ours']))}",
         "",
         "| dev set | examples | ours, examples/s | ours, real tokens/s | peer, examples/s | ratio, median (range) | "
         "ratio by processor time | loss differs by |",
