@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from itertools import compress
 
 _CHINESE_RANGES = (
@@ -98,66 +99,68 @@ def words_with_offsets(text: str, *, lowercase: bool) -> list[tuple[str, int, in
     return [(word, sources[0], sources[-1] + 1) for word, sources in words_with_sources(text, lowercase=lowercase)]
 
 
-def words_with_sources(text: str, *, lowercase: bool) -> list[tuple[str, list[int]]]:
+def words_with_sources(text: str, *, lowercase: bool) -> list[tuple[str, Sequence[int]]]:
     """Split text into (word, sources): for each character of the word, the index in `text` that it came from."""
-    found: list[tuple[str, list[int]]] = []
-    chunk: list[str] = []
-    sources: list[int] = []
+    found: list[tuple[str, Sequence[int]]] = []
+    start = 0
+    dropped: set[int] = set()
 
-    def finish() -> None:
-        if chunk:
-            found.extend(_words_of_chunk(chunk, sources, lowercase))
-            chunk.clear()
-            sources.clear()
+    def finish(end: int) -> None:
+        if start < end:
+            places = [place for place in range(start, end) if place not in dropped] if dropped else range(start, end)
+            chunk = "".join([text[place] for place in places]) if dropped else text[start:end]
+            found.extend(_words_of_chunk(chunk, places, lowercase))
 
     for index, char in enumerate(text):
         kind = _CLASSES[char]
         if kind == _KEEP:
-            chunk.append(char)
-            sources.append(index)
-        elif kind != _DROP:
-            finish()
-            if kind == _APART:
-                chunk.append(char)
-                sources.append(index)
-                finish()
-    finish()
+            continue
+        if kind == _DROP:
+            dropped.add(index)
+            continue
+        finish(index)
+        start, dropped = index + 1, set()
+        if kind == _APART:
+            found.extend(_words_of_chunk(char, range(index, index + 1), lowercase))
+    finish(len(text))
     return found
 
 
-def _words_of_chunk(chunk: list[str], sources: list[int], lowercase: bool) -> list[tuple[str, list[int]]]:
+def _words_of_chunk(chunk: str, sources: Sequence[int], lowercase: bool) -> list[tuple[str, Sequence[int]]]:
     if lowercase:
         chunk, sources = _lower_without_accents(chunk, sources)
-    found: list[tuple[str, list[int]]] = []
+    found: list[tuple[str, Sequence[int]]] = []
     start = 0
     for index, char in enumerate(chunk):
         if _PUNCTUATION[char]:
             if start < index:
-                found.append(("".join(chunk[start:index]), sources[start:index]))
+                found.append((chunk[start:index], sources[start:index]))
             found.append((char, sources[index : index + 1]))
             start = index + 1
     if start < len(chunk):
-        found.append(("".join(chunk[start:]), sources[start:]))
+        found.append((chunk[start:], sources[start:]))
     return found
 
 
-def _lower_without_accents(chunk: list[str], sources: list[int]) -> tuple[list[str], list[int]]:
+def _lower_without_accents(chunk: str, sources: Sequence[int]) -> tuple[str, Sequence[int]]:
     # lower() looks at neighbours for a final sigma only, and that never changes a length
-    lowered, origins = "".join(chunk).lower(), sources
+    lowered = chunk.lower()
     if len(lowered) > len(chunk):
-        origins = [source for source, char in zip(sources, chunk, strict=True) for _ in char.lower()]
+        sources = [source for source, char in zip(sources, chunk, strict=True) for _ in char.lower()]
     if lowered.isascii():
-        return list(lowered), origins
+        return lowered, sources
     parts = "".join([unicodedata.normalize("NFD", char) for char in lowered])
     if len(parts) > len(lowered):
-        pairs = zip(lowered, origins, strict=True)
-        origins = [origin for char, origin in pairs for _ in unicodedata.normalize("NFD", char)]
+        pairs = zip(lowered, sources, strict=True)
+        sources = [source for char, source in pairs for _ in unicodedata.normalize("NFD", char)]
     if not unicodedata.is_normalized("NFD", parts):  # marks of several characters in another order
-        pairs = list(zip(parts, origins, strict=True))
+        pairs = list(zip(parts, sources, strict=True))
         _order_marks(pairs)
-        parts, origins = "".join([part for part, _ in pairs]), [origin for _, origin in pairs]
+        parts, sources = "".join([part for part, _ in pairs]), [source for _, source in pairs]
     is_kept = [unicodedata.category(part) != "Mn" for part in parts]
-    return list(compress(parts, is_kept)), list(compress(origins, is_kept))
+    if all(is_kept):
+        return parts, sources
+    return "".join(compress(parts, is_kept)), list(compress(sources, is_kept))
 
 
 def _order_marks(characters: list[tuple[str, int]]) -> None:
