@@ -149,12 +149,13 @@ def _lower_without_accents(chunk: str, sources: Sequence[int]) -> tuple[str, Seq
         sources = [source for source, char in zip(sources, chunk, strict=True) for _ in char.lower()]
     if lowered.isascii():
         return lowered, sources
-    parts = "".join([unicodedata.normalize("NFD", char) for char in lowered])
-    if len(parts) > len(lowered):
-        pairs = zip(lowered, sources, strict=True)
-        sources = [source for char, source in pairs for _ in unicodedata.normalize("NFD", char)]
-    if not unicodedata.is_normalized("NFD", parts):  # marks of several characters in another order
-        pairs = list(zip(parts, sources, strict=True))
+    parts = lowered
+    if not unicodedata.is_normalized("NFD", lowered):
+        pairs = [
+            (part, source)
+            for char, source in zip(lowered, sources, strict=True)
+            for part in unicodedata.normalize("NFD", char)
+        ]
         _order_marks(pairs)
         parts, sources = "".join([part for part, _ in pairs]), [source for _, source in pairs]
     is_kept = [unicodedata.category(part) != "Mn" for part in parts]
