@@ -56,6 +56,13 @@ MUTANTS = (
         (f"{_TRAINING}/test_loop.py::test_training_learns_and_is_the_same_twice",),
     ),
     Mutant(
+        "dropout is the same at every step",
+        "training/loop.py",
+        "self.seed, _DROPOUT_STREAM, self.step)) - 2**31",
+        "self.seed, _DROPOUT_STREAM)) - 2**31",
+        (f"{_TRAINING}/test_loop.py::test_every_step_draws_dropout_of_its_own",),
+    ),
+    Mutant(
         "every rank renames",
         "training/session.py",
         "        if not self.ranks.is_first:\n            return Saves()\n",
@@ -190,7 +197,7 @@ def kill_all(budget: Budget) -> Iterator[Trial]:
 ROWS = (
     Row(
         "mutants",
-        "ten planted bugs, each in a copy of the source, tried by the fast tests; and the copy without any",
+        "eleven planted bugs, each in a copy of the source, tried by the fast tests; and the copy without any",
         "the tests fail with each and pass without",
         len(MUTANTS) + 1,
         kill_all,
