@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from maskloom.data.counter_random import uniform
 from maskloom.errors import ConfigError, DataError
 from maskloom.layers.attention import PastTokens
+from maskloom.layers.decoding import next_token_step
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
 
 
@@ -115,7 +118,7 @@ class _Choice:
         return logits
 
     def _check(self, largest: Tensor) -> None:
-        if not bool((largest < math.inf).all()):
+        if not all(value < math.inf for value in largest.flatten().tolist()):
             raise DataError("the model's outputs are not finite numbers; its weights are broken")
 
     def taken(self, logits: Tensor, rows: list[int], step: int) -> tuple[Tensor, Tensor]:
@@ -168,25 +171,26 @@ class Decoder:
         self._past = PastTokens(config.num_hidden_layers, config.num_attention_heads, self._room, lengths)
         ids = torch.tensor(list(chain.from_iterable(prompts)), device=self._device)
         layout = SequenceLayout.from_lengths(lengths, self._device)
-        return self._logits(ids, layout, layout.last_positions)
+        output = self._encoder.encode_packed(ids, torch.zeros_like(ids), layout, past=self._past.layers)
+        return self._head(output.last_hidden_state.index_select(0, layout.last_positions)).float()
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Add a token to every sequence, (sequences,), and return the logits of what follows."""
-        past = self._past
-        past.add_token()
+        past, encoder = self._past, self._encoder
         if self._single is None or self._single.num_sequences != len(token_ids):
             self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
-        layout = replace(self._single, position_ids=past.lengths - 1, max_position=past.longest - 1)
-        return self._logits(token_ids, layout)
+            rows = encoder.word_embeddings.index_select(0, token_ids)
+            self._steps = [next_token_step(cast(TransformerLayer, layer), rows) for layer in encoder.layers]
+        layout = replace(self._single, position_ids=past.lengths, max_position=past.longest)
+        past.add_token()
+        hidden = encoder.embedded(token_ids, torch.zeros_like(token_ids), layout)
+        for step, layer in zip(self._steps, past.layers, strict=True):
+            hidden = step(hidden, layout, layer)
+        return self._head(encoder.final_norm(hidden)).float()
 
     def take(self, rows: Tensor) -> None:
         """Keep these sequences, in this order; one may come several times."""
         self._past.take(rows)
-
-    def _logits(self, ids: Tensor, layout: SequenceLayout, rows: Tensor | None = None) -> Tensor:
-        output = self._encoder.encode_packed(ids, torch.zeros_like(ids), layout, past=self._past.layers)
-        hidden = output.last_hidden_state
-        return self._head(hidden if rows is None else hidden.index_select(0, rows)).float()
 
 
 def _draw(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int) -> list[Continuation]:

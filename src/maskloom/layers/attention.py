@@ -56,13 +56,15 @@ class PastTokens:
     def add_token(self) -> None:
         """Make a place for one more token of every sequence."""
         self.lengths = self.lengths + 1
-        self._measure()
+        self.longest += 1
+        if self.mask is not None:
+            self._measure()
 
     def take(self, rows: Tensor) -> None:
         """Keep these sequences, in this order; one may come several times."""
         self.lengths = self.lengths.index_select(0, rows)
         for layer in self.layers:
-            layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
+            layer.kept = layer.kept.index_select(0, rows)
         self._measure()
 
     def _measure(self) -> None:
@@ -75,42 +77,38 @@ class PastTokens:
 
 
 class KeyValues:
-    """The `keys` and `values` of one layer: (sequences, heads, room, size of a head), empty before the first tokens."""
+    """The keys and values of one layer, `kept` (sequences, room, 2 hidden), empty before the first tokens."""
 
     def __init__(self, past: PastTokens) -> None:
         self.past = past
-        self.keys = self.values = past.lengths.new_empty(0)
+        self.kept = past.lengths.new_empty(0)
 
     @property
     def is_empty(self) -> bool:
         """Whether no token has been seen."""
-        return self.keys.numel() == 0
+        return self.kept.numel() == 0
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
         """Keep the keys and values of the first tokens, (tokens, 3 hidden)."""
-        num_heads = self.past.num_heads
+        hidden_size = qkv.shape[1] // 3
         rows = torch.repeat_interleave(torch.arange(layout.num_sequences, device=qkv.device), layout.lengths)
-        _, *parts = qkv[: layout.num_tokens].view(layout.num_tokens, 3, num_heads, -1).unbind(1)
-        shape = (layout.num_sequences, num_heads, self.past.room, parts[0].shape[-1])
-        self.keys, self.values = (part.new_zeros(shape) for part in parts)
-        for kept, part_thd in zip((self.keys, self.values), parts, strict=True):
-            kept[rows, :, layout.position_ids] = part_thd
+        self.kept = qkv.new_zeros(layout.num_sequences, self.past.room, 2 * hidden_size)
+        self.kept[rows, layout.position_ids] = qkv[: layout.num_tokens, hidden_size:]
 
     def attend(self, qkv: Tensor) -> Tensor:
         """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).
 
-        Letters: n sequences, h heads, d size of a head.
+        Letters: n sequences, s the longest of them, h heads, d size of a head.
         """
-        past, number = self.past, len(qkv)
-        q_nhd, k_nhd, v_nhd = qkv.view(number, 3, past.num_heads, -1).unbind(1)
-        for kept, new_nhd in ((self.keys, k_nhd), (self.values, v_nhd)):
-            if past.mask is None:
-                kept[:, :, past.longest - 1] = new_nhd
-            else:
-                kept[torch.arange(number, device=qkv.device), :, past.lengths - 1] = new_nhd
-        keys, values = (kept[:, :, : past.longest] for kept in (self.keys, self.values))
-        context = F.scaled_dot_product_attention(q_nhd.unsqueeze(2), keys, values, attn_mask=past.mask)
-        return context.reshape(number, -1)
+        past, number, hidden_size = self.past, len(qkv), qkv.shape[1] // 3
+        if past.mask is None:
+            self.kept[:, past.longest - 1] = qkv[:, hidden_size:]
+        else:
+            self.kept[torch.arange(number, device=qkv.device), past.lengths - 1] = qkv[:, hidden_size:]
+        kv_nshd = self.kept[:, : past.longest].view(number, past.longest, 2 * past.num_heads, -1)
+        keys, values = kv_nshd.transpose(1, 2).chunk(2, 1)
+        q_nhsd = qkv[:, :hidden_size].view(number, past.num_heads, 1, -1)
+        return F.scaled_dot_product_attention(q_nhsd, keys, values, attn_mask=past.mask).reshape(number, -1)
 
 
 def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool = False) -> Tensor:

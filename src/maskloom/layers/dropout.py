@@ -119,16 +119,19 @@ class Dropout(nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the thinned values, (rows, width)."""
+        if not self.training:
+            return input
         if self._is_native(input):
-            return F.dropout(input, self.p, self.training)
+            return F.dropout(input, self.p)
         return input * dropout_factors(input, self.p, *next_keys(len(input)))
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + dropout(x), in one pass over the values where that can be."""
+        if not self.training:
+            return residual + x
         if self._is_native(x):
-            return residual + F.dropout(x, self.p, self.training)
+            return residual + F.dropout(x, self.p)
         return torch.addcmul(residual, x, dropout_factors(x, self.p, *next_keys(len(x))))
 
     def _is_native(self, x: Tensor) -> bool:
-        is_drawn_here = x.device.type == "cpu" and not torch.compiler.is_compiling()
-        return not self.training or self.p in (0.0, 1.0) or not is_drawn_here
+        return self.p in (0.0, 1.0) or x.device.type != "cpu" or torch.compiler.is_compiling()

@@ -11,6 +11,7 @@ import torch
 from maskloom.errors import ConfigError
 from maskloom.system.launch import DEVICE_NAMES, is_one_of_several
 from maskloom.system.resources import available_memory
+from maskloom.system.shared_cores import share_cores
 
 
 def chosen_device(name: Any = "auto") -> torch.device:
@@ -26,6 +27,7 @@ def chosen_device(name: Any = "auto") -> torch.device:
         raise ConfigError(f"device {name!r:.80} is not known; known: auto, cpu, cuda, cuda:0 and so on, mps")
     num_gpus = 0 if name in ("cpu", "mps") else torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not num_gpus and not _has_mps()):
+        share_cores()
         return torch.device("cpu")
     if name == "mps" or not num_gpus:
         if name.startswith("cuda"):

@@ -12,8 +12,7 @@ TYPE_CHECKING = False  # what this module imports is imported before a command c
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Turns that a thread of libgomp waits for the others in a loop before it sleeps. Its own default is 300,000: beside
-# other programs, the loops keep the cores from the very threads that are waited for. Costs: benchmarks/busy.md.
+# Turns that a thread of libgomp waits for the others in a loop before it sleeps, where `shared_cores` is of no use.
 _SPINS = 1000
 _SAY_HOW_TO_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
@@ -31,9 +30,18 @@ def follow_quota() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
 
 
+def says_how_to_wait() -> bool:
+    """Tell whether GOMP_SPINCOUNT or OMP_WAIT_POLICY is set."""
+    return any(name in os.environ for name in _SAY_HOW_TO_WAIT)
+
+
 def wait_briefly() -> None:
-    """Let threads that wait for each other sleep soon, unless GOMP_SPINCOUNT or OMP_WAIT_POLICY says otherwise."""
-    if not any(name in os.environ for name in _SAY_HOW_TO_WAIT):
+    """Let threads that wait for each other sleep soon where the system does not tell that others want the cores.
+
+    That is so under a quota, and where it keeps no times of its threads. What the user has set stays.
+    """
+    _, _, runs = _text("/proc/self/schedstat").rpartition(" ")
+    if not says_how_to_wait() and (_quota() is not None or runs.strip() in ("", "0")):
         os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from maskloom.system import resources
-from maskloom.system.resources import follow_quota, usable_cores
+from maskloom.system.resources import follow_quota, usable_cores, wait_briefly
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,42 @@ def test_torch_takes_the_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [({}, str(resources._SPINS)), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+    ("quota", "told", "given", "expected"),
+    [
+        (None, "5 6 7\n", {}, None),
+        (None, "0 0 0\n", {}, str(resources._SPINS)),
+        (None, "", {}, str(resources._SPINS)),
+        (2.0, "5 6 7\n", {}, str(resources._SPINS)),
+        (2.0, "", {"GOMP_SPINCOUNT": "77"}, "77"),
+        (2.0, "", {"OMP_WAIT_POLICY": "PASSIVE"}, None),
+    ],
 )
-def test_threads_that_wait_sleep_soon_unless_the_user_says_otherwise(given, expected):
+def test_threads_sleep_soon_where_nothing_tells_of_others(monkeypatch, quota, told, given, expected):
+    for name in resources._SAY_HOW_TO_WAIT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(resources, "_quota", lambda: quota)
+    monkeypatch.setattr(resources, "_text", lambda path: {"/proc/self/schedstat": told}[path])
+    wait_briefly()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
+    os.environ.pop("GOMP_SPINCOUNT", None)
+
+
+def test_torch_takes_how_threads_wait():
     """libgomp itself shows what it took."""
     environment = {name: value for name, value in os.environ.items() if name not in resources._SAY_HOW_TO_WAIT}
-    environment |= {"OMP_DISPLAY_ENV": "verbose", **given}
-    command = [sys.executable, "-c", "import maskloom, torch"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    code = (
+        "import os; import maskloom.system.resources as cores; cores._quota = lambda: 1.0; cores.wait_briefly(); "
+        "import torch"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     if "GOMP_SPINCOUNT" not in done.stderr:
         pytest.skip("this torch comes with another OpenMP library")
-    assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr
+    assert f"GOMP_SPINCOUNT = '{resources._SPINS}'" in done.stderr

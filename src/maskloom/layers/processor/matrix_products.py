@@ -209,6 +209,10 @@ class Dense(nn.Linear, Packable):
             return self._packed_product(input)
         return dense(input, self.weight, self.bias)
 
+    def goes_to_onednn(self, input: Tensor) -> bool:
+        """Tell whether the product of such rows is oneDNN's, by packed weights or not."""
+        return self._is_packed_for(input) or prefers_onednn(input, self.weight.shape[0])
+
     def activated(self, input: Tensor, activation: Activation) -> Tensor:
         """Return the activation of the transformed rows, in one pass where the weight is packed and it is GELU."""
         form = _FORMS_OF_GELU.get(activation) if self._is_packed_for(input) else None

@@ -1,0 +1,64 @@
+"""A layer's step for one more token of every sequence, with all that does not change between tokens found out before.
+
+A token of a small model is a few hundred calls, and most of them only find out what to call next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.layers.activations import Activation
+from maskloom.layers.attention import KeyValues, SelfAttention
+from maskloom.layers.dropout import Dropout
+from maskloom.layers.feed_forward import FeedForward
+from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import TransformerLayer
+
+Step = Callable[[Tensor, SequenceLayout, KeyValues], Tensor]
+
+_KNOWN_PARTS = Counter({TransformerLayer: 1, SelfAttention: 1, FeedForward: 1, Dense: 4, nn.LayerNorm: 2, Dropout: 1})
+
+
+def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
+    """Return a function of what `layer` does to the newest tokens, as many as there are `rows` (sequences, hidden).
+
+    It holds as long as the layer is not changed. A layer with other parts, or in training, is its own step.
+    """
+    if layer.training or Counter(map(type, layer.modules())) != _KNOWN_PARTS:
+        return layer
+    attention, feed_forward = cast(SelfAttention, layer.attention), cast(FeedForward, layer.feed_forward)
+    qkv, output, down = (_product(part, rows) for part in (attention.qkv, attention.output, feed_forward.down))
+    up = _product(feed_forward.up, rows, feed_forward.activation)
+    norm_1, norm_2 = (_norm(part) for part in (layer.attention_layer_norm, layer.feed_forward_layer_norm))
+
+    def pre_norm(hidden: Tensor, _: SequenceLayout, past: KeyValues) -> Tensor:
+        hidden = hidden + output(past.attend(qkv(norm_1(hidden))))
+        return hidden + down(up(norm_2(hidden)))
+
+    def post_norm(hidden: Tensor, _: SequenceLayout, past: KeyValues) -> Tensor:
+        hidden = norm_1(hidden + output(past.attend(qkv(hidden))))
+        return norm_2(hidden + down(up(hidden)))
+
+    return pre_norm if layer.pre_norm else post_norm
+
+
+def _product(part: Dense, rows: Tensor, activation: Activation | None = None) -> Callable[[Tensor], Tensor]:
+    if part.goes_to_onednn(rows.new_empty(len(rows), part.weight.shape[1])):
+        return part if activation is None else partial(part.activated, activation=activation)
+    product = partial(F.linear, weight=part.weight, bias=part.bias)
+    return product if activation is None else lambda x: activation(product(x))
+
+
+def _norm(part: nn.Module) -> Callable[[Tensor], Tensor]:
+    norm = cast(nn.LayerNorm, part)
+    return partial(
+        torch.layer_norm, normalized_shape=norm.normalized_shape, weight=norm.weight, bias=norm.bias, eps=norm.eps
+    )

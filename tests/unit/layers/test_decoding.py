@@ -1,0 +1,59 @@
+import pytest
+import torch
+from torch import nn
+
+from maskloom.generation.search import Decoder
+from maskloom.layers.decoding import next_token_step
+from maskloom.layers.processor.matrix_products import pack_for_inference, products_by
+from maskloom.models.assembled import build_model
+from maskloom.models.gpt_config import GptConfig
+
+
+def gpt(*, pre_norm=False, **more):
+    config = GptConfig(
+        vocab_size=40, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512,
+        max_position_embeddings=24, pre_norm=pre_norm, initializer_range=0.3, **more,
+    )  # fmt: skip
+    return build_model(config, ("lm",), seed=3).eval()
+
+
+@pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+@pytest.mark.parametrize("number", [1, 3, 5])
+@pytest.mark.parametrize("library", ["mkl", "onednn"])
+@pytest.mark.parametrize("is_packed", [False, True])
+@torch.no_grad()
+def test_a_step_is_what_the_layer_computes(monkeypatch, pre_norm, number, library, is_packed):
+    model = gpt(pre_norm=pre_norm, hidden_act="gelu_new")
+    with products_by(library):
+        if is_packed:
+            monkeypatch.setattr("maskloom.layers.processor.matrix_products._SMALLEST_DECODING", 0)
+            pack_for_inference(model, decodes=True)
+        found = []
+        for uses_steps in (True, False):
+            if not uses_steps:
+                monkeypatch.setattr("maskloom.generation.search.next_token_step", lambda layer, rows: layer)
+            decoder = Decoder(model, room=10)
+            decoder.start([[4, 5, 6][: 1 + row % 3] for row in range(number)])
+            found.append(torch.stack([decoder.step(torch.arange(number) + step) for step in range(4)]))
+    assert found[0].abs().max() > 1
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_known_layers_have_a_step_of_their_own():
+    layer = gpt().encoder.layers[0]
+    assert next_token_step(layer, torch.empty(1, 128)) is not layer
+
+
+def with_adapter(layer):
+    layer.attention_adapter = nn.Identity()
+
+
+def with_another_norm(layer):
+    layer.attention_layer_norm = nn.RMSNorm(128)
+
+
+@pytest.mark.parametrize("change", [nn.Module.train, with_adapter, with_another_norm])
+def test_a_layer_with_other_parts_or_in_training_is_its_own_step(change):
+    layer = gpt().encoder.layers[0]
+    change(layer)
+    assert next_token_step(layer, torch.empty(1, 128)) is layer
