@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -146,17 +147,20 @@ class FinetuneRecipe(Section):
         return settings.model_construct(**given)
 
 
-_OWN_KEYS = frozenset(FinetuneRecipe.model_fields)
+_OWN_KEYS: dict[type[Section], frozenset[str]] = {
+    recipe: frozenset(recipe.model_fields) for recipe in (PretrainRecipe, FinetuneRecipe)
+}
 
 
-def _take_sections(kinds: Mapping[str, Any]) -> None:
-    """Give the recipe the sections of kinds of task from outside, each under the name of its kind."""
-    fields, sections = FinetuneRecipe.__pydantic_fields__, {name: row.section for name, row in kinds.items()}
-    for name in {*fields, *sections} - _OWN_KEYS:
+def _take_sections(recipe: type[Section], rows: Mapping[str, Any]) -> None:
+    """Give a recipe the sections of rows from outside, each under the name of its row."""
+    fields, sections = recipe.__pydantic_fields__, {name: row.section for name, row in rows.items()}
+    for name in {*fields, *sections} - _OWN_KEYS[recipe]:
         fields.pop(name, None)
         if (section := sections.get(name)) is not None:
             fields[name] = FieldInfo(annotation=section, default=section())
-    FinetuneRecipe.model_rebuild(force=True)
+    recipe.model_rebuild(force=True)
 
 
-on_change("task", _take_sections)
+on_change("objective", partial(_take_sections, PretrainRecipe))
+on_change("task", partial(_take_sections, FinetuneRecipe))

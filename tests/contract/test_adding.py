@@ -21,8 +21,10 @@ from maskloom.checkpoints.huggingface import FORMATS
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
 from maskloom.data.batch import Texts
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corruption import Corruption
 from maskloom.data.loader import Columns, Extent
+from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
 from maskloom.layers.embeddings import WordPositionEmbeddings
 from maskloom.layers.initialization import initialize
@@ -37,6 +39,7 @@ from maskloom.recipe_files import recipe_keys
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.pretraining_plan import phase_plans, pretraining_data
 from maskloom.sections import Section, key
 from maskloom.tasks.classification import classification_kind, classification_task
 from maskloom.tasks.kinds import KINDS
@@ -125,42 +128,56 @@ class SayAgain(Corruption):
         return texts.predicting(texts.token_ids, np.arange(texts.num_tokens), texts.token_ids)
 
 
-# --- with a stream of its own: how documents begin, one after the other
+# --- with a section of its own, and a stream: one sentence of every document
+
+
+class CopyingSection(Section):
+    """The recipe section [copying]."""
+
+    sentence: int = key(
+        0, "Number of the sentence of each document that is a row, from 0; the last if it has fewer.", ge=0
+    )
+
+
+class CopyingData(CopyingSection, PretrainingData):
+    """Those keys, and the ones of [data]."""
 
 
 @dataclass(frozen=True)
-class Openings(Columns):
+class Chosen(Columns):
     documents: np.ndarray
     epochs: np.ndarray
 
 
-class OpeningStream:
-    """The first sentence of every document, in the order of the corpus."""
+class SentenceStream:
+    """A sentence of every document, in the order of the corpus."""
 
     def __init__(self, corpus, documents, data, seed, batch_size):
         self.corpus, self.length = corpus, data.max_length
         self.documents = np.arange(corpus.num_documents) if documents is None else documents
+        firsts, ends = corpus.document_offsets[:-1], corpus.document_offsets[1:]
+        self.places = np.minimum(firsts + data.sentence, ends - 1)
 
     def read(self, position, num_rows):
         row = position.get("row", 0)
         epochs, places = np.divmod(np.arange(row, row + num_rows), len(self.documents))
-        return Openings(self.documents[places], epochs), {"row": row + num_rows}
+        return Chosen(self.documents[places], epochs), {"row": row + num_rows}
 
     def epoch(self, number):
-        yield Openings(self.documents, np.full(len(self.documents), number))
+        yield Chosen(self.documents, np.full(len(self.documents), number))
 
     def gather(self, rows):
-        places = self.corpus.document_offsets[rows.documents].tolist()
+        places = self.places[rows.documents].tolist()
         texts = [self.corpus.sentence(place)[: self.length].astype(np.int64) for place in places]
         tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
         return Texts(tokens, np.zeros_like(tokens), lengths, keys=rows.documents, epochs=rows.epochs)
 
     def extent(self):
-        lengths = self.corpus.sentence_lengths[self.corpus.document_offsets[self.documents]]
+        lengths = self.corpus.sentence_lengths[self.places[self.documents]]
         return Extent(len(self.documents), np.minimum(lengths, self.length))
 
 
-COPYING = Pretraining("copy", SayAgain, OpeningStream)
+COPYING = Pretraining("copy", SayAgain, SentenceStream, section=CopyingSection, data=CopyingData)
 
 # --- a kind of task: one label, with smoothed targets
 
@@ -215,7 +232,7 @@ def rows(monkeypatch):
 @pytest.fixture
 def corpus(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"the {a} cat sees the {b} dog." for a in "abcde" for b in "abcde"))
+    text.write_text("\n\n".join(f"the {a} cat.\nit sees the {b} dog." for a in "abcde" for b in "abcde"))
     train_vocabulary_from_files([text], VocabularySettings(60), out=tmp_path / "vocab")
     build_corpus_from_files([text], vocab=tmp_path / "vocab", out=tmp_path / "corpus")
     return tmp_path / "corpus"
@@ -226,6 +243,7 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
     recipe = PretrainRecipe.model_validate(
         {
             "objective": "copying",
+            "copying": {"sentence": 1},
             "model": {"architecture": "bag", "size": "tiny", "config": sizes},
             "data": {"max_length": 24, "next_sentence": False, "held_out_fraction": 0.2},
             "training": {"steps": 60, "batch_size": 8, "learning_rate": 0.02},
@@ -234,6 +252,7 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
     metrics = pretrain(recipe, corpus=corpus, out=tmp_path / "run")
     assert metrics["copy_accuracy"] > 0.9
     assert "copy_perplexity" in metrics
+    assert load_recipe(PretrainRecipe, tmp_path / "run" / "recipe.toml") == recipe
 
     for name in ("train", "dev"):
         lines = [f"the {a} cat,{a}" for a in "abc"] * 5
@@ -260,6 +279,22 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
     assert [found["label"] for found in model.predict(["the a cat", "the c cat"])] == ["a", "c"]
     predict(tmp_path / "tuned", tmp_path / "dev.csv", tmp_path / "out.jsonl")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
+
+
+@pytest.mark.parametrize(("number", "word"), [(0, "cat"), (1, "dog"), (9, "dog")])
+def test_the_section_of_an_objective_reaches_its_stream(rows, corpus, number, word):
+    recipe = load_recipe(PretrainRecipe, None, ["objective=copying", f"copying.sentence={number}"])
+    opened = Corpus.open(corpus)
+    loader = PRETRAINING["copying"].loader(opened, None, pretraining_data(recipe), batch_size=3, seed=0)
+    batch, _ = loader.next_batch({})
+    assert [opened.vocabulary.tokens[batch.token_ids[end - 2]] for end in np.cumsum(batch.lengths)] == [word] * 3
+    (plan,) = phase_plans(recipe)
+    assert plan.data == pretraining_data(recipe)
+
+
+def test_an_objective_that_is_not_there_has_no_section():
+    with pytest.raises(ConfigError, match="unknown key 'copying'"):
+        load_recipe(PretrainRecipe, None, ["copying.sentence=1"])
 
 
 def test_a_section_of_its_own_is_part_of_the_recipe_as_long_as_there_is_the_kind(monkeypatch):

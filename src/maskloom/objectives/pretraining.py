@@ -11,13 +11,14 @@ import numpy as np
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corruption import Corruption, Masking, NextTokens
 from maskloom.data.loader import Loader, Stream
+from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.running_text import RunningText
 from maskloom.data.streams.sentence_pairs import SentencePairs
 from maskloom.rows import Rows
+from maskloom.sections import Section
 from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from maskloom.data.settings import PretrainingData
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
 
 
@@ -38,13 +39,20 @@ class Pretraining:
     `part` is the name of its loss and metrics, of which PART_loss decides which checkpoint is best. `stream` makes the
     stream of rows from a corpus, documents of it (None for all), settings, a seed and the batch size; `corruption`
     makes, from a vocabulary, settings and a seed, what turns rows into batches. One that `is_causal` trains
-    left-to-right models.
+    left-to-right models. These settings are an object of `data`, which has the keys of the recipe's section [data] and
+    of `section`, the recipe's section under the name of the objective.
     """
 
     part: str
     corruption: Callable[[Vocabulary, PretrainingData, int], Corruption]
     stream: Callable[[Corpus, np.ndarray | None, PretrainingData, int, int], Stream] = sentences
     is_causal: bool = False
+    section: type[Section] | None = None
+    data: type[PretrainingData] = PretrainingData
+
+    def reads_running_text(self, corpus: Corpus) -> bool:
+        """Tell whether rows of a corpus are running text, in which no sentence begins or ends a row."""
+        return self.stream is left_to_right and not corpus.tokenizer.has_segments
 
     def objective(self, pair_task: str | None) -> MaskedLanguageModeling:
         """Return the objective, with what is told of pairs of texts: "nsp", "sop", or None."""

@@ -28,8 +28,8 @@ from maskloom.runs.display import Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (
     PhasePlan,
+    check_corpus,
     check_model,
-    check_special_tokens,
     config_for,
     heads_of,
     left_aside,
@@ -96,7 +96,7 @@ def _pretrain(
 ) -> dict[str, Any]:
     check_model(recipe, None if init is None else read_model_config(init))
     opened = Corpus.open(corpus)
-    check_special_tokens(recipe, opened)
+    check_corpus(recipe, opened)
     resume = resume or is_restarted(out)
     if resume:
         last = phase_plans(recipe)[-1].name
@@ -127,7 +127,8 @@ def _pretrain(
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)
-    frequencies = _log_frequencies(opened, train) if ranks.is_first else None
+    reads_on = PRETRAINING[recipe.objective].reads_running_text(opened)
+    frequencies = _log_frequencies(opened, train, with_ends=reads_on) if ranks.is_first else None
     run = _Run(recipe, opened, out, train, held_out, model, frequencies, progress, ranks)
     before = {}
     if init is not None:
@@ -353,10 +354,10 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
     return settings.model_copy(update=update)
 
 
-def _log_frequencies(corpus: Corpus, documents: np.ndarray) -> np.ndarray:
+def _log_frequencies(corpus: Corpus, documents: np.ndarray, *, with_ends: bool) -> np.ndarray:
     """Return the log probability of each token in documents: what a model without context could know."""
     counts = np.ones(len(corpus.vocabulary))
-    if not corpus.tokenizer.has_segments:
+    if with_ends:
         counts[[*corpus.tokenizer.running_text.end]] += len(documents)
     for document in documents:
         first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]

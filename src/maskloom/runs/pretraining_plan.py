@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from maskloom.config import ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.models.architectures import ARCHITECTURES, architecture_of
-from maskloom.models.bert_config import BertConfig
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.sections import MOST_STEPS
@@ -30,15 +29,21 @@ class PhasePlan:
     training: TrainingSection
 
 
+def pretraining_data(recipe: PretrainRecipe) -> PretrainingData:
+    """Return what stream and corruption of a recipe read: the keys of [data] and of the section of its objective."""
+    section = getattr(recipe, recipe.objective, None)
+    return PRETRAINING[recipe.objective].data.model_construct(**dict(recipe.data), **dict(section or ()))
+
+
 def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
     """Return the phases of a recipe; without a [[phases]] table there is one, of the recipe's own length and steps.
 
     Phases share the minutes of a run as they share its tokens. An extension is of the last one.
     """
-    training, minutes = recipe.training, recipe.training.minutes
+    training, minutes, own = recipe.training, recipe.training.minutes, pretraining_data(recipe)
     by_clock = {} if minutes is None else {"steps": MOST_STEPS}
     if not recipe.phases:
-        return [PhasePlan("phase-1", recipe.data, training.model_copy(update=by_clock))]
+        return [PhasePlan("phase-1", own, training.model_copy(update=by_clock))]
     plans = []
     tokens = [phase.steps * (phase.batch_size or training.batch_size) * phase.max_length for phase in recipe.phases]
     for number, phase in enumerate(recipe.phases, start=1):
@@ -49,7 +54,7 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
             given["extensions"] = []
         # A cap on predictions is tied to the length that it was given for; at other lengths the rate alone counts.
         cap = recipe.data.max_predictions_per_seq if phase.max_length == recipe.data.max_length else None
-        data = recipe.data.model_copy(update={"max_length": phase.max_length, "max_predictions_per_seq": cap})
+        data = own.model_copy(update={"max_length": phase.max_length, "max_predictions_per_seq": cap})
         plans.append(PhasePlan(f"phase-{number}", data, training.model_copy(update=given)))
     return plans
 
@@ -102,21 +107,17 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
         kind = "a left-to-right" if config.is_causal else "a bidirectional"
         hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
         raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind} one{hint}")
-    if config.is_causal and not isinstance(config, BertConfig):
-        data, plain = recipe.data, PretrainingData()
-        unused = [name for name in ("short_seq_prob", "static_masks") if getattr(data, name) != getattr(plain, name)]
-        if unused:
-            raise ConfigError(
-                f"data.{unused[0]} = {getattr(data, unused[0])!r}: {model} reads running text; leave it out"
-            )
     if recipe.data.next_sentence and config.num_segments < 2:
         has_key = "type_vocab_size" in type(config).model_fields
         what = f"{whose} type_vocab_size = 1" if has_key else f"{model} has no segments"
         raise ConfigError(f"{what}: data.next_sentence = true tells sentences A and B apart")
 
 
-def check_special_tokens(recipe: PretrainRecipe, corpus: Corpus) -> None:
-    """Raise ConfigError for an objective that needs a special token which the vocabulary of the corpus lacks."""
+def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
+    """Raise ConfigError for an objective that needs a special token which the vocabulary of the corpus lacks.
+
+    So do settings of sentences for a corpus that is read as running text.
+    """
     special, data, lacks = corpus.vocabulary.special, recipe.data, f"the vocabulary of {corpus.folder} has none"
     hint = "build the corpus with a WordPiece vocabulary, or set"
     if recipe.objective == "masked_lm" and special.mask is None:
@@ -124,6 +125,12 @@ def check_special_tokens(recipe: PretrainRecipe, corpus: Corpus) -> None:
     if data.next_sentence and None in (special.classify, special.separator):
         needs = "a token that stands for a pair and one between its texts"
         raise ConfigError(f"data.next_sentence = true needs {needs}, {lacks}; {hint} data.next_sentence = false")
+    plain = PretrainingData()
+    unused = [name for name in ("short_seq_prob", "static_masks") if getattr(data, name) != getattr(plain, name)]
+    if unused and PRETRAINING[recipe.objective].reads_running_text(corpus):
+        raise ConfigError(
+            f"data.{unused[0]} = {getattr(data, unused[0])!r}: {corpus.folder} is read as running text; leave it out"
+        )
     if data.whole_word_masking and not corpus.vocabulary.prefix:
         needs = "pieces that show by '##' that they continue a word"
         raise ConfigError(f"data.whole_word_masking = true needs {needs}, {lacks}; {hint} it to false")

@@ -125,10 +125,12 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
     # here, so that other starts do without them
     from maskloom.data.corpus.opening import Corpus, split_documents
     from maskloom.objectives.pretraining import PRETRAINING
+    from maskloom.runs.pretraining_plan import pretraining_data
 
     opened, batch_size = Corpus.open(corpus, verify=False), recipe.training.batch_size
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
-    loader = PRETRAINING[recipe.objective].loader(opened, train, recipe.data, batch_size=batch_size, seed=recipe.seed)
+    data = pretraining_data(recipe)
+    loader = PRETRAINING[recipe.objective].loader(opened, train, data, batch_size=batch_size, seed=recipe.seed)
     found = max(1, round(loader.account().num_instances * epochs / batch_size))
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": found})})
 
