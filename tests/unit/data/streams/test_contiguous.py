@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from tests.batches import rows_of
 
 from maskloom.data.corruption import Masking, NextTokens
 from maskloom.data.loader import Loader
@@ -27,14 +28,6 @@ def text_of_epoch(corpus, epoch, *, seed=1):
     (rows,) = stream.epoch(epoch)
     texts = stream.gather(rows)
     return [*texts.token_ids.tolist(), int(texts.following[-1])]
-
-
-def rows_of(batch):
-    ends = np.cumsum(batch.lengths)
-    return [
-        (batch.token_ids[end - length : end].tolist(), batch.mlm_labels[end - length : end].tolist())
-        for end, length in zip(ends, batch.lengths, strict=True)
-    ]
 
 
 def training_batches(loader, num_batches, position=None):

@@ -2,6 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.batches import rows_of
 
 from maskloom.data.corruption import NextTokens
 from maskloom.data.loader import Loader
@@ -25,14 +26,6 @@ def text_of(corpus, document):
     first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
     marks = corpus.tokenizer.running_text
     return [*marks.begin, *corpus.sentences(int(first), int(last)).tolist(), *marks.end]
-
-
-def rows_of(batch):
-    ends = np.cumsum(batch.lengths)
-    return [
-        (batch.token_ids[end - length : end].tolist(), batch.mlm_labels[end - length : end].tolist())
-        for end, length in zip(ends, batch.lengths, strict=True)
-    ]
 
 
 def training_rows(loader, num_batches, position=None):
