@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
@@ -119,7 +120,7 @@ def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, f
         peers[COMPILED].compile()
     first = loader.next_batch({})[0]
     difference = check_losses(model, objective, first, peers[PEER], length)
-    sides: dict[str, Callable[[torch.Tensor], None]] = {OURS: lambda _: next(steps) and None}
+    sides: dict[str, Callable[[torch.Tensor], None]] = {OURS: lambda _: ours_step(steps)}
     sides |= {name: peer_step(peer) for name, peer in peers.items()}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     position: dict[str, int] = {}
@@ -136,6 +137,12 @@ def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, f
                 rates[name].append(sum(ids.numel() for ids in batches) / (time.perf_counter() - started))
     what = f"training, {size}, rows of {length}"
     return {"what": what, "aims": TRAINING_AIMS.get(size), "difference": difference, "rates": rates}
+
+
+def ours_step(steps: Iterator[Any]) -> None:
+    """Take a step as a run does."""
+    with kept_memory():
+        next(steps)
 
 
 def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:

@@ -20,6 +20,7 @@ from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
 from maskloom.training.faults.memory import (
     fitting_micro_batch_size,
+    kept_memory,
     note_micro_batch_size,
     noted_micro_batch_size,
     release_free_memory,
@@ -39,9 +40,9 @@ from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 from maskloom.training.settings import TrainingSection
 
-# What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
-# time, and it bounds what batches of different sizes leave behind.
-_SECONDS_BETWEEN_RELEASES = 10.0
+# What is given back has to be asked for again, page by page: every so many seconds that costs less than a hundredth of
+# the time, and it bounds what batches of different sizes leave behind.
+_SECONDS_BETWEEN_RELEASES = 60.0
 
 # Where a checkpoint keeps what a session itself has to remember, beside the `memory` of its caller.
 _OWN = "session"
@@ -137,7 +138,9 @@ class TrainingSession:
         self.objective = in_precision(self.objective, self._chosen_precision(), self.ranks.device)
         if settings.micro_batch_size == "auto" and self.state.micro_batch_size is None:
             self._fit_micro_batches()
-        with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"):
+        with (
+            stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"), kept_memory()
+        ):  # fmt: skip
             if self._evaluation_is_due:
                 self._finish_step(self.state.step, stop, saves)
             elif settings.on_nonfinite == "rewind" and self.state.step == 0:
