@@ -245,7 +245,6 @@ def _num_bytes(held: dict[str, Any]) -> int:
 
 
 def _map(path: Path, held: dict[str, Any], *, mode: Literal["r", "r+"]) -> np.ndarray:
-    """Map the array that a plan or a manifest describes."""
     shape, dtype = _shape(held), np.dtype(_TYPES[held["precision"]])
     # an empty file cannot be mapped
     return np.memmap(path, dtype=dtype, mode=mode, shape=shape) if math.prod(shape) else np.empty(shape, dtype)

@@ -208,12 +208,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same answers give the same bytes
 
 
 def submit_glue(
-    run: str | Path,
-    *,
-    data: str | Path,
-    out: str | Path,
-    allow_partial: bool = False,
-    progress: Progress | None = None,
+    run: str | Path, *, data: str | Path, out: str | Path, allow_partial: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Answer the test files with the models of a GLUE run and write the zip; return what was answered.
 

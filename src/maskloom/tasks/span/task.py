@@ -285,12 +285,7 @@ def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettin
 
 
 def _encode(
-    settings: SpanSettings,
-    data: ReadExamples,
-    tokenizer: Tokenizer,
-    max_length: int,
-    *,
-    for_training: bool = False,
+    settings: SpanSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
 ) -> EncodedQuestions:
     encoded = encode_questions(
         data.examples,

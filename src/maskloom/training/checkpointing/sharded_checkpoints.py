@@ -28,13 +28,7 @@ from torch.distributed.tensor import DTensor
 from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, write_hashed
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
-from maskloom.training.checkpointing.checkpoints import (
-    SHARDED,
-    Snapshot,
-    check_shapes,
-    new_step_folder,
-    write_manifest,
-)
+from maskloom.training.checkpointing.checkpoints import SHARDED, Snapshot, check_shapes, new_step_folder, write_manifest
 from maskloom.training.loop import TrainState
 from maskloom.training.ranks.distributed import DistributedRanks
 from maskloom.training.ranks.ranks import Ranks
