@@ -102,8 +102,7 @@ def with_options(
                 parameters.append(old.replace(kind=kind))
                 continue
             for option, annotation in options.items():
-                default = defaults.get(option)
-                parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
+                parameters.append(inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation))
 
         @functools.wraps(command)
         def called(**given: Any) -> None:

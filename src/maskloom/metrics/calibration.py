@@ -143,8 +143,7 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     found = minimize_scalar(
         loss, bounds=(np.log(low), np.log(high)), method="bounded", options={"xatol": 1e-6, "maxiter": 200}
     )
-    fitted = float(np.exp(found.x))
-    return fitted if loss(float(found.x)) < loss(0.0) else 1.0
+    return float(np.exp(found.x)) if loss(float(found.x)) < loss(0.0) else 1.0
 
 
 def _losses(scaled: np.ndarray, targets: np.ndarray) -> np.ndarray:

@@ -336,8 +336,7 @@ def _text_lines(lines: list[str]) -> Iterator[str]:
             continue
         directive = _DIRECTIVE.match(content)
         if directive:
-            name = (directive.group(1) or "").lower()
-            literal_depth = None if name in _PROSE_DIRECTIVES else depth
+            literal_depth = None if (directive.group(1) or "").lower() in _PROSE_DIRECTIVES else depth
             yield ""
             continue
         if content.endswith("::") and literal_depth is None:

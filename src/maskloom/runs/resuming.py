@@ -61,8 +61,7 @@ def extended_recipe(
     if not (out / RECIPE).exists():
         return recipe
     check_same_recipe(out, recipe, changes_of(recipe))
-    stored = load_recipe(type(recipe), out / RECIPE)
-    before, steps = plan(stored), plan(recipe).steps
+    before, steps = plan(load_recipe(type(recipe), out / RECIPE)), plan(recipe).steps
     extensions = before.extensions
     if steps != before.steps:
         done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())

@@ -182,10 +182,8 @@ def _processor() -> str:
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:
     """Return whether keys differ from those of the run in `out` that may differ; raises ConfigError for others."""
-    stored = load_recipe(type(recipe), out / RECIPE)
-    before, now = flat(stored.model_dump()), flat(recipe.model_dump())
-    keys = sorted((before.keys() | now.keys()) - _FREE)
-    changed = [key for key in keys if before.get(key) != now.get(key)]
+    before, now = flat(load_recipe(type(recipe), out / RECIPE).model_dump()), flat(recipe.model_dump())
+    changed = [key for key in sorted((before.keys() | now.keys()) - _FREE) if before.get(key) != now.get(key)]
     differing = [key for key in changed if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)

@@ -144,8 +144,7 @@ def encode_both_orders(
     if alone := [example.line for example in examples if example.pair is None]:
         raise DataError(f"line {alone[0]}: one text; pair.both_orders = true takes pairs of texts")
     texts = (pair for e in examples for pair in ((e.text, e.pair), (e.pair or "", e.text)))
-    first = 2 * np.arange(len(examples) + 1)
-    return EncodedGroups(**encoded_texts(texts, first, tokenizer, max_length), labels=labels)
+    return EncodedGroups(**encoded_texts(texts, 2 * np.arange(len(examples) + 1), tokenizer, max_length), labels=labels)
 
 
 def encode_examples(

@@ -181,8 +181,7 @@ class TrainingSession:
 
     def _require_whole_weights(self, setting: str) -> None:
         if self.ranks.is_sharded:
-            parallel = self.settings.parallel
-            raise ConfigError(f'training.{setting} does not go with training.parallel = "{parallel}"')
+            raise ConfigError(f'training.{setting} does not go with training.parallel = "{self.settings.parallel}"')
 
     def _fit_micro_batches(self) -> None:
         """Go on in micro-batches of as many sequences as fit into memory."""

@@ -136,8 +136,7 @@ def check_genres(path: Path, *, matched: bool) -> None:
     Genres are the evidence; a file without them, or with others, passes.
     """
     rows = read_rows(path, "tsv")
-    header = next(rows)
-    names = [str(name) for name in header.fields]
+    names = [str(name) for name in next(rows).fields]
     if "genre" not in names:
         return
     column, others = names.index("genre"), _MISMATCHED if matched else _MATCHED

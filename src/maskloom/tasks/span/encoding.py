@@ -44,8 +44,7 @@ def split_words(context: str) -> tuple[ContextWords, list[str]]:
     """Return where the words of a context stand, and the words."""
     words = _WORD.findall(context)
     starts = np.fromiter((match.start() for match in _WORD.finditer(context)), np.int64, len(words))
-    lengths = np.fromiter(map(len, words), np.int64, len(words))
-    return ContextWords(starts, starts + lengths), words
+    return ContextWords(starts, starts + np.fromiter(map(len, words), np.int64, len(words))), words
 
 
 def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:

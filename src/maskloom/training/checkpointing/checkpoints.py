@@ -126,8 +126,7 @@ def _difference(path: Path, described: Any) -> str | None:
     expected = described.get("bytes") if isinstance(described, dict) else None
     if size != expected:
         return f"{size:,} bytes, the manifest says {expected!r}"
-    digest = file_sha256(path)
-    return None if digest == described.get("sha256") else "its SHA-256 differs from the manifest's"
+    return None if file_sha256(path) == described.get("sha256") else "its SHA-256 differs from the manifest's"
 
 
 def _as_bytes(manifest: dict[str, Any]) -> bytes:
