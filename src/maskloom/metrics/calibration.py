@@ -84,9 +84,8 @@ class CalibrationMetric:
         averaged over examples; averaged over examples and labels alike, 0..1, with several labels. Raises ValueError
         when no examples were given.
         """
-        errors = self.errors()
         return {
-            "calibration_error": float(errors.mean()),
+            "calibration_error": float(self.errors().mean()),
             "brier_score": self._squares / self._num_values,
             "negative_log_likelihood": self._likelihood / self._num_values,
         }

@@ -290,9 +290,8 @@ _NAMES = {"pretrained": "pre-trained", "random": "random start"}
 def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section], commands: Sequence[str]) -> str:
     """Return the page for the figures of a finished quick start; curves come from the event logs in `out`."""
     pretrained = read_run(out / "pretrained", "pre-trained")
-    phases = getattr(recipes["pretrain"], "phases", [])
     return page_template("quickstart/report.html").render(
-        phases=[phase.max_length for phase in phases],
+        phases=[phase.max_length for phase in getattr(recipes["pretrain"], "phases", [])],
         results=results,
         run=pretrained.description,
         packages=sorted(results["text"]["packages"].items(), key=lambda item: -item[1]["sentences"]),

@@ -152,7 +152,6 @@ def _account(found: _Source, model: EncoderWithHeads, report: LoadReport, tokeni
     """Return what was read and what became of each tensor."""
     read = {name for _, name in report.copied}
     spare = model.config.vocab_size - len(tokenizer.vocabulary)
-    notes = [f"{spare:,} of the {model.config.vocab_size:,} embeddings have no token"] if spare else []
     return {
         "source": str(found.folder / found.weights),
         "format": found.kind,
@@ -164,7 +163,7 @@ def _account(found: _Source, model: EncoderWithHeads, report: LoadReport, tokeni
         "mapped": dict(report.copied),
         "dropped": sorted(name for name in found.stored if name not in read),
         "made_up": list(report.new_parameters),
-        "notes": notes,
+        "notes": [f"{spare:,} of the {model.config.vocab_size:,} embeddings have no token"] if spare else [],
     }
 
 

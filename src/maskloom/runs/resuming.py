@@ -194,10 +194,9 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
 
     place = session.checkpoints.with_name(f".{session.checkpoints.name}.verify")
     shutil.rmtree(place, ignore_errors=True)
-    settings = session.settings.model_copy(update={"save_every": None, "evaluate_every": None})
     again = replace(
         session,
-        settings=settings,
+        settings=session.settings.model_copy(update={"save_every": None, "evaluate_every": None}),
         checkpoints=place / "checkpoints",
         log=NoLog(place / "events.jsonl"),
         evaluate=None,

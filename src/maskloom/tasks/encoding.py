@@ -167,14 +167,13 @@ def encoded_texts(
             segments.append(np.asarray(encoding.segments, dtype=np.int8))
             lengths.append(len(encoding.ids))
             cut.append(encoding.num_truncated)
-    cut_before = np.cumsum(cut)[first]
     return {
         "token_ids": np.concatenate(ids),
         "segment_ids": np.concatenate(segments),
         "offsets": np.cumsum(lengths, dtype=np.int64),
         "first": first,
         "max_length": max_length,
-        "num_truncated_examples": int(np.count_nonzero(np.diff(cut_before))),
+        "num_truncated_examples": int(np.count_nonzero(np.diff(np.cumsum(cut)[first]))),
         "num_truncated_tokens": sum(cut),
     }
 

@@ -118,9 +118,8 @@ def _outcome(
     try:
         if task.name == "wnli":
             return answer_by_majority(train, dev, out)
-        row = catalog_row(task.name)
         found = search(
-            recipe.model_copy(update={"task": row.kind}),
+            recipe.model_copy(update={"task": catalog_row(task.name).kind}),
             model=model,
             data=LabelledFiles(train, dev, ReadingOptions(format=task.name)),
             out=out,

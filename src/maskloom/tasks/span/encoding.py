@@ -238,7 +238,6 @@ def encode_questions(
         offsets = np.fromiter((len(ids) + 2 for ids in question_ids), np.int64, len(question_ids))
         kept_spans = np.array([spans[number] for number in kept], dtype=np.int64).reshape(-1, 2)
         labels = _labels(kept_spans, offsets, window_question, window_start, window_length)
-    first_window = np.searchsorted(window_question, np.arange(len(kept) + 1))
     return EncodedQuestions(
         questions=[questions[number] for number in kept],
         contexts=contexts,
@@ -247,7 +246,7 @@ def encode_questions(
         window_question=window_question,
         window_start=window_start,
         window_length=window_length,
-        first_window=first_window,
+        first_window=np.searchsorted(window_question, np.arange(len(kept) + 1)),
         labels=labels,
         max_length=max_length,
         stride=stride,
