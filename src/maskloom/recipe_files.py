@@ -247,8 +247,7 @@ def _told_once(problems: list[Any]) -> list[Any]:
         told.setdefault(tuple(place), []).append(problem)
     kept = []
     for place, found in told.items():
-        within = [problem for problem in found if len(_path_of(problem)) > len(place)]
-        kept += within or found[:1]
+        kept += [problem for problem in found if len(_path_of(problem)) > len(place)] or found[:1]
     return kept
 
 

@@ -111,14 +111,12 @@ def load_model(
         more = [f"and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
         raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
     require_memory(sum(parameter.nbytes for parameter in planned.parameters()), f"{folder}: the model", DataError)
-    filled = {row.ours for row in rows}
-    model = build_model(config, wanted, labels, seed=seed, head_options=head_options, leave=filled)
+    model = build_model(config, wanted, labels, seed=seed, head_options=head_options, leave={row.ours for row in rows})
     _copy(model, rows, contents)
     copied = {row.huggingface: contents.tensors[row.huggingface].name for row in rows}
     new = [row.huggingface for row in _rows_of(planned, wanted) if row.huggingface not in copied]
     unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied]
-    report = LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)), tuple(copied.items()))
-    return model, report
+    return model, LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)), tuple(copied.items()))
 
 
 def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:

@@ -173,7 +173,6 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
 
 
 def _array(path: Path, name: str) -> Tensor:
-    """Return an array of an .npz file."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             array = np.ascontiguousarray(archive[name])

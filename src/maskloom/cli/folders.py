@@ -22,8 +22,7 @@ def convert(
     ],
     out: Out,
     uncased: Annotated[
-        bool | None,
-        typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default as the files say."),
+        bool | None, typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default as the files say.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,8 +80,7 @@ def rerun(
         Path | None, typer.Option("--out", help="Folder to write; RUN-rerun next to the run by default.")
     ] = None,
     allow_version_change: Annotated[
-        bool,
-        typer.Option("--allow-version-change", help="Repeat the run even if versions have changed."),
+        bool, typer.Option("--allow-version-change", help="Repeat the run even if versions have changed.")
     ] = False,
     resume: Resume = False,
     as_json: AsJson = False,
@@ -123,8 +121,7 @@ def report(
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")],
-    as_json: AsJson = False,
+    folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")], as_json: AsJson = False
 ) -> None:
     """Show what a folder holds."""
     from maskloom.runs.info import describe_folder

@@ -43,8 +43,7 @@ BadText = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest whole checkpoint.")]
 Verify = Annotated[
-    bool,
-    typer.Option("--verify", help="With --resume: first check that repeating the last steps gives the same bits."),
+    bool, typer.Option("--verify", help="With --resume: first check that repeating the last steps gives the same bits.")
 ]
 
 
@@ -103,8 +102,7 @@ def with_options(
                 parameters.append(old.replace(kind=kind))
                 continue
             for option, annotation in options.items():
-                default = defaults.get(option)
-                parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
+                parameters.append(inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation))
 
         @functools.wraps(command)
         def called(**given: Any) -> None:
@@ -236,13 +234,9 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     return [f"{key}={choice}" for choice in choices if str(choice).startswith(value)]
 
 
-Size = Annotated[
-    SizeName | None,
-    typer.Option("--size", help="Published size of the model; the recipe's by default."),
-]
+Size = Annotated[SizeName | None, typer.Option("--size", help="Published size of the model; the recipe's by default.")]
 Task = Annotated[
-    TaskName | None,
-    typer.Option("--task", help="Kind of task; single by default, or as in the recipe or --format."),
+    TaskName | None, typer.Option("--task", help="Kind of task; single by default, or as in the recipe or --format.")
 ]
 Overrides = Annotated[
     list[str] | None,

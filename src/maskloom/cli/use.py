@@ -134,8 +134,7 @@ def answer(
     average: Averaged = "probabilities",
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of candidates per question.")] = 1,
     null_threshold: Annotated[
-        float | None,
-        typer.Option("--null-threshold", help="Give no answer if its score leads by more than this."),
+        float | None, typer.Option("--null-threshold", help="Give no answer if its score leads by more than this.")
     ] = None,
     max_length: MaxLength = None,
     device: Device = None,

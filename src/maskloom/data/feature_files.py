@@ -199,8 +199,7 @@ class FeatureFile:
     def rows(self, units: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the rows of some units, one after the other, (rows, vectors, width) float32."""
         spans = [slice(int(self.offsets[unit]), int(self.offsets[unit + 1])) for unit in units]
-        parts = [self.array[span] for span in spans] or [self.array[:0]]
-        return np.concatenate(parts).astype(np.float32)
+        return np.concatenate([self.array[span] for span in spans] or [self.array[:0]]).astype(np.float32)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -245,7 +244,6 @@ def _num_bytes(held: dict[str, Any]) -> int:
 
 
 def _map(path: Path, held: dict[str, Any], *, mode: Literal["r", "r+"]) -> np.ndarray:
-    """Map the array that a plan or a manifest describes."""
     shape, dtype = _shape(held), np.dtype(_TYPES[held["precision"]])
     # an empty file cannot be mapped
     return np.memmap(path, dtype=dtype, mode=mode, shape=shape) if math.prod(shape) else np.empty(shape, dtype)

@@ -125,10 +125,8 @@ class _Choice:
         """Return a token for each row, and its log-probability."""
         if self.settings.temperature == 0.0:
             logits = self._allowed(logits)
-            if logits.device.type == "cpu":  # NumPy looks through them several times as fast
-                tokens = torch.from_numpy(logits.numpy().argmax(1))
-            else:
-                tokens = logits.argmax(1)
+            # NumPy looks through them several times as fast
+            tokens = torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
             largest = logits.gather(1, tokens.unsqueeze(1))
             self._check(largest)
             return tokens, -(logits - largest).exp_().sum(1).log_()
@@ -141,8 +139,7 @@ class _Choice:
         scaled = log_probabilities.double() / settings.temperature
         values, tokens = scaled.topk(min(settings.top_k or scaled.shape[1], scaled.shape[1]), sorted=True)
         probabilities = values.softmax(-1)
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= settings.top_p, 0.0)
+        probabilities = probabilities.masked_fill(probabilities.cumsum(-1) - probabilities >= settings.top_p, 0.0)
         summed = probabilities.cumsum(-1)
         draws = uniform(settings.seed, np.array([self.numbers[row] for row in rows]), step)
         points = torch.from_numpy(draws).to(summed.device).unsqueeze(1) * summed[:, -1:]
@@ -239,7 +236,7 @@ def _searched(decoder: Decoder, prompt: Sequence[int], choose: _Choice, room: in
                 sources.append(source)
                 tokens.append(token)
         going = kept
-        if not going or step + 1 == num_steps or _is_decided(going, ended, width, num_steps):
+        if not going or step + 1 == num_steps or _is_decided(going, ended, num_steps):
             break
         decoder.take(torch.tensor(sources, device=logits.device))
         logits = decoder.step(torch.tensor(tokens, device=logits.device))
@@ -251,6 +248,6 @@ def _score(text: Continuation) -> float:
     return text.log_probability / max(1, len(text.token_ids) + text.is_ended)
 
 
-def _is_decided(going: list[Continuation], ended: list[Continuation], width: int, num_steps: int) -> bool:
+def _is_decided(going: list[Continuation], ended: list[Continuation], num_steps: int) -> bool:
     """Tell whether no text that goes on can come to a better score than the best that ended, however long it gets."""
     return bool(ended) and max(text.log_probability for text in going) / num_steps <= max(map(_score, ended))

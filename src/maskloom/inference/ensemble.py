@@ -94,8 +94,7 @@ class Ensemble(TaskModel):
         first = self.members[0].encoded(data)
         if self._shares_tokens:
             return first
-        others = tuple(member.encoded(data) for member in self.members[1:])
-        return _EncodedForEach(**vars(first), others=others)
+        return _EncodedForEach(**vars(first), others=tuple(member.encoded(data) for member in self.members[1:]))
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the average outputs for encoded examples, with their loss where there are labels."""

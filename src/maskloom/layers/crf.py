@@ -95,8 +95,7 @@ class LinearChainCRF(nn.Module):
         grid = self._grid(emissions, lengths)
         score = emissions.gather(1, tags[:, None])[:, 0]
         score = score.index_add(0, grid.inner, self.transitions[tags[grid.inner - 1], tags[grid.inner]])
-        total = grid.spread(score).sum(dim=0)
-        return total + self.start[tags[grid.first]] + self.end[tags[grid.last]]
+        return grid.spread(score).sum(dim=0) + self.start[tags[grid.first]] + self.end[tags[grid.last]]
 
     def log_partition(self, emissions: Tensor, lengths: np.ndarray) -> Tensor:
         """Return the logarithm of the summed exponential scores of all tag sequences of each chain, (chains,)."""
@@ -115,8 +114,7 @@ class LinearChainCRF(nn.Module):
             onward = (backward[-1] + scores[step])[:, None, :] + self.transitions
             # A chain that has no word at `step` has its last word further left: it still stands before its end.
             backward.append(torch.where(grid.is_word[step][:, None], torch.logsumexp(onward, dim=-1), self.end))
-        joint = grid.gather(torch.stack(forward) + torch.stack(backward[::-1]))
-        return torch.log_softmax(joint, dim=-1)
+        return torch.log_softmax(grid.gather(torch.stack(forward) + torch.stack(backward[::-1])), dim=-1)
 
     @torch.no_grad()
     def best_tags(self, emissions: Tensor, lengths: np.ndarray, penalties: Penalties | None = None) -> Tensor:

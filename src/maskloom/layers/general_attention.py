@@ -146,7 +146,6 @@ def _near_equal(num_queries: np.ndarray, num_keys: np.ndarray) -> list[np.ndarra
     steps = [
         np.ceil(np.log(np.maximum(lengths, _SHORT) / _SHORT) / math.log(_RATIO)) for lengths in (num_queries, num_keys)
     ]
-    group_of = np.stack(steps, 1)[num_queries > 0]
-    _, numbers = np.unique(group_of, axis=0, return_inverse=True)
+    _, numbers = np.unique(np.stack(steps, 1)[num_queries > 0], axis=0, return_inverse=True)
     filled = np.flatnonzero(num_queries > 0)
     return [filled[numbers == number] for number in range(numbers.max(initial=-1) + 1)]

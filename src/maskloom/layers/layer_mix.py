@@ -119,5 +119,4 @@ class ScalarMix(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return the mixed vectors."""
-        weights = torch.softmax(self.weights, dim=0)
-        return self.scale * torch.einsum("l,rlw->rw", weights, vectors)
+        return self.scale * torch.einsum("l,rlw->rw", torch.softmax(self.weights, dim=0), vectors)

@@ -84,9 +84,8 @@ class CalibrationMetric:
         averaged over examples; averaged over examples and labels alike, 0..1, with several labels. Raises ValueError
         when no examples were given.
         """
-        errors = self.errors()
         return {
-            "calibration_error": float(errors.mean()),
+            "calibration_error": float(self.errors().mean()),
             "brier_score": self._squares / self._num_values,
             "negative_log_likelihood": self._likelihood / self._num_values,
         }
@@ -143,8 +142,7 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     found = minimize_scalar(
         loss, bounds=(np.log(low), np.log(high)), method="bounded", options={"xatol": 1e-6, "maxiter": 200}
     )
-    fitted = float(np.exp(found.x))
-    return fitted if loss(float(found.x)) < loss(0.0) else 1.0
+    return float(np.exp(found.x)) if loss(float(found.x)) < loss(0.0) else 1.0
 
 
 def _losses(scaled: np.ndarray, targets: np.ndarray) -> np.ndarray:

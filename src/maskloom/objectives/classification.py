@@ -91,8 +91,7 @@ class MultipleChoice(TaskObjective):
 
     def loss_sum_of(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
         """Return the sum over examples of negative log probabilities, in nats."""
-        scores = _by_unit(logits, batch.num_choices)
-        return F.cross_entropy(scores, label_tensor(batch, logits), reduction="sum")
+        return F.cross_entropy(_by_unit(logits, batch.num_choices), label_tensor(batch, logits), reduction="sum")
 
 
 def _by_unit(logits: Tensor, counts: np.ndarray) -> Tensor:

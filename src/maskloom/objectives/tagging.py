@@ -113,8 +113,7 @@ class _OnFrozenVectors(TaskObjective):
         else:
             vectors = frozen_vectors(model, batch, where, head.combination)
         scores = head(vectors, SequenceLayout.from_lengths(lengths, device)).float()
-        rows = scores.new_zeros((len(batch.token_ids), head.num_labels))
-        return rows.index_copy(0, to_device(where, device), scores)
+        return scores.new_zeros((len(batch.token_ids), head.num_labels)).index_copy(0, to_device(where, device), scores)
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def _docstrings(tree: ast.AST, *, with_calls: bool) -> Iterator[tuple[str, str]]
             text = ast.get_docstring(node, clean=False)
             if text:
                 found.append((getattr(node, "lineno", 0), getattr(node, "name", ""), text))
-        elif isinstance(node, ast.Call) and "doc" in _called(node.func):
+        elif isinstance(node, ast.Call) and "doc" in getattr(node.func, "id", getattr(node.func, "attr", "")):
             found += [(node.lineno, _subject(node), text) for text in _long_strings(node)]
     for _line, name, text in sorted(found, key=lambda item: item[0]):
         yield name, text
@@ -207,10 +207,6 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
     for field in ("body", "orelse", "handlers", "finalbody"):
         for statement in getattr(tree, field, ()):
             yield from _statements(statement)
-
-
-def _called(function: ast.expr) -> str:
-    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
 
 
 def _subject(call: ast.Call) -> str:
@@ -279,7 +275,9 @@ def sentences_of(text: str) -> list[str]:
     """
     found = []
     for paragraph in paragraphs(text):
-        found += [sentence for sentence in split_sentences(_unwrap(paragraph)) if is_prose(sentence)]
+        for pattern, replacement in _MARKUP:
+            paragraph = pattern.sub(replacement, paragraph)
+        found += [sentence for sentence in split_sentences(paragraph.strip()) if is_prose(sentence)]
     return found
 
 
@@ -338,8 +336,7 @@ def _text_lines(lines: list[str]) -> Iterator[str]:
             continue
         directive = _DIRECTIVE.match(content)
         if directive:
-            name = (directive.group(1) or "").lower()
-            literal_depth = None if name in _PROSE_DIRECTIVES else depth
+            literal_depth = None if (directive.group(1) or "").lower() in _PROSE_DIRECTIVES else depth
             yield ""
             continue
         if content.endswith("::") and literal_depth is None:
@@ -361,9 +358,3 @@ def _without_label(line: str) -> str:
     stripped = line.lstrip()
     label = _FIELD.match(stripped) or _GOOGLE_ARGUMENT.match(stripped)
     return line[: len(line) - len(stripped)] + stripped[label.end() :] if label else line
-
-
-def _unwrap(text: str) -> str:
-    for pattern, replacement in _MARKUP:
-        text = pattern.sub(replacement, text)
-    return text.strip()

@@ -78,8 +78,7 @@ class Stages:
         """Return the result of a stage, doing the work only when it is not there yet."""
         if name not in self._held["results"]:
             started = time.perf_counter()
-            result = work()
-            self._held["results"][name] = result
+            self._held["results"][name] = work()
             self._held["seconds"][name] = time.perf_counter() - started
             write_json(self._path, self._held)
         return self._held["results"][name]
@@ -215,8 +214,7 @@ def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[s
 def _gather(
     out: Path, text_file: Path, seed: int, num_workers: int, watch: Callable[[str, int, int], None]
 ) -> dict[str, Any]:
-    documents = gather_documents(num_workers=num_workers, progress=watch)
-    tasks = build_tasks(documents, seed=seed)
+    tasks = build_tasks(gather_documents(num_workers=num_workers, progress=watch), seed=seed)
     num_bytes = write_documents(tasks.pretraining, text_file)
     for name, part in tasks.sets.items():
         part.write(out / "tasks" / f"{name}.jsonl")
@@ -250,8 +248,7 @@ def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any
     """Put the restarts from both starts side by side; the spread is the standard deviation (n - 1) over seeds."""
     found: dict[str, Any] = {"majority": majority}
     for start, run in runs.items():
-        restarts = run["restarts"]
-        found[start] = {name: restarts[name] for name in ("scores", "mean", "standard_deviation", "degenerate")}
+        found[start] = {name: run["restarts"][name] for name in ("scores", "mean", "standard_deviation", "degenerate")}
     lowest = min(found["pretrained"]["scores"].values())
     found["gain"] = found["pretrained"]["mean"] - found["random"]["mean"]
     found["every_seed_wins"] = lowest > max(found["random"]["scores"].values())
@@ -293,9 +290,8 @@ _NAMES = {"pretrained": "pre-trained", "random": "random start"}
 def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section], commands: Sequence[str]) -> str:
     """Return the page for the figures of a finished quick start; curves come from the event logs in `out`."""
     pretrained = read_run(out / "pretrained", "pre-trained")
-    phases = getattr(recipes["pretrain"], "phases", [])
     return page_template("quickstart/report.html").render(
-        phases=[phase.max_length for phase in phases],
+        phases=[phase.max_length for phase in getattr(recipes["pretrain"], "phases", [])],
         results=results,
         run=pretrained.description,
         packages=sorted(results["text"]["packages"].items(), key=lambda item: -item[1]["sentences"]),

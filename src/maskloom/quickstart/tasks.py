@@ -47,8 +47,7 @@ class LabelledSet:
     @property
     def majority_fraction(self) -> float:
         """The accuracy of always giving the commonest label."""
-        counts = Counter(row["label"] for row in self.rows)
-        return max(counts.values()) / len(self.rows)
+        return max(Counter(row["label"] for row in self.rows).values()) / len(self.rows)
 
     def write(self, path: Path) -> None:
         """Write the rows as JSON lines."""

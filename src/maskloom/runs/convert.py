@@ -63,8 +63,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
         pipeline_tag=pretrained_tag(model),
         base_model=hub_name(found.folder),
     )
-    around = modules_folder(found.folder)
-    write_model_folder(out, model, tokenizer, card, extra_config=labels, vectors_as=around)
+    write_model_folder(out, model, tokenizer, card, extra_config=labels, vectors_as=modules_folder(found.folder))
     account = _account(found, model, report, tokenizer)
     if (out / MODULES).exists():
         account["notes"].append(f"vectors are made as {MODULES} says; it was copied with the files that it names")
@@ -104,9 +103,7 @@ def _weights_in(folder: Path) -> Path | None:
     if len(found) > 1:
         names = ", ".join(path.name.removesuffix(INDEX_END) for path in found)
         raise DataError(f"{folder}: several checkpoints ({names}); name one: {folder / names.split(',')[0]}")
-    if found:
-        return file_inside(folder, found[0].name)
-    return file_inside(folder, PICKLED)
+    return file_inside(folder, found[0].name if found else PICKLED)
 
 
 def _opened(found: _Source) -> tuple[EncoderWithHeads, LoadReport, Tokenizer]:
@@ -155,7 +152,6 @@ def _account(found: _Source, model: EncoderWithHeads, report: LoadReport, tokeni
     """Return what was read and what became of each tensor."""
     read = {name for _, name in report.copied}
     spare = model.config.vocab_size - len(tokenizer.vocabulary)
-    notes = [f"{spare:,} of the {model.config.vocab_size:,} embeddings have no token"] if spare else []
     return {
         "source": str(found.folder / found.weights),
         "format": found.kind,
@@ -167,7 +163,7 @@ def _account(found: _Source, model: EncoderWithHeads, report: LoadReport, tokeni
         "mapped": dict(report.copied),
         "dropped": sorted(name for name in found.stored if name not in read),
         "made_up": list(report.new_parameters),
-        "notes": notes,
+        "notes": [f"{spare:,} of the {model.config.vocab_size:,} embeddings have no token"] if spare else [],
     }
 
 

@@ -259,8 +259,7 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
     """Return what a vocabulary holds and, given text files, how well it covers them.
 
     `folder` is a vocabulary, model, corpus or run, or a single vocab.txt. Rates are fractions of words; an unknown word
-    is one piece.
-    Raises DataError for a damaged vocabulary or bad text.
+    is one piece. Raises DataError for a damaged vocabulary or bad text.
     """
     folder = Path(folder)
     if folder.is_dir() or not folder.exists():

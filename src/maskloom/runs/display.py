@@ -82,9 +82,7 @@ def _text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, list | tuple):
-        if len(value) > 12:
-            return f"{len(value)} entries"
-        return ", ".join(_text(item) for item in value)
+        return f"{len(value)} entries" if len(value) > 12 else ", ".join(map(_text, value))
     return str(value)
 
 

@@ -126,11 +126,7 @@ def tune(
 
 
 def tune_folder(
-    folder: str | Path,
-    encoded: EncodedData,
-    *,
-    predictor: Predictor | None = None,
-    leave_out: Collection[str] = (),
+    folder: str | Path, encoded: EncodedData, *, predictor: Predictor | None = None, leave_out: Collection[str] = ()
 ) -> dict[str, Any]:
     """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
 

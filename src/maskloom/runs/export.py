@@ -190,8 +190,7 @@ def _export_pretraining(
     config = start_config(recipe, tokenizer.vocabulary, init)
     model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
     more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
-    card = pretraining_card(recipe, scores, init, more, config=config)
-    write_model_folder(out, model, tokenizer, card)
+    write_model_folder(out, model, tokenizer, pretraining_card(recipe, scores, init, more, config=config))
 
 
 def _export_finetuning(

@@ -215,8 +215,7 @@ def _encode(
 ) -> _Encoded:
     """Return the units of a file, for each a dictionary of what its rows stand for, and how many were cut."""
     if units is None:
-        is_text = layout_of_sentences(path, options, needs_label=False) == "text"
-        units = "tokens" if is_text else "words"
+        units = "tokens" if layout_of_sentences(path, options, needs_label=False) == "text" else "words"
     if units == "tokens":
         return _encode_lines(path, tokenizer, max_length)
     data = TAGGING.read(path, options, needs_label=False)

@@ -233,10 +233,9 @@ class _DevWatch:
             raise NumericalError(
                 f"step {step}, on dev: {error}; a smaller training.learning_rate (now {rate}) may help"
             ) from None
-        epoch = step * plan.settings.batch_size / len(plan.train)
         entry = {
             "step": step,
-            "epoch": round(epoch, 2),
+            "epoch": round(step * plan.settings.batch_size / len(plan.train), 2),
             "scores": outcome.scores,
             "reference": outcome.reference,
             "degenerate": outcome.degenerate,

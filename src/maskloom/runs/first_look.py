@@ -45,8 +45,7 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
     until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
-            iterate = partial(_iterate, kind)
-            whole[path] = _read_first(iterate, path, reading, needs_label=True, until=until)
+            whole[path] = _read_first(partial(_iterate, kind), path, reading, needs_label=True, until=until)
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.exists():
@@ -129,8 +128,7 @@ def read_context(path: str | Path) -> str:
 def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of texts, or of pairs where the second column is named."""
     check_model_name(model)
-    kind = "pair" if reading.pair_column else "single"
-    _read_first(partial(_iterate, kind), path, reading, needs_label=False)
+    _read_first(partial(_iterate, "pair" if reading.pair_column else "single"), path, reading, needs_label=False)
 
 
 def check_place(source: Path, target: Path) -> None:

@@ -170,10 +170,8 @@ def _tag(vocabulary_head: str | None, config: ModelConfig) -> str | None:
 def model_name(folder: Path) -> str:
     """Return what a model folder is called: the run's name for a run's model, OWNER/NAME for one of a hub's cache."""
     folder = folder.resolve()
-    cached = _name_in_cache(folder)
-    if cached is not None:
-        return cached
-    return folder.parent.name if folder.name in ("model", "best-model") else folder.name
+    own = folder.parent.name if folder.name in ("model", "best-model") else folder.name
+    return _name_in_cache(folder) or own
 
 
 def hub_name(folder: Path) -> str | None:

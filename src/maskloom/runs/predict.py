@@ -69,8 +69,7 @@ def predict(
         )
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
     columns = _Columns()
-    num_examples = reading_of_input.count(columns.see) if suffix == ".csv" else reading_of_input.count()
-    progress.begin("predicting", num_examples)
+    progress.begin("predicting", reading_of_input.count(columns.see) if suffix == ".csv" else reading_of_input.count())
     before, between, after = task.frames.get(suffix, ("", "", ""))
     with output_file(target, "w") as file:
         write = _csv_writer(file, csv_safe, columns) if suffix == ".csv" else _json_writer(file)
@@ -311,8 +310,7 @@ def answer(
     predictor = open_models(model, average=average, max_length=max_length)
     task = _task(predictor, null_threshold)
     asked = [Question(str(number), question, text, None, number) for number, question in enumerate(questions, start=1)]
-    examples = ReadExamples(asked, ReadingReport(Path(context)))
-    encoded = task.encode(examples, predictor.tokenizer, predictor.max_length)
+    encoded = task.encode(ReadExamples(asked, ReadingReport(Path(context))), predictor.tokenizer, predictor.max_length)
     assert isinstance(encoded, EncodedQuestions)
     progress.begin("answering", len(questions))
     rows: list[dict[str, Any]] = []
@@ -349,6 +347,4 @@ def _task(predictor: Predictor | Ensemble, null_threshold: float | None) -> Task
     task = predictor.required_task()
     if task.kind != "span":
         raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
-    if null_threshold is None:
-        return task
-    return changed(task, has_unanswerable=True, null_threshold=null_threshold)
+    return task if null_threshold is None else changed(task, has_unanswerable=True, null_threshold=null_threshold)

@@ -100,7 +100,6 @@ class _Exchange:
         self.pending: dict[Any, _Job] = {}
 
     def give(self, task: Any, name: str) -> None:
-        """Put a task into the cluster."""
         self._submit(_Job(self._ray.put(task), name, time.monotonic()))
 
     def results(self) -> Iterator[Any]:

@@ -11,6 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -214,12 +215,8 @@ def choices_text(choices: Any) -> str:
 
 def _comment(path: Path) -> str:
     """Return the comment that a recipe begins with."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").removeprefix(" "))
-    return "\n".join(lines)
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
 
 
 def _first_sentence(text: str) -> str:

@@ -61,8 +61,7 @@ def extended_recipe(
     if not (out / RECIPE).exists():
         return recipe
     check_same_recipe(out, recipe, changes_of(recipe))
-    stored = load_recipe(type(recipe), out / RECIPE)
-    before, steps = plan(stored), plan(recipe).steps
+    before, steps = plan(load_recipe(type(recipe), out / RECIPE)), plan(recipe).steps
     extensions = before.extensions
     if steps != before.steps:
         done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())
@@ -195,10 +194,9 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
 
     place = session.checkpoints.with_name(f".{session.checkpoints.name}.verify")
     shutil.rmtree(place, ignore_errors=True)
-    settings = session.settings.model_copy(update={"save_every": None, "evaluate_every": None})
     again = replace(
         session,
-        settings=settings,
+        settings=session.settings.model_copy(update={"save_every": None, "evaluate_every": None}),
         checkpoints=place / "checkpoints",
         log=NoLog(place / "events.jsonl"),
         evaluate=None,

@@ -80,7 +80,8 @@ def prepare_run_folder(
             (out / METRICS).unlink(missing_ok=True)
             write_text(out / RECIPE, recipe_toml(recipe))
         return True
-    if out.exists() and (not out.is_dir() or not all(_is_of_a_start(path.name) for path in out.iterdir())):
+    of_a_start = {path for pattern in _OF_A_START for path in out.glob(pattern)}
+    if out.exists() and (not out.is_dir() or not of_a_start.issuperset(out.iterdir())):
         raise ConfigError(f"{out} exists and is not a run folder; choose an empty or a new --out")
     recipe_text = recipe_toml(recipe)
     content = {
@@ -126,10 +127,6 @@ def run_id(out: Path, part: str) -> str | None:
     """Return what tells the checkpoints of a part of a run from all others; None for a folder of an older version."""
     own = described(out).get("id")
     return own and f"{own[:16]}/{part}"
-
-
-def _is_of_a_start(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_A_START)
 
 
 def seeds_of(recipe: Section) -> list[int]:
@@ -185,10 +182,8 @@ def _processor() -> str:
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:
     """Return whether keys differ from those of the run in `out` that may differ; raises ConfigError for others."""
-    stored = load_recipe(type(recipe), out / RECIPE)
-    before, now = flat(stored.model_dump()), flat(recipe.model_dump())
-    keys = sorted((before.keys() | now.keys()) - _FREE)
-    changed = [key for key in keys if before.get(key) != now.get(key)]
+    before, now = flat(load_recipe(type(recipe), out / RECIPE).model_dump()), flat(recipe.model_dump())
+    changed = [key for key in sorted((before.keys() | now.keys()) - _FREE) if before.get(key) != now.get(key)]
     differing = [key for key in changed if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)

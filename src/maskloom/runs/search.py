@@ -121,7 +121,11 @@ def search(
         records = _run_trials(setup, plan, space)
     except (DataError, UsageError):
         if not continues and not list(out.glob("trials/*")):
-            _leave_no_trace(out)  # data or metric are wrong; with right ones it would be another search
+            # data or metric are wrong; with right ones it would be another search
+            for name in (RECIPE, DESCRIPTION, PLAN, "optuna.journal"):
+                (out / name).unlink(missing_ok=True)
+            if (out / "trials").exists():  # the trial that failed made it and took back what it had put there
+                (out / "trials").rmdir()
         raise
     return _finish(setup, plan, records)
 
@@ -172,13 +176,6 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
             for worse in ranked(records)[1:]:
                 shutil.rmtree(setup.out / "trials" / worse["name"] / "model", ignore_errors=True)
     return records
-
-
-def _leave_no_trace(out: Path) -> None:
-    for name in (RECIPE, DESCRIPTION, PLAN, "optuna.journal"):
-        (out / name).unlink(missing_ok=True)
-    if (out / "trials").exists():  # the trial that failed made it and took back what it had put there
-        (out / "trials").rmdir()
 
 
 def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -330,8 +327,10 @@ class OptunaProposer:
 
     def ask(self, tried: list[dict[str, Any]]) -> tuple[dict[str, Any], int] | None:
         """Return settings that no trial in `tried` has, with optuna's number; None when none were found."""
-        self._forget_orphans({trial["proposal"] for trial in tried})
         known = {repr(sorted(trial["settings"].items())): trial["proposal"] for trial in tried}
+        for trial in self._study.trials:  # the process was killed before it wrote these down
+            if not trial.state.is_finished() and trial.number not in {trial["proposal"] for trial in tried}:
+                self.tell(trial.number, None)
         for _ in range(_ATTEMPTS):
             self._study.sampler = self._optuna.samplers.TPESampler(seed=self._seed + len(self._study.trials))
             trial = self._study.ask()
@@ -350,12 +349,6 @@ class OptunaProposer:
             self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
         else:
             self._study.tell(number, score)
-
-    def _forget_orphans(self, known: set[int]) -> None:
-        """Give up proposals that were never written down, because the process was killed in between."""
-        for trial in self._study.trials:
-            if not trial.state.is_finished() and trial.number not in known:
-                self.tell(trial.number, None)
 
     def _suggest(self, trial: Any, key: str, values: Any) -> Any:
         if isinstance(values, ValueRange):

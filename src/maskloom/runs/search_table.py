@@ -155,13 +155,12 @@ def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
     if outcome["status"] == "majority":
         rows[0][3:5] = ["no model", f"always {outcome['label']}"]
         return rows
-    minutes = "–" if outcome["seconds"] is None else f"{outcome['seconds'] / 60:.1f}"
     rows[0][3:] = [
         restarts_text(outcome["restarts"], scale=100.0, digits=2),
         settings_text(outcome["settings"]),
         str(outcome["num_trials"]),
         degenerate_text(outcome["restarts"]),
-        minutes,
+        "–" if outcome["seconds"] is None else f"{outcome['seconds'] / 60:.1f}",
     ]
     if folder == "MNLI" and "MNLI-mm" not in outcome["columns"]:
         rows.append(["MNLI-mm", "accuracy", "–", "file not there", "", "", "", ""])

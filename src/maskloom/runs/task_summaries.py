@@ -60,8 +60,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
 def evaluation_lines(result: dict[str, Any]) -> list[str]:
     """Return the scores of an evaluation, with what a constant answer would score, and what was read."""
     names = [name for name in result if isinstance(result[name], float) and name != "reference"]
-    scores = {name: result[name] for name in names}
-    rows = _score_rows(result["metric"], scores, result["reference"])
+    rows = _score_rows(result["metric"], {name: result[name] for name in names}, result["reference"])
     if result["degenerate"]:
         rows.append(("degenerate", result["degenerate"]))
     return aligned([*rows, ("examples", examples_text(result["data"]))])
@@ -113,8 +112,7 @@ def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("degenerate", f"seed {seed}: {reason}") for seed, reason in restarts["degenerate"].items()]
     if restarts["num_restarts"] == 1:
         return rows
-    scores = restarts["scores"]
-    each = ", ".join(f"{_figure(name, score, names)} (seed {seed})" for seed, score in scores.items())
+    each = ", ".join(f"{_figure(name, score, names)} (seed {seed})" for seed, score in restarts["scores"].items())
     spread = restarts["standard_deviation"]
     spread = "no spread (one score)" if spread is None else f"standard deviation {_figure(name, spread, names)}"
     text = f"{name} {_figure(name, restarts['mean'], names)} on average, {spread}: {each}"

@@ -56,9 +56,8 @@ def extend_vocabulary(
 
     Pieces are chosen by `choose_pieces`. Old pieces keep their ids. The embedding and the masked-LM bias of a new piece
     start as the means of those of the old pieces that it was cut into, so that text without new pieces gives what it
-    gave.
-    `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible settings
-    and an `out` that holds something else, DataError for a damaged model or bad text.
+    gave. `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible
+    settings and an `out` that holds something else, DataError for a damaged model or bad text.
     """
     folder, out = resolve_model_folder(model), Path(out)
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
@@ -147,5 +146,4 @@ def _write_model(model: EncoderWithHeads, folder: Path, tokenizer: Tokenizer, ta
     tokenizer.save(target)
     # config.json keeps what it says beyond what is written anew, such as names of labels
     own = {*model.config.as_published(), "architectures", "dtype", "torch_dtype", "position_embedding_type"}
-    foreign = {key: value for key, value in read_config(folder).items() if key not in own}
-    save_model(model, target, extra_config=foreign)
+    save_model(model, target, extra_config={key: value for key, value in read_config(folder).items() if key not in own})

@@ -149,12 +149,10 @@ class _Worker(threading.Thread):
         self.longest = 0.0
 
     def start(self) -> None:
-        """Start the process, then the thread."""
         self._start_process()
         super().start()
 
     def run(self) -> None:
-        """Do tasks until there are no more."""
         try:
             while (job := self._jobs.get()) is not None and not self._is_ending:
                 answer = self._answer(*job)
@@ -167,12 +165,10 @@ class _Worker(threading.Thread):
         self._end_process()
 
     def kill(self) -> None:
-        """End the process at once."""
         if self._process is not None:
             self._process.kill()
 
     def end(self) -> None:
-        """End the process at once, and start no other."""
         self._is_ending = True
         self.kill()
 

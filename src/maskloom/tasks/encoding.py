@@ -144,8 +144,7 @@ def encode_both_orders(
     if alone := [example.line for example in examples if example.pair is None]:
         raise DataError(f"line {alone[0]}: one text; pair.both_orders = true takes pairs of texts")
     texts = (pair for e in examples for pair in ((e.text, e.pair), (e.pair or "", e.text)))
-    first = 2 * np.arange(len(examples) + 1)
-    return EncodedGroups(**encoded_texts(texts, first, tokenizer, max_length), labels=labels)
+    return EncodedGroups(**encoded_texts(texts, 2 * np.arange(len(examples) + 1), tokenizer, max_length), labels=labels)
 
 
 def encode_examples(
@@ -168,14 +167,13 @@ def encoded_texts(
             segments.append(np.asarray(encoding.segments, dtype=np.int8))
             lengths.append(len(encoding.ids))
             cut.append(encoding.num_truncated)
-    cut_before = np.cumsum(cut)[first]
     return {
         "token_ids": np.concatenate(ids),
         "segment_ids": np.concatenate(segments),
         "offsets": np.cumsum(lengths, dtype=np.int64),
         "first": first,
         "max_length": max_length,
-        "num_truncated_examples": int(np.count_nonzero(np.diff(cut_before))),
+        "num_truncated_examples": int(np.count_nonzero(np.diff(np.cumsum(cut)[first]))),
         "num_truncated_tokens": sum(cut),
     }
 

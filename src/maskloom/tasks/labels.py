@@ -28,12 +28,10 @@ class UnknownLabelError(DataError):
 def read_label_names(path: str | Path) -> tuple[str, ...]:
     """Read a file with one label name per line, in the order of ids; raises DataError for none, blanks or repeats."""
     try:
-        lines = read_bytes(path, limit=_MOST_LABEL_BYTES).decode("utf-8-sig").splitlines()
+        text = read_bytes(path, limit=_MOST_LABEL_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8") from None
-    names = [line.strip() for line in lines]
-    while names and not names[-1]:
-        names.pop()
+    names = [line.strip() for line in text.rstrip().splitlines()]
     seen: set[str] = set()
     for number, name in enumerate(names, start=1):
         if not name:
@@ -68,9 +66,7 @@ def label_names_of(train: ReadExamples, kind: Kind) -> tuple[str, ...]:
     """Return the label names that occur in the training data: whole numbers by value, other names by code points."""
     if kind == "regression":
         return ()
-    found: set[str] = set()
-    for example in train.examples:
-        found.update(_names(example))
+    found = {name for example in train.examples for name in _names(example)}
     if all(map(_is_whole_number, found)):
         return tuple(sorted(found, key=lambda name: (int(name), name)))
     return tuple(sorted(found))

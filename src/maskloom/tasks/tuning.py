@@ -48,8 +48,7 @@ def tune_labels(
     new = old if "temperature" in leave_out else fit_temperature(logits, targets)
     tuned: dict[str, Any] = {} if "temperature" in leave_out else {"temperature": new}
     if "thresholds" not in leave_out:
-        probabilities = sigmoid(np.asarray(logits) / new)
-        tuned["thresholds"] = best_thresholds(probabilities, targets, primary)
+        tuned["thresholds"] = best_thresholds(sigmoid(np.asarray(logits) / new), targets, primary)
     elif settings.thresholds is not None and new != old:
         thresholds = checked_thresholds(settings.thresholds, np.asarray(logits).shape[1])
         with np.errstate(divide="ignore"):

@@ -65,10 +65,9 @@ class BytePairTokenizer(Tokenizer):
 
     def identity(self) -> dict[str, Any]:
         """Return the kind, the sum of tokens and merges, and the rules."""
-        merges = (" ".join(pair) for pair in self.merges)
         return {
             "tokenizer": "byte-pair" if self.vocabulary.suffix else "byte-level byte-pair",
-            "vocabulary_sha256": vocabulary_sha256(self.vocabulary, *merges),
+            "vocabulary_sha256": vocabulary_sha256(self.vocabulary, *(" ".join(pair) for pair in self.merges)),
             "vocabulary_size": len(self.vocabulary),
             "lowercase": self.lowercase,
         }

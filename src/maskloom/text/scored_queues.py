@@ -46,8 +46,7 @@ class PmiQueue:
         highest = scores.max()
         if highest <= 0:
             return None
-        blocks = np.flatnonzero(scores == highest)
-        return int(self._block_keys[blocks].min())
+        return int(self._block_keys[np.flatnonzero(scores == highest)].min())
 
     def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
         """Apply changes of counts after a merge."""

@@ -66,9 +66,8 @@ def sentences_of_long_text(content: bytes, *, language: str = "en") -> Iterator[
     """
     start = 0
     while start < len(content):
-        end = len(content) if len(content) - start <= _PIECE_BYTES else content.find(b"\n\n", start + _PIECE_BYTES)
-        if end < 0:
-            end = len(content)
+        end = content.find(b"\n\n", start + _PIECE_BYTES)
+        end = len(content) if end < 0 else end
         if end - start <= _WINDOW_BYTES:
             text = content[start:end].decode("utf-8")
             yield from _sentences(text, _spans(text, language))
@@ -130,8 +129,7 @@ def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterato
             if end - start <= MAX_SENTENCE_LENGTH:
                 yield first + start, first + end
                 continue
-            piece = paragraph[start:end].translate(_WITHOUT_QUOTES)
-            for inner_start, inner_end in _cut(piece, language):
+            for inner_start, inner_end in _cut(paragraph[start:end].translate(_WITHOUT_QUOTES), language):
                 yield first + start + inner_start, first + start + inner_end
 
 

@@ -278,9 +278,7 @@ class Tokenizer(ABC):
 
     def _pieces_with_specials(self, text: str) -> Pieces:
         """Cut a text at special tokens; each counts as a word of its own."""
-        pieces = Pieces([], [], [])
-        num_words = 0
-        position = 0
+        pieces, num_words, position = Pieces([], [], []), 0, 0
         for match in [*self._special_token.finditer(text), None]:
             part = self._plain_pieces([text[position : match.start() if match else len(text)]])[0]
             num_words = pieces.extend(part, position, num_words)
@@ -307,8 +305,7 @@ class Tokenizer(ABC):
         for text, start, kept in ((first, num_begin, kept_first), (second, num_a, kept_second)):
             words[start : start + kept] = text.words[:kept]
             offsets[start : start + kept] = text.offsets[:kept]
-        num_truncated = num_first + num_second - kept_first - kept_second
-        return Encoding(ids, segments, words, offsets, num_truncated)
+        return Encoding(ids, segments, words, offsets, num_first + num_second - kept_first - kept_second)
 
 
 def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:

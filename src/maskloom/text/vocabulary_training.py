@@ -79,16 +79,15 @@ def train_vocabulary(
 
     It says what the vocabulary was made from and how well it covers that text: rates are fractions of the words that
     were kept, counted as often as they occur; an unknown word counts as one piece. It shows the hundred most frequent
-    of the dropped characters.
-    Special tokens come first; then the characters, for WordPiece bare where one starts a word and with `##` inside, for
-    byte pairs bare inside and with `</w>` where one ends a word; then merges in order. Which pair is merged, and which
-    of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds another character, or over 200
-    characters, takes no part. Fewer tokens than `settings.size` are returned where no pair is left that is frequent
-    enough, and the report says so. "pmi" merges rare pairs first, because their symbols are rare too: raise
-    `min_frequency` until the report's pieces per word are few.
-    Words over `max_distinct_words` go to disk while counting, and the rarest are dropped and reported. `count` is
-    `count_words`, or that with more of its settings. Raises ConfigError for impossible settings, among them a size that
-    does not hold the alphabet, and DataError for text without words.
+    of the dropped characters. Special tokens come first; then the characters, for WordPiece bare where one starts a
+    word and with `##` inside, for byte pairs bare inside and with `</w>` where one ends a word; then merges in order.
+    Which pair is merged, and which of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds
+    another character, or over 200 characters, takes no part. Fewer tokens than `settings.size` are returned where no
+    pair is left that is frequent enough, and the report says so. "pmi" merges rare pairs first, because their symbols
+    are rare too: raise `min_frequency` until the report's pieces per word are few. Words over `max_distinct_words` go
+    to disk while counting, and the rarest are dropped and reported. `count` is `count_words`, or that with more of its
+    settings. Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and
+    DataError for text without words.
     """
     settings.check()
     counted = count(
@@ -109,8 +108,7 @@ def train_vocabulary(
             f"size = {size}: {num_specials} special tokens and {len(alphabet)} symbols for "
             f"{len(characters)} characters need {num_needed}; give --size {num_needed} or more"
         )
-    is_known = characters.issuperset
-    words = sorted(word for word in counted.counts if len(word) <= MAX_WORD_LENGTH and is_known(word))
+    words = sorted(word for word in counted.counts if len(word) <= MAX_WORD_LENGTH and characters.issuperset(word))
     symbols, merges = merge_pairs(
         words,
         [counted.counts[word] for word in words],
@@ -197,8 +195,7 @@ def measure_coverage(tokenizer: Tokenizer, counts: dict[str, int]) -> dict[str, 
 
     `unknown_rate` and `single_piece_rate` are fractions of words; an unknown word counts as one piece.
     """
-    special = tokenizer.vocabulary.special
-    unknown = None if special.unknown is None else tokenizer.vocabulary.unk_id
+    unknown = None if tokenizer.vocabulary.special.unknown is None else tokenizer.vocabulary.unk_id
     num_words = num_unknown = num_single = num_pieces = num_characters = 0
     readable = ("" if SURROGATE.search(word) else word for word in counts)
     for (word, count), pieces in zip(counts.items(), tokenizer.word_ids(readable), strict=True):

@@ -260,8 +260,7 @@ def _losses_and_norm(
         losses = {name: loss / scale for name, loss in losses.items()}
         norm = _clip(parameters, settings.max_grad_norm)
         if not ranks.any_(not math.isfinite(norm)):
-            grows = num_held + 1 == _STEPS_OF_A_SCALE
-            state.loss_scale = (2 * scale, 0) if grows else (scale, num_held + 1)
+            state.loss_scale = (2 * scale, 0) if num_held + 1 == _STEPS_OF_A_SCALE else (scale, num_held + 1)
             return losses, norm
         if scale == 1.0:
             return losses, norm

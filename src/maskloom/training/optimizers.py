@@ -95,11 +95,8 @@ class BertAdam(torch.optim.AdamW):
                 group["lr"], group["eps"], group["weight_decay"] = rate, epsilon, decay
 
     def _steps_taken(self, group: dict) -> int:
-        for parameter in group["params"]:
-            state = self.state.get(parameter)
-            if state:
-                return int(state["step"])
-        return 0
+        states = (self.state.get(parameter) for parameter in group["params"])
+        return next((int(state["step"]) for state in states if state), 0)
 
 
 def _adam(kind: Callable[..., torch.optim.Optimizer], groups: list[dict], settings: TrainingSection):

@@ -137,7 +137,10 @@ class TrainingSession:
             self.budget.start()
         self.objective = in_precision(self.objective, self._chosen_precision(), self.ranks.device)
         if settings.micro_batch_size == "auto" and self.state.micro_batch_size is None:
-            self._fit_micro_batches()
+            self._require_whole_weights('micro_batch_size = "auto"')
+            size = fitting_micro_batch_size(self.state.model, self.objective, self._coming_batch(), self.ranks)
+            self.state.micro_batch_size = self._told_size = size
+            self._tell(f"micro-batches of {size} sequences fit into memory")
         with (
             stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"), kept_memory()
         ):  # fmt: skip
@@ -184,15 +187,7 @@ class TrainingSession:
 
     def _require_whole_weights(self, setting: str) -> None:
         if self.ranks.is_sharded:
-            parallel = self.settings.parallel
-            raise ConfigError(f'training.{setting} does not go with training.parallel = "{parallel}"')
-
-    def _fit_micro_batches(self) -> None:
-        """Go on in micro-batches of as many sequences as fit into memory."""
-        self._require_whole_weights('micro_batch_size = "auto"')
-        size = fitting_micro_batch_size(self.state.model, self.objective, self._coming_batch(), self.ranks)
-        self.state.micro_batch_size = self._told_size = size
-        self._tell(f"micro-batches of {size} sequences fit into memory")
+            raise ConfigError(f'training.{setting} does not go with training.parallel = "{self.settings.parallel}"')
 
     def _train(self, stop: StopRequests, saves: Saves) -> None:
         steps = train_steps(

@@ -163,10 +163,9 @@ def write_modules(
 ) -> None:
     """Write what `read_modules` and sentence-transformers read; raises ConfigError for a pooling that is not known."""
     SentenceModules().changed(pooling, normalize)
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     modules = [
         {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"sentence_transformers.models.{kind}"}
-        for n, kind in enumerate(kinds)
+        for n, kind in enumerate(["Transformer", "Pooling", *(["Normalize"] if normalize else [])])
     ]
     flags = {flag: mode.removesuffix("_tokens") == pooling for flag, mode in _FLAGS.items()}
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size, **flags})

@@ -103,7 +103,6 @@ class _ShardTask:
     last: str = ""
 
     def add(self, document: Document, digest: bytes) -> None:
-        """Put a document into the shard."""
         self.documents.append(document.content)
         self.digests.append(digest)
         self.num_bytes += len(document.content)

@@ -147,8 +147,7 @@ def read_documents(
     if documents not in ("blank-line", "file"):
         raise ConfigError(f"documents is {documents!r:.80}; it must be 'blank-line' or 'file'")
     report = ReadingReport() if report is None else report
-    files = source_files(paths, report)
-    return _documents_of_files(files, on_bad_text == "skip", documents, report)
+    return _documents_of_files(source_files(paths, report), on_bad_text == "skip", documents, report)
 
 
 def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceFile]:

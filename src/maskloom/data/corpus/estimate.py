@@ -74,8 +74,7 @@ def _text_of_rows(block: bytes) -> bytes:
     texts = []
     for line in block.split(b"\n"):
         try:
-            text = json.loads(line)[TEXT_FIELD]
-            texts.append(text.encode("utf-8"))
+            texts.append(json.loads(line)[TEXT_FIELD].encode("utf-8"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return b"\n\n".join(texts)

@@ -169,8 +169,7 @@ def _script(examined: _Examined) -> Iterator[Finding]:
     corpus = examined.corpus
     vocabulary = corpus.vocabulary
     letters = np.array([_is_letter(vocabulary.bare(token)) for token in vocabulary.tokens])
-    unknown = examined.counts[vocabulary.unk_id]
-    fraction = float((examined.counts[letters].sum() + unknown) / corpus.num_tokens)
+    fraction = float((examined.counts[letters].sum() + examined.counts[vocabulary.unk_id]) / corpus.num_tokens)
     if fraction >= _LETTERS_WARNING:
         yield Finding(
             "error" if fraction >= _LETTERS_ERROR else "warning",

@@ -163,8 +163,7 @@ class SentenceEncoder:
         spans = word_spans(content, self._classes)
         encoded = self._ids_of_words(content, spans)
         line_ends = np.append(np.flatnonzero(np.frombuffer(content, np.uint8) == _LINE_END), len(content))
-        token_ends = encoded.edges[np.searchsorted(spans.starts, line_ends)]
-        return encoded.flat, np.diff(token_ends, prepend=0)
+        return encoded.flat, np.diff(encoded.edges[np.searchsorted(spans.starts, line_ends)], prepend=0)
 
     def _lines(self, documents: list[bytes]) -> tuple[bytes, np.ndarray]:
         """Return all sentences, a line each, and (documents,) int64: how many lines each document has."""
@@ -228,8 +227,7 @@ class SentenceEncoder:
         if self._tokenizer.lowercase:
             plain = map(str.lower, plain)
         both = self._tokenizer.word_ids(plain), iter(self._tokenizer.token_ids_batch(odd))
-        lists = [next(both[of_odd]) for of_odd in is_odd]
-        return RaggedIds.of_lists(lists, self.type)
+        return RaggedIds.of_lists([next(both[of_odd]) for of_odd in is_odd], self.type)
 
 
 def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
@@ -244,8 +242,7 @@ def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
             yield content[start:end], True
             start = end + 1
             continue
-        place = start + _BLOCK_BYTES // 2
-        found = _BETWEEN_WORDS.search(content, place, start + _LONGEST_RUN)
+        found = _BETWEEN_WORDS.search(content, start + _BLOCK_BYTES // 2, start + _LONGEST_RUN)
         if found:
             end = found.start()
         elif len(content) - start <= _LONGEST_RUN:

@@ -68,13 +68,8 @@ def raw_documents(
     gathered = gathered if has_line_end else [b"".join(gathered)]
     if not has_line_end and _NEXT_LINE in gathered[0]:
         content = gathered.pop().replace(_NEXT_LINE, b" \n")
-        yield from raw_documents(
-            io.BytesIO(content).read,
-            ends_at_blank_lines=ends_at_blank_lines,
-            limit=limit,
-            too_large=too_large,
-            start=start,
-        )
+        how = {"ends_at_blank_lines": ends_at_blank_lines, "limit": limit, "too_large": too_large, "start": start}
+        yield from raw_documents(io.BytesIO(content).read, **how)
     else:
         yield from _document(gathered, line, offset, limit, too_large)
 

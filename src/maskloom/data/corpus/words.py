@@ -68,8 +68,7 @@ def word_spans(content: bytes, classes: bytes) -> WordSpans:
         kept[0] = True
         kept[1:] |= ~is_word[:-1]
         edges, is_word, is_odd = edges[kept], is_word[kept], is_odd[kept]
-    ends = np.append(edges[1:], len(content))
-    return WordSpans(edges[is_word], ends[is_word], is_odd[is_word])
+    return WordSpans(edges[is_word], np.append(edges[1:], len(content))[is_word], is_odd[is_word])
 
 
 def word_names(content: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -77,8 +76,7 @@ def word_names(content: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarr
 
     Up to 16 bytes the name is the word itself; longer words share a name with a probability of about 2**-128.
     """
-    padding = _PADDING[: len(_PADDING) - len(content) % 8]
-    eights = np.frombuffer(content + padding, dtype="<u8")
+    eights = np.frombuffer(content + _PADDING[: len(_PADDING) - len(content) % 8], dtype="<u8")
     sizes = ends - starts
     names = np.empty((2, len(starts)), dtype=np.uint64)
     names[0] = _eight_bytes(eights, starts, sizes)

@@ -111,10 +111,10 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
     found, absent = [], {}
     for task in wanted:
         missing = [path for path in task.training_files(data) if not path.is_file()]
-        if not missing:
+        if missing:
+            absent[task.name] = ", ".join(map(str, missing))
+        else:
             found.append(task)
-            continue
-        absent[task.name] = ", ".join(map(str, missing))
     if absent and names is not None:
         listed = "; ".join(f"{name}: {paths}" for name, paths in absent.items())
         raise DataError(f"{data}: files of tasks that were asked for are not there: {listed}")
@@ -136,8 +136,7 @@ def check_genres(path: Path, *, matched: bool) -> None:
     Genres are the evidence; a file without them, or with others, passes.
     """
     rows = read_rows(path, "tsv")
-    header = next(rows)
-    names = [str(name) for name in header.fields]
+    names = [str(name) for name in next(rows).fields]
     if "genre" not in names:
         return
     column, others = names.index("genre"), _MISMATCHED if matched else _MATCHED
@@ -265,8 +264,7 @@ def _row_problems(line: str, number: int, file: SubmissionFile) -> list[tuple[st
     if file.labels and fields[1] not in file.labels:
         problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not one of {', '.join(file.labels)}"))
     if not file.labels:
-        is_number = _NUMBER.fullmatch(fields[1]) is not None
-        if not is_number:
+        if not _NUMBER.fullmatch(fields[1]):
             problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not a number"))
         elif not 0.0 <= float(fields[1]) <= 5.0:
             problems.append(("range", f"the score {fields[1]} does not lie from 0 to 5"))

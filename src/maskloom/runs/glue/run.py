@@ -118,9 +118,8 @@ def _outcome(
     try:
         if task.name == "wnli":
             return answer_by_majority(train, dev, out)
-        row = catalog_row(task.name)
         found = search(
-            recipe.model_copy(update={"task": row.kind}),
+            recipe.model_copy(update={"task": catalog_row(task.name).kind}),
             model=model,
             data=LabelledFiles(train, dev, ReadingOptions(format=task.name)),
             out=out,
@@ -208,12 +207,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same answers give the same bytes
 
 
 def submit_glue(
-    run: str | Path,
-    *,
-    data: str | Path,
-    out: str | Path,
-    allow_partial: bool = False,
-    progress: Progress | None = None,
+    run: str | Path, *, data: str | Path, out: str | Path, allow_partial: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Answer the test files with the models of a GLUE run and write the zip; return what was answered.
 
@@ -242,8 +236,7 @@ def submit_glue(
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in SUBMISSION:
             if file.column in sources:
-                rows = num_rows[file.column]
-                answers, account[file.name] = _answers(file, sources[file.column], rows, run, progress)
+                answers, account[file.name] = _answers(file, sources[file.column], num_rows[file.column], run, progress)
                 _put(archive, file.name, answers)
     with zipfile.ZipFile(held) as archive:
         problems = problems_of(archive, allow_partial=allow_partial)
@@ -275,8 +268,7 @@ def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
         else:
             path = data / task.folder / task.test[file.column]
             path, looked_for = (path if path.is_file() else None), str(path)
-        folder = run / task.folder
-        answers = folder / (MAJORITY if task.name == "wnli" else "model")
+        answers = run / task.folder / (MAJORITY if task.name == "wnli" else "model")
         if path is None:
             absent[file.column] = f"{looked_for} is not there"
         elif not answers.exists():
@@ -330,9 +322,7 @@ def _predictions(
 
 def _answer(file: SubmissionFile, prediction: Prediction) -> str:
     """Return a label as the leaderboard spells it, or a score within 0 to 5."""
-    if file.labels:
-        return str(prediction["label"])
-    return f"{min(max(float(prediction['score']), 0.0), 5.0):.4f}"
+    return str(prediction["label"]) if file.labels else f"{min(max(float(prediction['score']), 0.0), 5.0):.4f}"
 
 
 def _check_labels(file: SubmissionFile, predictor: Predictor, folder: Path) -> None:

@@ -68,8 +68,7 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
         return Examples(absent=problem)
     predictor = Predictor.load(run.model_folder)
     task, inputs = predictor.required_task(), run.description["inputs"]
-    reading = ReadingOptions(**inputs.get("reading", {}))
-    data = KINDS[task.kind].read(dev, reading, task.settings)
+    data = KINDS[task.kind].read(dev, ReadingOptions(**inputs.get("reading", {})), task.settings)
     chosen = data.examples
     if getattr(task.settings, "context", None) == "document":
         chosen = chosen[:most]
@@ -81,8 +80,7 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
     for first in range(0, len(chosen), _AT_ONCE):
         piece = ReadExamples(chosen[first : first + _AT_ONCE], data.report)
         encoded = predictor.encoded(piece)
-        outputs = predictor.outputs(encoded).rows
-        decoded, targets = task.decode(encoded, outputs), task.targets(encoded)
+        decoded, targets = task.decode(encoded, predictor.outputs(encoded).rows), task.targets(encoded)
         if task.kind == "tagging":
             targets = encoded.by_sentence(targets)  # pyright: ignore[reportAttributeAccessIssue]
         for example, prediction, target in zip(piece.examples, decoded, targets, strict=True):

@@ -143,8 +143,7 @@ def scores(run: RunRecord) -> dict[str, float]:
         flat_scores = {
             f"{name} {metric}": value for name, of in result["scores"].items() for metric, value in of.items()
         }
-        averages = {name: result[name]["value"] for name in ("paper_average", "leaderboard_score")}
-        result = {**flat_scores, **averages}
+        result = {**flat_scores, **{name: result[name]["value"] for name in ("paper_average", "leaderboard_score")}}
     return {name: value for name, value in result.items() if isinstance(value, (int, float))}
 
 

@@ -175,8 +175,7 @@ def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
         yield row
         return
     try:
-        held = row.fields.items()
-        for fields in form({key: value for key, value in held if needs_label or key not in _ANSWERS}):
+        for fields in form({key: value for key, value in row.fields.items() if needs_label or key not in _ANSWERS}):
             yield row._replace(fields=fields)
     except BadRowError as problem:
         yield row._replace(problem=str(problem))
@@ -221,8 +220,7 @@ def _race(fields: dict[str, Any]) -> list[dict[str, Any]]:
         if "_" in question and all(isinstance(text, str) for text in texts):
             # a gap to be filled
             stem, texts = "", [question.replace("_", text) for text in texts]
-        identifier = None if name is None else f"{name}-{number}"
-        rows.append(_plain(identifier, fields.get("article"), stem, texts, answer))
+        rows.append(_plain(None if name is None else f"{name}-{number}", fields.get("article"), stem, texts, answer))
     return rows
 
 

@@ -49,8 +49,7 @@ def encode_choices(
     Examples may differ in their number of choices. Raises DataError, with `path` and line, when only some have labels.
     """
     first = np.cumsum([0, *(len(example.choices) for example in examples)], dtype=np.int64)
-    texts = (pair for example in examples for pair in example.pairs())
-    fields = encoded_texts(texts, first, tokenizer, max_length)
+    fields = encoded_texts((pair for example in examples for pair in example.pairs()), first, tokenizer, max_length)
     labels = np.array([example.label for example in examples], np.int64) if are_labelled(examples, path) else None
     return EncodedChoices(**fields, labels=labels, examples=examples)
 

@@ -44,8 +44,7 @@ def split_words(context: str) -> tuple[ContextWords, list[str]]:
     """Return where the words of a context stand, and the words."""
     words = _WORD.findall(context)
     starts = np.fromiter((match.start() for match in _WORD.finditer(context)), np.int64, len(words))
-    lengths = np.fromiter(map(len, words), np.int64, len(words))
-    return ContextWords(starts, starts + lengths), words
+    return ContextWords(starts, starts + np.fromiter(map(len, words), np.int64, len(words))), words
 
 
 def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:
@@ -239,7 +238,6 @@ def encode_questions(
         offsets = np.fromiter((len(ids) + 2 for ids in question_ids), np.int64, len(question_ids))
         kept_spans = np.array([spans[number] for number in kept], dtype=np.int64).reshape(-1, 2)
         labels = _labels(kept_spans, offsets, window_question, window_start, window_length)
-    first_window = np.searchsorted(window_question, np.arange(len(kept) + 1))
     return EncodedQuestions(
         questions=[questions[number] for number in kept],
         contexts=contexts,
@@ -248,7 +246,7 @@ def encode_questions(
         window_question=window_question,
         window_start=window_start,
         window_length=window_length,
-        first_window=first_window,
+        first_window=np.searchsorted(window_question, np.arange(len(kept) + 1)),
         labels=labels,
         max_length=max_length,
         stride=stride,

@@ -159,9 +159,7 @@ def _what_stands(text: str, start: int, context: str) -> str:
     """Say what stands where an answer should, and where it stands instead."""
     there = context[start : start + min(len(text), _SHOWN)]
     places = [place for place in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if place >= 0]
-    elsewhere = ""
-    if places:
-        elsewhere = f"; it stands at {min(places, key=lambda place: abs(place - start))}"
+    elsewhere = f"; it stands at {min(places, key=lambda place: abs(place - start))}" if places else ""
     return f"{text[:_SHOWN]!r:.80} at {start}, where {there!r:.80} stands{elsewhere}"
 
 
@@ -174,15 +172,13 @@ def squad_rows(path: Path) -> Iterator[Row]:
 
     Raises DataError, with file and place, for a file that cannot be read or lacks the frame of articles and paragraphs.
     """
-    document = read_json(path)
-    articles = _list_of(document, "data", path, "the file")
+    articles = _list_of(read_json(path), "data", path, "the file")
     number = 0
     for article_number, article in enumerate(articles, start=1):
         title = article.get("title") if isinstance(article, dict) else None
         title = title if isinstance(title, str) else None
         article_place = f"article {article_number}" + (f" ({title:.80})" if title else "")
-        paragraphs = _list_of(article, "paragraphs", path, article_place)
-        for paragraph_number, paragraph in enumerate(paragraphs, start=1):
+        for paragraph_number, paragraph in enumerate(_list_of(article, "paragraphs", path, article_place), start=1):
             place = f"{article_place}, paragraph {paragraph_number}"
             for question_number, question in enumerate(_list_of(paragraph, "qas", path, place), start=1):
                 number += 1
@@ -347,12 +343,8 @@ def score_files(
     """
     path = Path(predictions)
     how = (data, ReadingOptions(), {})
-    read = ReadExamples.of(data, lambda report: iterate_questions(*how, needs_label=True, report=report))
-    questions = read.examples
-    if path.suffix.lower() == ".jsonl":
-        texts, odds = _rows(path)
-    else:
-        texts, odds = _by_id(path, str, "a text"), None
+    questions = ReadExamples.of(data, lambda report: iterate_questions(*how, needs_label=True, report=report)).examples
+    texts, odds = _rows(path) if path.suffix.lower() == ".jsonl" else (_by_id(path, str, "a text"), None)
     if null_odds is not None:
         odds = _by_id(Path(null_odds), (int, float), "a number")
     golds = {question.id: [answer.text for answer in question.answers] for question in questions}

@@ -78,8 +78,7 @@ def decode_answers(
     """
     if len(outputs) != len(encoded):
         raise ValueError(f"{len(outputs)} outputs for {len(encoded)} windows; they must agree")
-    finder = TextFinder(encoded.tokenizer.lowercase)
-    decoder = _Decoder(encoded, outputs, settings or SpanSettings(), only_best, finder)
+    decoder = _Decoder(encoded, outputs, settings or SpanSettings(), only_best, TextFinder(encoded.tokenizer.lowercase))
     for first, last in encoded.runs(_WINDOWS_AT_ONCE):
         yield from decoder.answers(first, last)
 
@@ -123,8 +122,7 @@ class _Decoder:
                 own = encoded.first_window[question : question + 2] - encoded.first_window[first]
                 nulls = logits[own[0] : own[1], 0]
                 null = nulls[int(nulls.sum(axis=1).argmin())]
-            places = range(*bounds[question - first : question - first + 2].tolist())
-            yield self._answer(question, spans, places, null)
+            yield self._answer(question, spans, range(*bounds[question - first : question - first + 2].tolist()), null)
 
     def _padded(self, windows: np.ndarray) -> np.ndarray:
         """Return the logits of windows, (windows, tokens of the longest, 2); -inf where there is no token."""
@@ -285,12 +283,7 @@ def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettin
 
 
 def _encode(
-    settings: SpanSettings,
-    data: ReadExamples,
-    tokenizer: Tokenizer,
-    max_length: int,
-    *,
-    for_training: bool = False,
+    settings: SpanSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
 ) -> EncodedQuestions:
     encoded = encode_questions(
         data.examples,

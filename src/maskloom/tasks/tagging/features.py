@@ -85,8 +85,7 @@ def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
     """Return how many rows each unit has, (units,), and a SHA-256 over the tokens, segments and places of all units."""
     digest, counts = hashlib.sha256(), [np.empty(0, dtype=np.int64)]
     for first in range(0, len(units.lengths), _UNITS_AT_ONCE):
-        indices = np.arange(first, min(first + _UNITS_AT_ONCE, len(units.lengths)))
-        batch, places, count = units.places(indices)
+        batch, places, count = units.places(np.arange(first, min(first + _UNITS_AT_ONCE, len(units.lengths))))
         for array in (batch.token_ids, batch.segment_ids, batch.lengths, places, count):
             digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
         counts.append(count)

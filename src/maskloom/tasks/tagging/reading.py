@@ -29,8 +29,7 @@ class TaggedSentence:
     file from 0. `columns` holds the fields of each word of a file in columns, as they stand there with `separator`
     between, and `opening` those of the -DOCSTART- line right before it. `source_text` and `source_spans` are the text
     that raw words were cut from and the characters (start, end) of each; without a text, words count as joined by
-    single spaces.
-    Raises ValueError where words and tags, columns or spans differ in number.
+    single spaces. Raises ValueError where words and tags, columns or spans differ in number.
     """
 
     words: tuple[str, ...]

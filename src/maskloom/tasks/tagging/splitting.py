@@ -259,8 +259,7 @@ class _Evidence:
         """Return the shapes of words with a mark at an end that are words more often than they are cut."""
         shapes: Counter[str] = Counter()
         for word, surplus in self.surplus[at_end].items():
-            has_mark = _has_letters(word) and (_is_mark(word[0]) or _is_mark(word[-1]))
-            if has_mark and _lower(word) not in clitics:
+            if _has_letters(word) and (_is_mark(word[0]) or _is_mark(word[-1])) and _lower(word) not in clitics:
                 shapes[_shape(word)] += surplus
         return tuple(sorted(shape for shape, surplus in shapes.items() if surplus > 0))
 

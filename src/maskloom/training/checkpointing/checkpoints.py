@@ -126,8 +126,7 @@ def _difference(path: Path, described: Any) -> str | None:
     expected = described.get("bytes") if isinstance(described, dict) else None
     if size != expected:
         return f"{size:,} bytes, the manifest says {expected!r}"
-    digest = file_sha256(path)
-    return None if digest == described.get("sha256") else "its SHA-256 differs from the manifest's"
+    return None if file_sha256(path) == described.get("sha256") else "its SHA-256 differs from the manifest's"
 
 
 def _as_bytes(manifest: dict[str, Any]) -> bytes:
@@ -234,7 +233,12 @@ def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Coll
     try:
         folder.mkdir(exist_ok=True)
         _tidy(folder)
-        _require_room(folder, snapshot.num_bytes)
+        total, _used, free = shutil.disk_usage(folder)
+        if total and free < (needed := _ROOM * snapshot.num_bytes):
+            cause = f"{os.strerror(errno.ENOSPC)}: {free / 2**20:,.1f} MiB are free"
+            raise OSError(
+                errno.ENOSPC, f"{cause}, {_ROOM} times the checkpoint are {needed / 2**20:,.1f} MiB", str(folder)
+            )
         with taking_the_place(temporary, final, former):  # a folder that was set aside counts under that name too
             yield temporary
     except OSError as error:  # whatever the cause, this place holds no file now
@@ -333,17 +337,6 @@ def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[
         with suppress(OSError):
             rename(path, doomed)  # so that a kill leaves no half of a checkpoint under its name
             remove_tree(doomed)
-
-
-def _require_room(folder: Path, num_bytes: int) -> None:
-    total, _used, free = shutil.disk_usage(folder)
-    if total and free < _ROOM * num_bytes:
-        raise OSError(
-            errno.ENOSPC,
-            f"{os.strerror(errno.ENOSPC)}: {free / 2**20:,.1f} MiB are free, "
-            f"{_ROOM} times the checkpoint are {_ROOM * num_bytes / 2**20:,.1f} MiB",
-            str(folder),
-        )
 
 
 def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:

@@ -28,13 +28,7 @@ from torch.distributed.tensor import DTensor
 from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, write_hashed
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
-from maskloom.training.checkpointing.checkpoints import (
-    SHARDED,
-    Snapshot,
-    check_shapes,
-    new_step_folder,
-    write_manifest,
-)
+from maskloom.training.checkpointing.checkpoints import SHARDED, Snapshot, check_shapes, new_step_folder, write_manifest
 from maskloom.training.loop import TrainState
 from maskloom.training.ranks.distributed import DistributedRanks
 from maskloom.training.ranks.ranks import Ranks
@@ -145,10 +139,9 @@ def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[st
 def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights of a folder, whole and by parameter, as `read_sharded` reads them."""
     reader = _Reader(folder)
-    entries = reader.read_metadata().state_dict_metadata
     targets: dict[str, Tensor] = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in entries.items()
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
     _load(reader, targets)

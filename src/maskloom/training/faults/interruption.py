@@ -133,7 +133,6 @@ class _SecondInterrupt:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
         signal.set_wakeup_fd(self._before)
         os.close(self._write)
         self._thread.join()

@@ -119,8 +119,7 @@ def write_dump(
             carried = {str(number): tensor for number, tensor in enumerate(state.carry)}
             write_hashed(temporary / CARRY, safetensors_pieces(carried))
         write_json(temporary / REPORT, report)
-    kept = sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)
-    for path in kept[:-_DUMPS_WITH_WEIGHTS]:
+    for path in sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)[:-_DUMPS_WITH_WEIGHTS]:
         path.unlink(missing_ok=True)
     return final
 
