@@ -46,7 +46,7 @@ def release_free_memory() -> bool:
 @contextmanager
 def kept_memory() -> Iterator[None]:
     """Within, the C library keeps what is freed, since a page that was given back is cleared before it comes again."""
-    _set_thresholds(dict.fromkeys(_THRESHOLDS, 2 ** 31 - 1))
+    _set_thresholds(dict.fromkeys(_THRESHOLDS, 2**31 - 1))
     try:
         yield
     finally:
