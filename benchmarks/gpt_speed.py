@@ -1,8 +1,8 @@
-"""Time GPT's training step and its continuations against transformers, in turn, in one process, on real text.
+"""Time GPT's training step and its continuations against transformers, in turn, on real text.
 
 Training: our loop, drawing of rows included, beside OpenAIGPTLMHeadModel with fused AdamW and clipping, as shipped and,
 with --compiled, under torch.compile. Both have the same sizes and read the same rows; the peer's tensors are made
-beforehand. Before timing, without dropout, both must give the same loss.
+beforehand. Each side is a process of its own. Before timing, without dropout, both must give the same loss.
 
 Continuing: 128 tokens, greedy, after prompts of 32, by a GPT in GPT-2's layout, since OpenAIGPT has no cache in
 transformers; both must give the same tokens.
@@ -17,20 +17,23 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from rounds import in_turn, order_said, quiet_load, reached
 from surroundings import processor, write_real_text
 
-from maskloom.checkpoints.huggingface import save_model
+from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corpus.opening import Corpus
+from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
 from maskloom.generation.search import Generation, continue_texts
 from maskloom.layers.processor.matrix_products import pack_for_inference
@@ -39,6 +42,7 @@ from maskloom.models.gpt_config import GptConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.system.devices import chosen_device
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
@@ -60,8 +64,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--compiled", action="store_true", help="the peer under torch.compile as well")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("gpt_speed"))
+    parser.add_argument("--side", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
+    if options.side:
+        name, corpus, place, size, length = options.side
+        training_side(name, Path(corpus), Path(place), size, int(length))
+        return
     load, results = quiet_load(), []
     with tempfile.TemporaryDirectory() as folder:
         corpus = real_corpus(Path(folder))
@@ -103,46 +112,71 @@ def config_of(size: str, corpus: Corpus, **more: Any) -> GptConfig:
 
 
 def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, folder: Path) -> dict[str, Any]:
-    """Return tokens per second of both sides at a size and a length of rows."""
+    """Return tokens per second of both sides at a size and a length of rows, each side a process of its own."""
     from transformers import OpenAIGPTLMHeadModel
 
-    number = BATCHES[length][size]
-    data = PretrainingData(max_length=length)
-    loader = PRETRAINING["causal_lm"].loader(corpus, None, data, batch_size=number, seed=0)
-    settings = TrainingSection(steps=10**6, batch_size=number, learning_rate=1e-4, num_threads=NUM_THREADS)
     model = build_model(config_of(size, corpus), ("lm",), seed=0)
-    save_model(model, folder / f"{size}-{length}")
-    objective = MaskedLanguageModeling("lm", None)
-    steps = train_steps(TrainState.fresh(model, settings), objective, loader.next_batch, settings=settings, seed=0)
-    peers = {PEER: OpenAIGPTLMHeadModel.from_pretrained(folder / f"{size}-{length}")}
-    if compiled:
-        peers[COMPILED] = OpenAIGPTLMHeadModel.from_pretrained(folder / f"{size}-{length}")
-        peers[COMPILED].compile()
-    first = loader.next_batch({})[0]
-    difference = check_losses(model, objective, first, peers[PEER], length)
-    sides: dict[str, Callable[[torch.Tensor], None]] = {OURS: lambda _: ours_step(steps)}
-    sides |= {name: peer_step(peer) for name, peer in peers.items()}
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    position: dict[str, int] = {}
+    place = folder / f"{size}-{length}"
+    save_model(model, place)
+    loader, _ = rows_of_text(corpus.folder, size, length)
+    peer = OpenAIGPTLMHeadModel.from_pretrained(place)
+    difference = check_losses(model, loader.next_batch({})[0], peer, length)
+    names = (OURS, PEER, COMPILED) if compiled else (OURS, PEER)
+    given = [str(corpus.folder), str(place), size, str(length)]
+    sides = {
+        name: subprocess.Popen(
+            [sys.executable, __file__, "--side", name, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name in names
+    }
+    rates: dict[str, list[float]] = {name: [] for name in names}
     for number_of_round in range(-1, rounds):  # the first warms up
-        batches = []
-        for _ in range({"tiny": 4, "mini": 2}.get(size, 1)):
-            batch, position = loader.next_batch(position)
-            batches.append(torch.from_numpy(batch.token_ids).view(-1, length))
-        for name in in_turn(list(sides), number_of_round):
-            started = time.perf_counter()
-            for ids in batches:
-                sides[name](ids)
+        for name in in_turn(list(names), number_of_round):
+            print("go", file=sides[name].stdin, flush=True)
+            rate = float(cast(IO[str], sides[name].stdout).readline())
             if number_of_round >= 0:
-                rates[name].append(sum(ids.numel() for ids in batches) / (time.perf_counter() - started))
+                rates[name].append(rate)
+    for side in sides.values():
+        side.communicate()
     what = f"training, {size}, rows of {length}"
     return {"what": what, "aims": TRAINING_AIMS.get(size), "difference": difference, "rates": rates}
 
 
-def ours_step(steps: Iterator[Any]) -> None:
-    """Take a step as a run does."""
-    with kept_memory():
-        next(steps)
+def rows_of_text(corpus: Path, size: str, length: int) -> tuple[Loader[PretrainingBatch], int]:
+    """Return the batches that both sides read, and how many sequences they have."""
+    number = BATCHES[length][size]
+    data = PretrainingData(max_length=length)
+    return PRETRAINING["causal_lm"].loader(Corpus.open(corpus), None, data, batch_size=number, seed=0), number
+
+
+def training_side(name: str, corpus: Path, place: Path, size: str, length: int) -> None:
+    """Print the tokens per second of a few steps for every line of the input."""
+    from transformers import OpenAIGPTLMHeadModel
+
+    chosen_device("cpu")  # as every command does
+    loader, number = rows_of_text(corpus, size, length)
+    settings = TrainingSection(steps=10**6, batch_size=number, learning_rate=1e-4, num_threads=NUM_THREADS)
+    if name == OURS:
+        state = TrainState.fresh(load_model(place)[0], settings)
+        objective = MaskedLanguageModeling("lm", None)
+        steps = train_steps(state, objective, loader.next_batch, settings=settings, seed=0)
+        step: Callable[[torch.Tensor], Any] = lambda _: next(steps)  # noqa: E731
+    else:
+        peer = OpenAIGPTLMHeadModel.from_pretrained(place)
+        if name == COMPILED:
+            peer.compile()
+        step = peer_step(peer)
+    position: dict[str, int] = {}
+    with kept_memory() if name == OURS else nullcontext():  # as a run does
+        for _ in sys.stdin:
+            batches = []
+            for _ in range({"tiny": 4, "mini": 2}.get(size, 1)):
+                batch, position = loader.next_batch(position)
+                batches.append(torch.from_numpy(batch.token_ids).view(-1, length))
+            started = time.perf_counter()
+            for ids in batches:
+                step(ids)
+            print(sum(ids.numel() for ids in batches) / (time.perf_counter() - started), flush=True)
 
 
 def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:
@@ -159,11 +193,9 @@ def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:
     return step
 
 
-def check_losses(model: Any, objective: Any, batch: PretrainingBatch, peer: Any, length: int) -> float:
+def check_losses(model: Any, batch: PretrainingBatch, peer: Any, length: int) -> float:
     """Return by how much the losses of both sides differ on the targets that both have, without dropout."""
-    model.eval()
-    ours = accumulate_gradients(model, objective, batch, None)["lm"]
-    model.zero_grad()
+    ours = accumulate_gradients(model.eval(), MaskedLanguageModeling("lm", None), batch, None)["lm"]
     with torch.no_grad():
         logits = peer.eval()(torch.from_numpy(batch.token_ids).view(-1, length)).logits
         theirs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.mlm_labels))
