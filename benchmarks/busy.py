@@ -25,8 +25,6 @@ from typing import Any
 from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load, reached
 from surroundings import minilm_folder, processor
 
-import maskloom  # before torch, as every command does: it says how threads wait
-
 JOBS, SIDES = ("tiny", "mini", "base", "embed"), ("maskloom", "transformers")
 BATCH_SIZES = {"tiny": 32, "mini": 16, "base": 4}
 LOOPS, RUNS = (0, 1, 2, 4), (1, 2, 3)
@@ -83,7 +81,7 @@ def measured(job: str, rounds: int) -> dict[str, dict[str, list[float]]]:
 def beside(side: str, job: str, kind: str, count: int) -> float:
     """Return the rate of a side while others run: loops, or more runs of the same."""
     command = [sys.executable, __file__, "--side", side, "--jobs", job]
-    runs = [_started(command, side) for _ in range(1 + (count if kind == "runs" else 0))]
+    runs = [_started(command) for _ in range(1 + (count if kind == "runs" else 0))]
     for run in runs:  # each is ready before any is timed
         run.stdout.readline()
     loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(count if kind == "loops" else 0)]
@@ -99,11 +97,8 @@ def beside(side: str, job: str, kind: str, count: int) -> float:
     return sum(rates) / len(rates)
 
 
-def _started(command: list[str], side: str) -> Any:
-    # the peer's threads wait as libgomp has it; importing maskloom, as this script does, would change that
-    own = {} if side == "maskloom" else {"GOMP_SPINCOUNT": "300000"}
-    environment = os.environ | own
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+def _started(command: list[str]) -> Any:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def work(side: str, job: str) -> None:
@@ -128,8 +123,10 @@ def _training(side: str, size: str) -> tuple[Callable[[], Any], int]:
     from maskloom.checkpoints.huggingface import save_model
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
+    from maskloom.system.devices import chosen_device
 
-    config, device = BertConfig.of_size(size, vocab_size=VOCABULARY), torch.device("cpu")
+    config = BertConfig.of_size(size, vocab_size=VOCABULARY)
+    device = chosen_device("cpu") if side == "maskloom" else torch.device("cpu")  # ours as a run chooses it
     batches = [full_rows(BATCH_SIZES[size], seed=seed) for seed in range(4)]
     if side == "maskloom":
         return Ours(config, device, batches, "fp32").step, batches[0].num_tokens
@@ -141,6 +138,8 @@ def _training(side: str, size: str) -> tuple[Callable[[], Any], int]:
 def _embedding(side: str) -> tuple[Callable[[], Any], int]:
     texts = ["a sentence of eleven words stands here for all of them"] * 64
     if side == "maskloom":
+        import maskloom
+
         model = maskloom.load(minilm_folder(), device="cpu")
     else:
         from sentence_transformers import SentenceTransformer
