@@ -17,8 +17,9 @@ from maskloom.system.shared_cores import share_cores
 def chosen_device(name: Any = "auto") -> torch.device:
     """Return the device of a name; "auto" is MASKLOOM_DEVICE if set, else CUDA, Apple's GPU (mps) or the processor.
 
-    Of several processes that torchrun started on a machine, each takes the GPU of its own number (LOCAL_RANK). Raises
-    ConfigError for an unknown name, for a device that torch does not find, and for one GPU asked of several processes.
+    Of several processes that torchrun started on a machine, each takes the GPU of its own number (LOCAL_RANK). The
+    processor's cores are shared from then on (`shared_cores`). Raises ConfigError for an unknown name, for a device
+    that torch does not find, and for one GPU asked of several processes.
     """
     if name == "auto":
         name = os.environ.get("MASKLOOM_DEVICE") or name
