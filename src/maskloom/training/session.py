@@ -40,9 +40,9 @@ from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 from maskloom.training.settings import TrainingSection
 
-# What is given back has to be asked for again, page by page: every so many seconds that costs less than a hundredth of
-# the time, and it bounds what batches of different sizes leave behind.
-_SECONDS_BETWEEN_RELEASES = 60.0
+# What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
+# time, and it bounds what batches of different sizes leave behind (60 seconds let a long run grow by 5 MB).
+_SECONDS_BETWEEN_RELEASES = 10.0
 
 # Where a checkpoint keeps what a session itself has to remember, beside the `memory` of its caller.
 _OWN = "session"
