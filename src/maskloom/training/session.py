@@ -20,7 +20,6 @@ from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
 from maskloom.training.faults.memory import (
     fitting_micro_batch_size,
-    kept_memory,
     note_micro_batch_size,
     noted_micro_batch_size,
     release_free_memory,
@@ -41,7 +40,7 @@ from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 from maskloom.training.settings import TrainingSection
 
 # What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
-# time, and it bounds what batches of different sizes leave behind (60 seconds let a long run grow by 5 MB).
+# time, and it bounds what batches of different sizes leave behind.
 _SECONDS_BETWEEN_RELEASES = 10.0
 
 # Where a checkpoint keeps what a session itself has to remember, beside the `memory` of its caller.
@@ -141,9 +140,7 @@ class TrainingSession:
             size = fitting_micro_batch_size(self.state.model, self.objective, self._coming_batch(), self.ranks)
             self.state.micro_batch_size = self._told_size = size
             self._tell(f"micro-batches of {size} sequences fit into memory")
-        with (
-            stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"), kept_memory()
-        ):  # fmt: skip
+        with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"):
             if self._evaluation_is_due:
                 self._finish_step(self.state.step, stop, saves)
             elif settings.on_nonfinite == "rewind" and self.state.step == 0:
