@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -43,6 +44,7 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.system.devices import chosen_device
 from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
@@ -165,15 +167,16 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
             peer.compile()
         step = peer_step(peer)
     position: dict[str, int] = {}
-    for _ in sys.stdin:
-        batches = []
-        for _ in range({"tiny": 4, "mini": 2}.get(size, 1)):
-            batch, position = loader.next_batch(position)
-            batches.append(torch.from_numpy(batch.token_ids).view(-1, length))
-        started = time.perf_counter()
-        for ids in batches:
-            step(ids)
-        print(sum(ids.numel() for ids in batches) / (time.perf_counter() - started), flush=True)
+    with kept_memory() if name == OURS else nullcontext():  # as a run does
+        for _ in sys.stdin:
+            batches = []
+            for _ in range({"tiny": 4, "mini": 2}.get(size, 1)):
+                batch, position = loader.next_batch(position)
+                batches.append(torch.from_numpy(batch.token_ids).view(-1, length))
+            started = time.perf_counter()
+            for ids in batches:
+                step(ids)
+            print(sum(ids.numel() for ids in batches) / (time.perf_counter() - started), flush=True)
 
 
 def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:

@@ -48,6 +48,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.text.tokenizer import Tokenizer
+from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
@@ -101,7 +102,7 @@ class Ours:
 
     def step(self, batch: PretrainingBatch) -> None:
         """Take the next step of the loop; `batch` is what the loop must have read for it."""
-        with products_by(self._library):
+        with kept_memory(), products_by(self._library):  # as a run does
             report = next(self._steps)
         assert report.num_tokens == batch.num_tokens, "the two sides do not see the same batches"
 

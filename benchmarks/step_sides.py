@@ -12,6 +12,7 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model, prepare_blocks
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.training.faults.memory import kept_memory
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks
@@ -38,8 +39,9 @@ class Ours:
         )
 
     def step(self) -> float:
-        """Take a step and return its loss."""
-        return next(self._steps).loss
+        """Take a step, as a run does, and return its loss."""
+        with kept_memory():
+            return next(self._steps).loss
 
 
 class Peer:

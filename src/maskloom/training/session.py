@@ -20,6 +20,7 @@ from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
 from maskloom.training.faults.memory import (
     fitting_micro_batch_size,
+    kept_memory,
     note_micro_batch_size,
     noted_micro_batch_size,
     release_free_memory,
@@ -140,7 +141,9 @@ class TrainingSession:
             size = fitting_micro_batch_size(self.state.model, self.objective, self._coming_batch(), self.ranks)
             self.state.micro_batch_size = self._told_size = size
             self._tell(f"micro-batches of {size} sequences fit into memory")
-        with stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"):
+        with (
+            stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"), kept_memory()
+        ):  # fmt: skip
             if self._evaluation_is_due:
                 self._finish_step(self.state.step, stop, saves)
             elif settings.on_nonfinite == "rewind" and self.state.step == 0:

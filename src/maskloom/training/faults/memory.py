@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,10 @@ _RAN_OUT = (
     _NO_ROOM_FOR_KERNEL,
 )
 _NOTE = "micro_batch_size.json"
-_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None  # of glibc
+_LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+_TRIM, _MALLOPT = (getattr(_LIBRARY, name, None) for name in ("malloc_trim", "mallopt"))  # of glibc
+# mallopt's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and the bytes up to which glibc lets them grow by itself.
+_THRESHOLDS = {-1: 64 << 20, -3: 32 << 20}
 
 
 def release_free_memory() -> bool:
@@ -36,6 +41,22 @@ def release_free_memory() -> bool:
     if _TRIM is not None:
         _TRIM(0)
     return _TRIM is not None
+
+
+@contextmanager
+def kept_memory() -> Iterator[None]:
+    """Within, the C library keeps what is freed, since a page that was given back is cleared before it comes again."""
+    _set_thresholds(dict.fromkeys(_THRESHOLDS, 2**31 - 1))
+    try:
+        yield
+    finally:
+        _set_thresholds(_THRESHOLDS)
+
+
+def _set_thresholds(sizes: Mapping[int, int]) -> None:
+    for threshold, size in sizes.items():
+        if _MALLOPT is not None:
+            _MALLOPT(threshold, size)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

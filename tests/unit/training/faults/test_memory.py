@@ -1,4 +1,5 @@
 import ctypes
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,3 +31,26 @@ def test_freed_pages_between_blocks_in_use_are_given_back() -> None:
     assert release_free_memory()
     assert before - resident_mib() > 150
     libc.free(blocks[-1])
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_freed_memory_is_kept_within():
+    """Pages that come anew are counted by the system, in a process of its own."""
+    code = """if True:
+        import contextlib, resource, torch
+        from maskloom.training.faults.memory import kept_memory
+        torch.set_num_threads(1)
+        def new_pages():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            arrays = [torch.ones(12 << 20) for _ in range(4)]  # 48 MiB each
+            del arrays
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        new_pages()
+        outside = new_pages()
+        with kept_memory():
+            within = [new_pages() for _ in range(8)][-1]
+        print(outside, within)
+        """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    outside, within = map(int, done.stdout.split())
+    assert within * 20 < outside
