@@ -74,7 +74,7 @@ class PretrainRecipe(Section):
         return self
 
     def _refuse_masks(self) -> None:
-        if self.data.next_sentence:
+        if self.data.pair_task:
             raise ValueError("objective = 'causal_lm': data.next_sentence = true needs a model that reads both ways")
         masks = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob", "whole_word_masking")
         if given := [name for name in masks if getattr(self.data, name) != PretrainingData.model_fields[name].default]:
@@ -108,6 +108,7 @@ class FinetuneRecipe(Section):
         allow_inf_nan=False,
     )
     from_scratch: bool = key(False, "Start from random weights instead of the model's.")
+    bilstm: bool = key(False, "Put a BiLSTM with random weights between a BERT and its head (Table 5 of the paper).")
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
     pair: PairSection = PairSection()
@@ -120,6 +121,8 @@ class FinetuneRecipe(Section):
     def _parts_fit(self) -> Self:
         if self.features is not None and (self.task != "tagging" or self.from_scratch):
             raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
+        if self.bilstm and (self.features is not None or self.auxiliary_lm):
+            raise ValueError("bilstm = true: it reads both ways, so neither [features] nor auxiliary_lm goes with it")
         if self.class_weights != "none" and self.task in ("regression", "span", "choice"):
             raise ValueError(f"class_weights: task = {self.task!r} has no labels to weigh; leave it at 'none'")
         if self.class_weights != "none" and self.task == "tagging" and self.tagging.crf:

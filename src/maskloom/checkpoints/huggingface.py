@@ -73,18 +73,24 @@ def load_model(
     replace_heads: Collection[str] = (),
     head_options: HeadOptions | None = None,
     stored: dict[str, StoredTensor] | None = None,
+    bilstm: bool = False,
 ) -> tuple[EncoderWithHeads, LoadReport]:
     """Read a model folder with names of any published dialect, and report what was not a plain copy.
 
     `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
     start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier,
     `head_options` takes the place of config.json's. `stored` has the tensors where `open_weights` does not open them.
-    Raises DataError with every missing, unknown, repeated or ill-shaped tensor at once.
+    `bilstm` puts one on top of a BERT, afresh unless it is there. Raises ConfigError for another model, DataError with
+    every missing, unknown, repeated or ill-shaped tensor at once.
     """
     folder = Path(folder)
     content = read_config(folder)
     config = published_config(content, str(_config_path(folder)))
     form = format_of(config)
+    if bilstm:
+        if not form.top:
+            raise ConfigError(f"bilstm = true: {folder} is a {form.name}, and only a BERT takes a BiLSTM on top")
+        config = config.model_copy(update={"bilstm": True})
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents.read(stored, config)
     present = _present_heads(contents, content, config)
@@ -103,8 +109,9 @@ def load_model(
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=head_options)
     rows = _rows_of(planned, loaded_heads)
-    if not any(row.huggingface in contents.tensors for row in form.pooler):
-        rows = [row for row in rows if row not in form.pooler]
+    for part in (form.pooler, form.top if bilstm else ()):
+        if not any(row.huggingface in contents.tensors for row in part):
+            rows = [row for row in rows if row not in part]
     problems = contents.problems + _mismatches(rows, contents, planned) + contents.unknown
     if problems:
         where = next(iter(stored.values())).path if stored else folder

@@ -15,6 +15,7 @@ class PretrainingData(Section):
     max_length: Length = key(128, "Maximum tokens per sequence, special ones included.", ge=5)
     short_seq_prob: Rate = key(0.1, "Fraction of documents that are cut to a random shorter length.")
     next_sentence: bool = key(True, "Train next-sentence prediction on pairs of texts; false uses single segments.")
+    next_sentence_loss: bool = key(True, "Learn whether B follows A; false reads such pairs and predicts only tokens.")
     sentence_order: bool = key(
         False, "Of a pair, tell swapped texts apart (ALBERT) instead of random ones; needs next_sentence."
     )
@@ -36,12 +37,14 @@ class PretrainingData(Section):
             raise ValueError(f"mask_prob + keep_prob = {self.mask_prob + self.keep_prob}: it may not exceed 1")
         if self.sentence_order and not self.next_sentence:
             raise ValueError("sentence_order = true needs pairs: next_sentence = true")
+        if not self.next_sentence_loss and (self.sentence_order or not self.next_sentence):
+            raise ValueError("next_sentence_loss = false is for pairs: next_sentence = true, and no sentence_order")
         return self
 
     @property
     def pair_task(self) -> str | None:
-        """What is told of a pair of texts: "nsp", "sop" for their order, or None for single segments."""
-        return ("sop" if self.sentence_order else "nsp") if self.next_sentence else None
+        """What is told of a pair of texts: "nsp", "sop" for their order, or None."""
+        return ("sop" if self.sentence_order else "nsp") if self.next_sentence and self.next_sentence_loss else None
 
     @property
     def num_text_tokens(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -12,21 +14,26 @@ class TokenPooler(nn.Module):
     """tanh(dense(first token)): (tokens, hidden) to (sequences, hidden), values in (-1, 1).
 
     Differs from the paper: it names the raw final [CLS] state; the published code and weights have this layer.
-    With `last` the last token takes the first one's place, as it must where tokens see only those before them.
-    An empty sequence pools to zeros.
+    One that `reads` the last token takes that in place of the first, as it must where tokens see only those before
+    them. Of a BiLSTM, whose halves of a vector read forwards and backwards, it reads both ends: half of the last token
+    and half of the first. An empty sequence pools to zeros.
     """
 
-    def __init__(self, hidden_size: int, *, last: bool = False) -> None:
+    def __init__(self, hidden_size: int, *, reads: Literal["first", "last", "ends"] = "first") -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
-        self.last = last
+        self.reads = reads
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return one pooled vector per sequence."""
         if layout.num_tokens == 0:
             return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
-        positions = layout.last_positions if self.last else layout.first_positions
-        pooled = torch.tanh(self.dense(hidden.index_select(0, positions)))
+        positions = layout.first_positions if self.reads == "first" else layout.last_positions
+        read = hidden.index_select(0, positions)
+        if self.reads == "ends":
+            half = hidden.shape[1] // 2
+            read = torch.cat([read[:, :half], hidden.index_select(0, layout.first_positions)[:, half:]], dim=1)
+        pooled = torch.tanh(self.dense(read))
         if layout.has_empty_sequences:
             pooled = pooled * (layout.lengths > 0).unsqueeze(1)
         return pooled

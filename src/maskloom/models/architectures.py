@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import DataError
-from maskloom.models.bert_config import CAUSAL_MODEL_TYPE, CRF_MODEL_TYPES, BertConfig
+from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
 from maskloom.models.model_config import ModelConfig
 from maskloom.rows import Rows
@@ -56,7 +56,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
             config_type=BertConfig,
             build=_bert,
-            model_types=("bert", CAUSAL_MODEL_TYPE, *CRF_MODEL_TYPES),
+            model_types=BERT_MODEL_TYPES,
             vocabulary_head="mlm",
         ),
         "gpt": Architecture(

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import TokenPooler
+from maskloom.layers.recurrent import BiLSTM
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.encoder import Encoder
@@ -34,7 +35,9 @@ class Bert(Encoder):
         )
         self.layers = self.transformer_layers(config)
         self.final_norm = nn.Identity()
-        self.pooler = TokenPooler(config.hidden_size, last=config.causal)
+        self.top = BiLSTM(config.hidden_size, config.hidden_size, num_layers=1) if config.bilstm else None
+        reads = "ends" if config.bilstm else "last" if config.causal else "first"
+        self.pooler = TokenPooler(config.hidden_size, reads=reads)
         initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:

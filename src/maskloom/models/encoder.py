@@ -43,7 +43,7 @@ class Encoder(nn.Module):
     """A stack of layers over packed tokens; no padding is ever computed by them.
 
     A subclass makes `embeddings` (with a table `word`), `layers`, the `final_norm` and the `pooler`, and says in
-    `embedded` how ids become vectors.
+    `embedded` how ids become vectors. It may put a layer on `top`, which gets vectors and layout.
     """
 
     config: ModelConfig
@@ -51,6 +51,11 @@ class Encoder(nn.Module):
     layers: nn.ModuleList
     final_norm: nn.Module
     pooler: nn.Module
+    top: nn.Module | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = None
 
     @property
     def word_embeddings(self) -> nn.Parameter:
@@ -115,6 +120,8 @@ class Encoder(nn.Module):
                 if keep_hidden_states:
                     states.append(hidden)
         hidden = states[-1] = self.final_norm(hidden)
+        if self.top is not None:
+            hidden = states[-1] = self.top(hidden, layout)
         return EncoderOutput(
             last_hidden_state=hidden,
             pooled=self.pooler(hidden, layout),

@@ -181,7 +181,13 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
     task, num_tokens = plan.task, len(plan.tokenizer.vocabulary)
     heads, num_outputs, options = heads_of(plan.recipe, task, plan.config), task.num_outputs, task.head_options
     model, _report = load_model(
-        plan.source, heads=heads, num_labels=num_outputs, seed=seed, replace_heads=task.heads, head_options=options
+        plan.source,
+        heads=heads,
+        num_labels=num_outputs,
+        seed=seed,
+        replace_heads=task.heads,
+        head_options=options,
+        bilstm=plan.recipe.bilstm,
     )
     if num_tokens > model.config.vocab_size:  # the marks of tasks, which a published GPT has not seen
         model.resize_vocabulary(num_tokens, seed=seed)

@@ -268,7 +268,7 @@ class _Run:
             nats = metrics["lm_loss"] * targets
             metrics["lm_bits_per_character"] = nats / max(tally["characters"], 1) / math.log(2)
         metrics |= {"unigram_entropy": tally["nats"] / targets, "num_predictions": tally["targets"]}
-        if tally["pairs"]:
+        if tally["pairs"] and plan.data.pair_task:
             fraction = tally["random_pairs"] / tally["pairs"]
             metrics[f"{plan.data.pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
         return metrics

@@ -86,7 +86,7 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
 def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:
     """Return the heads of the model that a recipe trains."""
     head = architecture_of(config).vocabulary_head
-    return (head, "nsp") if recipe.data.next_sentence else (head,)
+    return (head, "nsp") if recipe.data.pair_task else (head,)
 
 
 def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None:
@@ -103,6 +103,8 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
                 f"{place} = {plan.data.max_length}: it may not exceed "
                 f"{whose} max_position_embeddings = {config.max_position_embeddings}"
             )
+    if getattr(config, "bilstm", False):
+        raise ConfigError(f"{whose} bilstm = true: a BiLSTM comes with a task, `maskloom finetune --set bilstm=true`")
     if config.is_causal != PRETRAINING[recipe.objective].is_causal:
         kind = "a left-to-right" if config.is_causal else "a bidirectional"
         hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""

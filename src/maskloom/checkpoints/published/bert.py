@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName
+from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, lstm_names
 
 
 def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
@@ -50,6 +50,8 @@ _LAYER = (
 )
 
 _POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
+
+_TOP = tuple(TensorName(f"encoder.top.{name}", None, f"bert.bi{name}", f"bert/bi{name}") for name in lstm_names(1))
 
 
 def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
@@ -138,13 +140,17 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 BERT_FORMAT = PublishedFormat(
     name="BERT",
     prefix="bert.",
-    rows=lambda config, heads, **options: model_names(config.num_hidden_layers, heads, **options),
+    rows=lambda config, heads, **options: [
+        *model_names(config.num_hidden_layers, heads, **options),
+        *(_TOP if config.bilstm else ()),
+    ],
     heads=HEAD_NAMES,
     class_names=lambda _: _CLASS_NAMES,
     tied_copies=lambda _: _TIED_COPIES,
     is_ignored=is_ignored,
     canonical=canonical,
     pooler=_POOLER,
+    top=_TOP,
     same_name=SAME_NAME,
     token_heads=frozenset({"tagger", "span", "crf"}),
 )

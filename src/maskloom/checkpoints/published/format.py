@@ -34,10 +34,10 @@ class PublishedFormat:
     `rows` returns the rows of a model with a configuration and heads, with its pooler or, by `has_pooler`, without.
     `class_names` pairs heads with what transformers calls a model that has them, the first match counting.
     `tied_copies` are second copies of tied tensors and what they must equal. `canonical` returns the Hugging Face name
-    of a name in any dialect, and whether its matrix is transposed; it gets the rows by all of their names. Of heads
-    with the `same_name` the class tells which one a file holds. Models with `token_heads` alone have no pooler.
-    `prefix` stands before the encoder's names where there are heads; files that `are_transposed` have the matrices of
-    rows marked so with rows and columns exchanged.
+    of a name in any dialect, and whether its matrix is transposed; it gets the rows by all of their names. `top` has
+    the rows of a layer on top of the others. Of heads with the `same_name` the class tells which one a file holds.
+    Models with `token_heads` alone have no pooler. `prefix` stands before the encoder's names where there are heads;
+    files that `are_transposed` have the matrices of rows marked so with rows and columns exchanged.
     """
 
     name: str
@@ -49,6 +49,7 @@ class PublishedFormat:
     is_ignored: Callable[[str], bool]
     canonical: Callable[[str, Mapping[str, TensorName]], tuple[str, bool]]
     pooler: tuple[TensorName, ...] = ()
+    top: tuple[TensorName, ...] = ()
     same_name: tuple[str, ...] = ()
     token_heads: frozenset[str] = field(default_factory=frozenset)
     are_transposed: bool = False
@@ -62,17 +63,17 @@ def _own(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, 
     return tuple(TensorName(f"heads.{head}.{inner}{name}", None, f"{head}.{name}", f"{head}/{name}") for name in names)
 
 
-_LSTM = [
-    f"lstm.{kind}_l{layer}{direction}"
-    for layer in range(MAX_LSTM_LAYERS)
-    for direction in ("", "_reverse")
-    for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-]
+def lstm_names(num_layers: int) -> list[str]:
+    """Return the names of the parameters of a bidirectional LSTM."""
+    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    ends = [f"l{layer}{direction}" for layer in range(num_layers) for direction in ("", "_reverse")]
+    return [f"lstm.{kind}_{end}" for end in ends for kind in kinds]
+
 
 OWN_HEADS: dict[str, tuple[TensorName, ...]] = {
     "crf": _own("crf", ("start", "end", "transitions")),
     "bilstm_tagger": (
-        *_own("bilstm_tagger", _LSTM, inner="bilstm."),
+        *_own("bilstm_tagger", lstm_names(MAX_LSTM_LAYERS), inner="bilstm."),
         *_own("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
     ),
 }
