@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from maskloom import __version__
-from maskloom.cli import folders, training, use
+from maskloom.cli import experiments, folders, training, use
 from maskloom.cli.options import PointingGroup
 from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
@@ -39,7 +39,7 @@ for name, group, panel in (
 for panel, commands in (
     (PREPARE, [folders.convert]),
     (TRAIN, [training.quickstart, training.pretrain, training.finetune, training.search]),
-    (TRAIN, [use.tune, folders.rerun, folders.export]),
+    (TRAIN, [use.tune, folders.rerun, folders.export, experiments.reproduce]),
     (USE, [use.predict, use.answer, use.embed, use.fill_mask, use.generate, use.features]),
     (INSPECT, [use.evaluate, use.score_answers, folders.report, folders.info, folders.doctor]),
 ):
@@ -50,7 +50,7 @@ for panel, commands in (
 EXIT_FAILED, EXIT_USAGE, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 2, 3, 74, 130
 
 # What these have done is on disk whenever they are asked to stop.
-_RESUMABLE = frozenset({"quickstart", "pretrain", "finetune", "rerun", "search", "glue"})
+_RESUMABLE = frozenset({"quickstart", "reproduce", "pretrain", "finetune", "rerun", "search", "glue"})
 # These leave nothing, or finished pieces, and the same command does the rest.
 _REPEATABLE = frozenset({"vocab", "corpus", "embed"})
 
@@ -152,7 +152,7 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
         kept = "finished shards are kept, continue with" if is_build else "nothing was written, start again with"
         typer.echo(f"{stop}; {kept}: {shlex.join(words)}", err=True)
         return
-    words += [] if "--resume" in words or "quickstart" in words else ["--resume"]
+    words += [] if "--resume" in words or words[1] in ("quickstart", "reproduce") else ["--resume"]
     typer.echo(f"{stop}; all is saved, continue with: {shlex.join(words)}", err=True)
 
 

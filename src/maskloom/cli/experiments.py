@@ -1,0 +1,56 @@
+"""Commands that repeat the paper's experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from maskloom.cli.options import AsJson, Device, Out, Overrides, show
+from maskloom.errors import ConfigError
+from maskloom.runs.display import terminal_progress
+
+ExperimentName = Literal["table5", "table6", "table7", "table8", "figure1", "figure4"]
+
+
+def reproduce(
+    experiment: Annotated[ExperimentName, typer.Argument(help="A table or figure of the BERT paper.")],
+    out: Out,
+    *,
+    scale: Annotated[
+        Literal["tiny", "one-gpu", "paper"],
+        typer.Option("--scale", help="Two cores and minutes, one GPU, or the paper's."),
+    ] = "tiny",
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=100, help="Runs of everything, each with its own seed.")
+    ] = 3,
+    corpus: Annotated[
+        Path | None, typer.Option("--corpus", help="A corpus folder; by default the documentation on this machine.")
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option("--tasks", help="Labelled data: GLUE's folders, squad/, conll2003/.")
+    ] = None,
+    overrides: Overrides = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat an experiment of the BERT paper at a scale, and say which of its trends show."""
+    from maskloom.reproduce.results import summary_lines
+
+    if experiment == "figure1":
+        from maskloom.reproduce.who_sees_whom import figure_1
+
+        show(figure_1(out), as_json, lines=lambda result: result["lines"])
+        return
+    from maskloom.reproduce.running import reproduce as run
+
+    settings = {name: [] for name in ("pretrain", "finetune")}
+    for given in overrides or []:
+        name, _, setting = given.partition(".")
+        if name not in settings or not setting:
+            raise ConfigError(f"--set {given}: write pretrain.KEY=VALUE or finetune.KEY=VALUE")
+        settings[name].append(setting)
+    where = {"corpus": corpus, "tasks": tasks, "overrides": {name: found for name, found in settings.items() if found}}
+    result = run(experiment, out=out, scale=scale, num_seeds=seeds, **where, progress=terminal_progress())
+    show(result, as_json, lines=summary_lines)

@@ -1,0 +1,294 @@
+"""The experiments of the BERT paper's section 5 and its later version's Table 8: what is trained, and what should show.
+
+A paper's number stands in percent, or as a perplexity, under the name of its own task; the tasks here are others, so
+only orders can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+# By arm and column, one score a seed.
+Scores = Mapping[str, Mapping[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A row of a table: a pre-trained model, or a checkpoint of one, and how it is fine-tuned.
+
+    `model` names a row of the experiment's models. `settings` change the recipe of fine-tuning; `at` is the fraction of
+    the steps of pre-training, 1 for the whole. `paper` holds the published numbers by column of the paper. An arm with
+    a `kind` is measured only by tasks of that kind.
+    """
+
+    name: str
+    model: str
+    settings: tuple[str, ...] = ()
+    paper: Mapping[str, float] = field(default_factory=dict)
+    at: float = 1.0
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A claim of the paper, and what is measured for it with each seed: a number that is positive where it holds."""
+
+    claim: str
+    measure: Callable[[Scores], list[float]]
+
+    def verdict(self, scores: Scores) -> dict[str, Any]:
+        """Return the mean and standard error over seeds, and what they say.
+
+        A trend is shown where the mean is above twice its standard error, denied where it is below minus that, and else
+        not shown. Without the scores, or with a single seed, it is not measured.
+        """
+        try:
+            values = self.measure(scores)
+        except KeyError as error:
+            return {"claim": self.claim, "verdict": "not measured", "why": f"no scores of {error.args[0]}"}
+        if len(values) < 2:
+            return {"claim": self.claim, "verdict": "not measured", "why": "one seed has no spread", "values": values}
+        mean, error = fmean(values), stdev(values) / sqrt(len(values))
+        verdict = "shown" if mean > 2 * error else "denied" if mean < -2 * error else "not shown"
+        return {"claim": self.claim, "verdict": verdict, "mean": mean, "standard_error": error, "values": values}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper.
+
+    `models` are settings of pre-training by name. `measures` names the metrics of pre-training that are columns, and
+    `probes` the tasks, by what they are to show. `needs` is the one without which nothing is shown.
+    """
+
+    title: str
+    section: str
+    models: Mapping[str, tuple[str, ...]]
+    arms: tuple[Arm, ...]
+    trends: tuple[Trend, ...]
+    measures: tuple[str, ...] = ()
+    probes: tuple[str, ...] = ("pair", "sentence", "span")
+    needs: str | None = None
+
+
+def above(better: str, worse: str, column: str) -> Callable[[Scores], list[float]]:
+    """Return how far one arm's scores are above another's, seed by seed."""
+
+    def measure(scores: Scores) -> list[float]:
+        return [high - low for high, low in zip(scores[better][column], scores[worse][column], strict=True)]
+
+    return measure
+
+
+def below(better: str, worse: str, column: str) -> Callable[[Scores], list[float]]:
+    """Return how far one arm's scores are below another's, seed by seed, for measures of which less is better."""
+    return above(worse, better, column)
+
+
+def wider(arms: tuple[str, str], column: str, than: str) -> Callable[[Scores], list[float]]:
+    """Return by how much the gap between two arms is wider in one column than in another."""
+
+    def measure(scores: Scores) -> list[float]:
+        gaps = (above(*arms, name)(scores) for name in (column, than))
+        return [one - other for one, other in zip(*gaps, strict=True)]
+
+    return measure
+
+
+_PAIRS = "data.next_sentence=true"
+_NO_LOSS = "data.next_sentence_loss=false"
+_LEFT_TO_RIGHT = ("objective=causal_lm", _PAIRS, _NO_LOSS)
+_TABLE_5 = ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD")
+
+
+def _paper(names: tuple[str, ...], *values: float) -> dict[str, float]:
+    return dict(zip(names, values, strict=True))
+
+
+TABLE_5 = Experiment(
+    title="Table 5: pre-training tasks",
+    section="5.1",
+    models={"BERT": (), "No NSP": (_NO_LOSS,), "LTR & No NSP": _LEFT_TO_RIGHT},
+    arms=(
+        Arm("BERT", "BERT", paper=_paper(_TABLE_5, 84.4, 88.4, 86.7, 92.7, 88.5)),
+        Arm("No NSP", "No NSP", paper=_paper(_TABLE_5, 83.9, 84.9, 86.5, 92.6, 87.9)),
+        Arm("LTR & No NSP", "LTR & No NSP", paper=_paper(_TABLE_5, 82.1, 84.3, 77.5, 92.1, 77.8)),
+        Arm("+ BiLSTM", "LTR & No NSP", ("bilstm=true",), paper=_paper(_TABLE_5, 82.1, 84.1, 75.7, 91.6, 84.9)),
+    ),
+    trends=(
+        Trend("next-sentence prediction helps to tell which passages follow another", above("BERT", "No NSP", "pair")),
+        Trend("both directions help to find a span", above("No NSP", "LTR & No NSP", "span")),
+        Trend("a BiLSTM gives a left-to-right model part of that back", above("+ BiLSTM", "LTR & No NSP", "span")),
+        Trend("but not all of it", above("No NSP", "+ BiLSTM", "span")),
+        Trend(
+            "spans gain more from both directions than sentences do",
+            wider(("No NSP", "LTR & No NSP"), "span", than="sentence"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def _size(layers: int, hidden: int, heads: int) -> tuple[str, ...]:
+    return (
+        f"model.config.num_hidden_layers={layers}",
+        f"model.config.hidden_size={hidden}",
+        f"model.config.num_attention_heads={heads}",
+    )
+
+
+# Layers, hidden size and heads, smallest first; of two that differ in heads alone, the one with fewer comes first.
+_SIZES: Mapping[str, tuple[str, ...]] = {
+    "tiny": ("1/64/1", "2/64/1", "2/128/1", "2/128/2", "4/128/2"),
+    "one-gpu": ("2/128/2", "4/256/1", "4/256/4", "4/512/8", "8/512/8"),
+    "paper": ("3/768/12", "6/768/3", "6/768/12", "12/768/12", "12/1024/16", "24/1024/16"),
+}
+_TABLE_6 = ("perplexity", "MNLI-m", "MRPC", "SST-2")
+_PUBLISHED_SIZES = {
+    "3/768/12": (5.84, 77.9, 79.8, 88.4), "6/768/3": (5.24, 80.6, 82.2, 90.7), "6/768/12": (4.68, 81.9, 84.8, 91.3),
+    "12/768/12": (3.99, 84.4, 86.7, 92.9), "12/1024/16": (3.54, 85.7, 86.9, 93.3),
+    "24/1024/16": (3.23, 86.6, 87.8, 93.7),
+}  # fmt: skip
+
+
+def table_6(scale: str) -> Experiment:
+    """Return the table of model sizes at a scale."""
+    sizes = _SIZES[scale]
+    few, many = next(pair for pair in pairwise(sizes) if pair[0].rsplit("/", 1)[0] == pair[1].rsplit("/", 1)[0])
+    growing = [size for size in sizes if size != few]
+    return Experiment(
+        title="Table 6: model size (layers/hidden/heads)",
+        section="5.2",
+        models={size: _size(*map(int, size.split("/"))) for size in sizes},
+        arms=tuple(
+            Arm(size, size, paper=_paper(_TABLE_6, *_PUBLISHED_SIZES[size]) if scale == "paper" else {})
+            for size in sizes
+        ),
+        trends=(
+            *(
+                Trend(f"perplexity falls from {small} to {large}", below(large, small, "mlm_perplexity"))
+                for small, large in pairwise(growing)
+            ),
+            Trend("more heads at equal size lower perplexity", below(many, few, "mlm_perplexity")),
+            Trend("the largest model is better on sentences than the smallest", above(sizes[-1], sizes[0], "sentence")),
+            Trend("the largest model is better on pairs than the smallest", above(sizes[-1], sizes[0], "pair")),
+        ),
+        measures=("mlm_perplexity",),
+        probes=("pair", "sentence"),
+    )
+
+
+_TABLE_7 = ("NER",)
+_LAYERS = {
+    "embeddings": 91.0, "last": 94.9, "second_to_last": 95.6, "sum_last_four": 95.9, "concat_last_four": 96.1,
+    "sum_all": 95.5,
+}  # fmt: skip
+_FEATURES = ("features.lstm_size=256", "training.learning_rate=1e-3", "training.epochs=10")
+_SHALLOW = {"tiny": _size(4, 128, 2)}  # four layers are to be joined
+
+TABLE_7 = Experiment(
+    title="Table 7: features of a frozen encoder",
+    section="5.4",
+    models={"BERT": ()},
+    arms=(
+        Arm("fine-tuning", "BERT", paper=_paper(_TABLE_7, 96.4), kind="tagging"),
+        *(
+            Arm(layers, "BERT", (f"features.layers={layers}", *_FEATURES), _paper(_TABLE_7, value), kind="tagging")
+            for layers, value in _LAYERS.items()
+        ),
+    ),
+    trends=(
+        Trend("the last layer is better than the embeddings", above("last", "embeddings", "conll2003")),
+        Trend("the second-to-last layer is better than the last", above("second_to_last", "last", "conll2003")),
+        Trend("four layers are better than the last", above("concat_last_four", "last", "conll2003")),
+        Trend("fine-tuning is better than the best features", above("fine-tuning", "concat_last_four", "conll2003")),
+    ),
+    probes=("conll2003",),
+    needs="conll2003",
+)
+
+_TABLE_8 = ("MNLI", "NER fine-tuned", "NER features")
+_MASKS = {
+    "80/10/10": (84.2, 95.4, 94.9), "100/0/0": (84.3, 94.9, 94.0), "80/0/20": (84.1, 95.2, 94.6),
+    "80/20/0": (84.4, 95.2, 94.7), "0/20/80": (83.7, 94.8, 94.6), "0/0/100": (83.6, 94.9, 94.6),
+}  # fmt: skip
+
+
+def _masking(name: str) -> tuple[str, ...]:
+    mask, keep, _ = map(int, name.split("/"))
+    return f"data.mask_prob={mask / 100}", f"data.keep_prob={keep / 100}"
+
+
+TABLE_8 = Experiment(
+    title="Table 8 of the later version: masking (mask/same/random)",
+    section="C.2",
+    models={name: _masking(name) for name in _MASKS},
+    arms=(
+        *(Arm(name, name, paper=_paper(_TABLE_8, *values)) for name, values in _MASKS.items()),
+        *(
+            Arm(f"{name}, features", name, ("features.layers=concat_last_four", *_FEATURES), kind="tagging")
+            for name in _MASKS
+        ),
+    ),
+    trends=(
+        Trend(
+            "features suffer where every predicted token is [MASK]",
+            above("80/10/10, features", "100/0/0, features", "conll2003"),
+        ),
+        Trend("random tokens alone are worse than the mix, fine-tuned", above("80/10/10", "0/0/100", "sentence")),
+        Trend(
+            "features suffer more from [MASK] alone than fine-tuning does",
+            lambda scores: [
+                frozen - tuned
+                for frozen, tuned in zip(
+                    above("80/10/10, features", "100/0/0, features", "conll2003")(scores),
+                    above("80/10/10", "100/0/0", "conll2003")(scores),
+                    strict=True,
+                )
+            ],
+        ),
+    ),
+    probes=("sentence", "conll2003"),
+)
+
+_STEPS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+_CURVES = {"masked": "BERT", "left-to-right": "LTR"}
+
+
+def _at(curve: str, fraction: float) -> str:
+    return f"{curve} {fraction:.0%}"
+
+
+FIGURE_4 = Experiment(
+    title="Figure 4: steps of pre-training",
+    section="5.3",
+    models={"BERT": (), "LTR": _LEFT_TO_RIGHT},
+    arms=tuple(Arm(_at(curve, at), model, at=at) for curve, model in _CURVES.items() for at in _STEPS),
+    trends=(
+        *(
+            Trend(f"more steps help the {curve} model", above(_at(curve, 1.0), _at(curve, 0.1), "sentence"))
+            for curve in _CURVES
+        ),
+        Trend("the second half still helps the masked model", above("masked 100%", "masked 40%", "sentence")),
+        *(
+            Trend(f"the masked one leads at {at:.0%}", above(_at("masked", at), _at("left-to-right", at), "sentence"))
+            for at in (0.4, 1.0)
+        ),
+    ),
+    probes=("sentence",),
+)  # fmt: skip
+
+EXPERIMENTS: dict[str, Callable[[str], Experiment]] = {
+    "table5": lambda scale: TABLE_5,
+    "table6": table_6,
+    "table7": lambda scale: replace(TABLE_7, models={"BERT": _SHALLOW.get(scale, ())}),
+    "table8": lambda scale: replace(
+        TABLE_8, models={n: (*m, *_SHALLOW.get(scale, ())) for n, m in TABLE_8.models.items()}
+    ),
+    "figure4": lambda scale: FIGURE_4,
+}
+"""The experiments by the names of `maskloom reproduce`, each made for a scale: tiny, one-gpu or paper."""

@@ -1,0 +1,145 @@
+"""What measures the models of an experiment: labelled files drawn from text of this machine, or a person's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from maskloom.data.corpus.building import CorpusSettings
+from maskloom.data.counter_random import Permutation
+from maskloom.errors import DataError
+from maskloom.quickstart.documentation import GatheredDocument, gather_documents, write_documents
+from maskloom.quickstart.tasks import build_tasks
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.runs.finetune import LabelledFiles
+from maskloom.runs.glue.files import TASKS
+from maskloom.system.files import write_json
+from maskloom.system.worker_processes import Work
+from maskloom.tasks.tables import ReadingOptions
+from maskloom.text.vocabulary_training import VocabularySettings
+
+VOCABULARY_SIZE = 8000
+_WORD = re.compile(r"[A-Za-z]{3,}")
+_WORDS_OF_PASSAGE = range(8, 41)
+_PER_TRAIN_DOCUMENT, _PER_DEV_DOCUMENT = 8, 2
+_SENTENCE, _PLACE = 401, 402
+# Where a person's own labelled files lie in a folder, beside GLUE's; the first name that is there counts.
+_OTHERS = {
+    "squad": ("span", None, ("train.json", "train-v1.1.json"), ("dev.json", "dev-v1.1.json")),
+    "conll2003": ("tagging", "conll2003", ("train.txt", "eng.train"), ("dev.txt", "valid.txt", "eng.testa")),
+}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A task that measures a model by fine-tuning: its kind, its files, and the score in the table."""
+
+    name: str
+    kind: str
+    files: LabelledFiles
+    settings: tuple[str, ...] = field(default=())
+
+
+def documentation_probes(out: Path) -> dict[str, Probe]:
+    """Return the probes whose files `write_documentation` writes into a folder."""
+
+    def files(name: str, ending: str, metric: str) -> LabelledFiles:
+        train, dev = (out / "tasks" / f"{name}-{part}.{ending}" for part in ("train", "dev"))
+        return LabelledFiles(train, dev, metric=metric)
+
+    return {
+        "pair": Probe("pair", "pair", files("pair", "jsonl", "accuracy")),
+        "sentence": Probe("sentence", "single", files("sentence", "jsonl", "accuracy")),
+        "span": Probe("span", "span", files("span", "json", "f1")),
+    }
+
+
+def write_documentation(out: Path, *, seed: int, num_workers: int, progress: Callable[..., None]) -> dict[str, Any]:
+    """Write the documentation on this machine as a corpus, and three tasks from documents that it leaves out.
+
+    Sentence and pair are those of the quick start. The span task asks for the word before another one: the word that
+    tells where the answer is stands to its right, where a left-to-right model does not look.
+    """
+    tasks = build_tasks(gather_documents(num_workers=num_workers, progress=progress), seed=seed)
+    text = out / "text" / "documents.txt"
+    write_documents(tasks.pretraining, text)
+    for name, part in tasks.sets.items():
+        part.write(out / "tasks" / f"{name}.jsonl")
+    parts = (("train", tasks.train_documents, _PER_TRAIN_DOCUMENT), ("dev", tasks.dev_documents, _PER_DEV_DOCUMENT))
+    counts = {name: len(part.rows) for name, part in tasks.sets.items()}
+    for number, (part, documents, most) in enumerate(parts):
+        questions = list(span_questions(documents, most, seed=seed, part=number))
+        write_json(out / "tasks" / f"span-{part}.json", {"version": "1.1", "data": questions})
+        counts[f"span-{part}"] = sum(len(article["paragraphs"]) for article in questions)
+    vocabulary = VocabularySettings(VOCABULARY_SIZE)
+    train_vocabulary_from_files([text], vocabulary, out=out / "vocabulary", progress=progress)
+    settings, work = CorpusSettings(sentences="lines"), Work(num_workers)
+    how = {"settings": settings, "work": work, "progress": progress}
+    corpus = build_corpus_from_files(text, vocab=out / "vocabulary", out=out / "corpus", **how)
+    return {"text": "documentation", "num_tokens": corpus["num_tokens"], "num_examples": counts}
+
+
+def span_questions(
+    documents: Iterable[GatheredDocument], most: int, *, seed: int, part: int
+) -> Iterable[dict[str, Any]]:
+    """Yield, in the form of SQuAD, questions "before WORD" on single sentences; the answer is the word before it.
+
+    WORD occurs once in its sentence. `most` questions are drawn a document, one a sentence.
+    """
+    for number, document in enumerate(documents):
+        paragraphs, order = [], Permutation(len(document.sentences), seed, _SENTENCE, part, number)
+        for place in range(len(document.sentences)):
+            sentence = document.sentences[order[place]]
+            pairs = _adjacent_words(sentence)
+            if len(paragraphs) == most or not pairs:
+                continue
+            answer, cue = pairs[Permutation(len(pairs), seed, _PLACE, part, number, place)[0]]
+            question = {
+                "id": f"{part}-{number}-{place}",
+                "question": f"before {cue.group()}",
+                "answers": [{"text": answer.group(), "answer_start": answer.start()}],
+            }
+            paragraphs.append({"context": sentence, "qas": [question]})
+        if paragraphs:
+            yield {"title": document.name, "paragraphs": paragraphs}
+
+
+def _adjacent_words(sentence: str) -> list[tuple[re.Match[str], re.Match[str]]]:
+    """Return neighbouring words, one blank apart, of which the second occurs once; none where the length is unfit."""
+    if len(sentence.split()) not in _WORDS_OF_PASSAGE:
+        return []
+    words = list(_WORD.finditer(sentence))
+    lowered = sentence.lower()
+    return [
+        (first, second)
+        for first, second in pairwise(words)
+        if second.start() == first.end() + 1 and lowered.count(second.group().lower()) == 1
+    ]
+
+
+def own_probes(folder: Path) -> dict[str, Probe]:
+    """Return the tasks in a folder: GLUE's as RTE/train.tsv and so on, squad/train.json, conll2003/train.txt.
+
+    Raises DataError where none is there.
+    """
+    found = {}
+    for task in TASKS:
+        train, dev = task.training_files(folder)
+        if train.is_file() and dev.is_file():
+            found[task.name] = Probe(task.name, "", LabelledFiles(train, dev, ReadingOptions(format=task.name)))
+    for name, (kind, form, trains, devs) in _OTHERS.items():
+        train, dev = (next((folder / name / file for file in files if (folder / name / file).is_file()), None)
+                      for files in (trains, devs))  # fmt: skip
+        if train is not None and dev is not None:
+            reading = ReadingOptions() if form is None else ReadingOptions(format=form)
+            found[name] = Probe(name, kind, LabelledFiles(train, dev, reading))
+    if not found:
+        raise DataError(
+            f"{folder}: no task is there; expected GLUE's files (RTE/train.tsv and RTE/dev.tsv …), "
+            + ", ".join(f"{name}/{trains[0]} and {name}/{devs[0]}" for name, (_, _, trains, devs) in _OTHERS.items())
+        )
+    return found

@@ -1,0 +1,161 @@
+"""What an experiment found: a table beside the paper's numbers, a verdict for each trend, and a page with figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from maskloom.reproduce.experiments import Experiment
+from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, page_template
+from maskloom.runs.run_folder import environment
+from maskloom.system.files import write_json, write_text
+
+_MEASURES = {"mlm_perplexity": "perplexity"}
+_STYLES = 6
+_HOW = (
+    "Mean ± standard deviation over seeds. A trend is *shown* where the mean of its differences, one a seed, is more "
+    "than two standard errors above 0, *denied* where it is more than two below, and else *not shown*."
+)
+
+
+def write_results(
+    experiment: Experiment, results: dict[str, Any], out: Path, names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Write results.json, table.md and report.html, and return the results with the verdicts.
+
+    `names` are those of the tasks by what they are to show.
+    """
+    verdicts = [trend.verdict(results["scores"]) for trend in experiment.trends]
+    columns = [*experiment.measures, *(role for role in names)]
+    heads = [_MEASURES.get(column) or names[column] for column in columns]
+    results = {**results, "title": experiment.title, "trends": verdicts, "columns": dict(names)}
+    write_json(out / "results.json", results)
+    rows = table_rows(experiment, results, columns)
+    headers = ["", *heads, "the paper"]
+    write_text(out / "table.md", _markdown(experiment, results, headers, rows))
+    write_text(out / "report.html", _page(experiment, results, headers, rows))
+    return {**results, "table": str(out / "table.md"), "report": str(out / "report.html")}
+
+
+def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list[str]) -> list[list[str]]:
+    """Return a row for each arm: its name, mean and spread in each column, and the paper's numbers; then constants."""
+    rows = []
+    for arm in experiment.arms:
+        found = results["scores"].get(arm.name, {})
+        paper = ", ".join(f"{name} {value:g}" for name, value in arm.paper.items()) or "–"
+        if found:
+            rows.append([arm.name, *(_spread(found.get(column)) for column in columns), paper])
+    references = results["references"]
+    if references:
+        constants = [f"{references[column]:.1f}" if column in references else "–" for column in columns]
+        rows.append(["constant answer", *constants, ""])
+    return rows
+
+
+def verdict_text(verdict: Mapping[str, Any]) -> str:
+    """Return a trend with its verdict and the numbers behind it, in one sentence."""
+    if verdict["verdict"] == "not measured":
+        return f"{verdict['claim']}: **not measured** ({verdict['why']})"
+    mean, error = verdict["mean"], verdict["standard_error"]
+    return f"{verdict['claim']}: **{verdict['verdict']}** ({mean:+.2f}, standard error {error:.2f})"
+
+
+def summary_lines(results: Mapping[str, Any]) -> list[str]:
+    """Return the verdicts and where everything lies, for a terminal."""
+    minutes = sum(results["seconds"].values()) / 60
+    lines = [results["title"], *(f"  {verdict_text(verdict).replace('**', '')}" for verdict in results["trends"])]
+    return [*lines, f"Took {minutes:.1f} minutes. Table: {results['table']}; page: {results['report']}"]
+
+
+def machine_text() -> str:
+    """Return processor, cores, threads and versions of this machine."""
+    found = environment()
+    hardware, versions = found["hardware"], found["versions"]
+    device = hardware["cuda"] or f"{hardware['processor']}, {hardware['cores']} cores, {hardware['threads']} threads"
+    return f"{device}; Python {versions['python']}, torch {versions['torch']}"
+
+
+def _spread(values: list[float] | None) -> str:
+    if values is None:
+        return "–"
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def _about(results: Mapping[str, Any]) -> str:
+    text, minutes = results["text"], sum(results["seconds"].values()) / 60
+    tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
+    return (
+        f"Scale {results['scale']}, {results['num_seeds']} seeds, text: {text['text']}{tokens}; "
+        f"{minutes:.0f} minutes on {machine_text()}."
+    )
+
+
+def _command(results: Mapping[str, Any]) -> str:
+    flags = [f"--scale {results['scale']}", f"--seeds {results['num_seeds']}"]
+    flags += [f"--{name} {results[name]}" for name in ("corpus", "tasks") if results[name]]
+    flags += [f"--set {name}.{value}" for name, values in results["overrides"].items() for value in values]
+    return f"maskloom reproduce {results['experiment']} {' '.join(flags)} --out DIR"
+
+
+def _markdown(experiment: Experiment, results: Mapping[str, Any], headers: list[str], rows: list[list[str]]) -> str:
+    lines = [
+        f"# {experiment.title}",
+        "",
+        f"Section {experiment.section} of the BERT paper. Made by `{_command(results)}`; do not edit.",
+        "",
+        _about(results),
+        "",
+        _HOW,
+        "",
+        f"| {' | '.join(headers)} |",
+        f"|{'---|' * len(headers)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        *(f"- {verdict_text(verdict)}" for verdict in results["trends"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _page(experiment: Experiment, results: Mapping[str, Any], headers: list[str], rows: list[list[str]]) -> str:
+    return page_template("reproduce/report.html").render(
+        title=experiment.title,
+        section=experiment.section,
+        command=_command(results),
+        about=_about(results),
+        how=_HOW.replace("*", ""),
+        headers=headers,
+        rows=rows,
+        trends=results["trends"],
+        charts=_charts(experiment, results),
+    )
+
+
+def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return a chart for each task: curves over steps where arms are checkpoints, else one dot a seed and arm."""
+    charts = []
+    for role, name in results["columns"].items():
+        found = {arm: columns[role] for arm, columns in results["scores"].items() if role in columns}
+        arms = [arm for arm in experiment.arms if arm.name in found]
+        reference = results["references"].get(role, 0.0) / 100
+        if any(arm.at < 1.0 for arm in arms):
+            lines = [
+                Line(
+                    model,
+                    [(100 * arm.at, fmean(found[arm.name]) / 100) for arm in arms if arm.model == model],
+                    f"c{number % _STYLES}",
+                )
+                for number, model in enumerate(dict.fromkeys(arm.model for arm in arms))
+            ]
+            levels = [("constant answer", reference)]
+            svg = line_chart(lines, x_name="% of the steps", y_name=f"{name}, dev", levels=levels, as_percent=True)
+        else:
+            dots = [
+                DotRow(arm.name, [value / 100 for value in found[arm.name]], f"c{number % _STYLES}")
+                for number, arm in enumerate(arms)
+            ]
+            svg = dot_chart(dots, level=("constant answer", reference), name=f"{name} on dev, one dot a seed")
+        charts.append({"title": f"{name}, on dev", "svg": svg})
+    return charts

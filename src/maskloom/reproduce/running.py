@@ -1,0 +1,212 @@
+"""Running an experiment: every model pre-trained and every arm fine-tuned with each seed, a finished stage kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.errors import ConfigError
+from maskloom.metrics.answers import is_percent
+from maskloom.quickstart.journey import Stages
+from maskloom.recipe_files import SHIPPED
+from maskloom.reproduce.experiments import EXPERIMENTS, Arm, Experiment
+from maskloom.reproduce.probes import Probe, documentation_probes, own_probes, write_documentation
+from maskloom.reproduce.results import write_results
+from maskloom.runs.display import Progress, stage_callback
+from maskloom.runs.export import export
+from maskloom.runs.finetune import finetune
+from maskloom.runs.pretrain import pretrain
+from maskloom.runs.run_folder import RECIPE
+from maskloom.system.folder_lock import alone_in_folder
+
+# What a scale's masked models take beside its recipe: twice the paper's targets, as in the quick start.
+_MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
+_PUBLISHED = {"pretrain": "bert-base-as-published", "finetune": "finetune-glue-as-published"}
+# The task that shows something, by what it is to show: the first one that is there.
+_ROLES = {
+    "sentence": ("sentence", "sst-2", "cola"),
+    "pair": ("pair", "mnli", "qnli", "rte", "mrpc"),
+    "span": ("span", "squad"),
+    "conll2003": ("conll2003",),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment with what it is run on; `probes` are tasks by what they are to show."""
+
+    name: str
+    experiment: Experiment
+    scale: str
+    seeds: Sequence[int]
+    out: Path
+    corpus: Path
+    probes: Mapping[str, Probe]
+    overrides: Mapping[str, Sequence[str]]
+
+    def pretraining(self, model: str, seed: int) -> PretrainRecipe:
+        """Return the recipe of a model; every tenth of its steps is kept where an arm asks for one."""
+        settings = list(self.experiment.models[model])
+        is_masked = "objective=causal_lm" not in settings
+        settings = [*(_MASKED.get(self.scale, ()) if is_masked else ()), *settings]
+        recipe = _recipe(PretrainRecipe, self.scale, "pretrain", [*settings, *self.overrides.get("pretrain", ())], seed)
+        if all(arm.at == 1.0 for arm in self.experiment.arms):
+            return recipe
+        kept = {"save_every": max(1, recipe.training.steps // 10), "keep_checkpoints": 10}
+        return recipe.model_copy(update={"training": recipe.training.model_copy(update=kept)})
+
+    def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
+        """Return the recipe with which an arm is fine-tuned on a task."""
+        settings = [f'task="{probe.kind}"'] if probe.kind else []
+        settings += [*arm.settings, *self.overrides.get("finetune", ())]
+        return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
+
+    def jobs(self) -> list[tuple[Arm, str, int]]:
+        """Return what is fine-tuned: arm, what its task is to show, and seed."""
+        return [
+            (arm, role, seed)
+            for seed in self.seeds
+            for arm in self.experiment.arms
+            for role, probe in self.probes.items()
+            if arm.kind in (None, probe.kind)
+        ]
+
+
+def _recipe(kind: Any, scale: str, name: str, settings: Sequence[str], seed: int) -> Any:
+    settings = [f"seed={seed}", *settings]
+    if scale == "paper":
+        return load_recipe(kind, SHIPPED / f"{_PUBLISHED[name]}.toml", settings)
+    with resources.as_file(resources.files("maskloom.reproduce") / f"{scale}-{name}.toml") as path:
+        return load_recipe(kind, path, settings)
+
+
+@alone_in_folder()
+def reproduce(
+    name: str,
+    *,
+    out: str | Path,
+    scale: str = "tiny",
+    num_seeds: int = 3,
+    corpus: str | Path | None = None,
+    tasks: str | Path | None = None,
+    overrides: Mapping[str, Sequence[str]] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run an experiment of the paper and return its scores and what they show of each trend.
+
+    Without a `corpus` folder it reads the documentation on this machine, and draws tasks from documents that it leaves
+    out; `tasks` is a folder of labelled files, as `own_probes` finds them. `out` receives results.json, table.md and
+    report.html beside all runs. An experiment that was interrupted goes on where it stood. Raises ConfigError for a
+    name, a scale or a number of seeds that is not there, and where tasks are missing.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"experiment {name!r}: known are {', '.join(EXPERIMENTS)}")
+    if scale not in ("tiny", "one-gpu", "paper"):
+        raise ConfigError(f"scale {scale!r}: known are tiny, one-gpu, paper")
+    if corpus is not None and tasks is None:
+        raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
+    out, progress, overrides = Path(out), progress or Progress(), dict(overrides or {})
+    own = {} if tasks is None else own_probes(Path(tasks))
+    known = own if corpus is not None else {**documentation_probes(out), **own}
+    experiment = EXPERIMENTS[name](scale)
+    named = {role: next((known[task] for task in _ROLES[role] if task in known), None) for role in experiment.probes}
+    probes = {role: probe for role, probe in named.items() if probe is not None}
+    if experiment.needs and experiment.needs not in probes:
+        raise ConfigError(
+            f"{experiment.title}: it needs tagged words, --tasks FOLDER with conll2003/train.txt and dev.txt"
+        )
+    settings = {"experiment": name, "scale": scale, "corpus": corpus and str(corpus), "tasks": tasks and str(tasks)}
+    stages = Stages(out / "stages.json", {**settings, "overrides": overrides})
+    text = {"text": str(corpus)}
+    if corpus is None:
+        watch, workers = stage_callback(progress), min(2, os.cpu_count() or 1)
+        progress.say("gathering the documentation on this machine")
+        text = stages.run("text", lambda: write_documentation(out, seed=0, num_workers=workers, progress=watch))
+    where = out / "corpus" if corpus is None else Path(corpus)
+    plan = Plan(name, experiment, scale, range(num_seeds), out, where, probes, overrides)
+    found = _run(plan, stages, progress)
+    settings |= {"overrides": overrides, "num_seeds": num_seeds}
+    results = {**settings, "text": text, **found, "seconds": stages.seconds}
+    return write_results(plan.experiment, results, out, {role: probe.name for role, probe in probes.items()})
+
+
+def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
+    """Pre-train, fine-tune and return the metrics of models and the scores of arms, a list over seeds each."""
+    for recipe in [plan.pretraining(model, seed) for model in plan.experiment.models for seed in plan.seeds[:1]]:
+        assert recipe.kind == "pretrain"  # all are read before the first one starts
+    jobs, models = plan.jobs(), {}
+    num_runs, done = len(plan.seeds) * len(plan.experiment.models) + len(jobs), 0
+    for seed in plan.seeds:
+        for model in plan.experiment.models:
+            done += 1
+            progress.say(f"{done}/{num_runs}  pre-training {model}, seed {seed}")
+            folder = plan.out / "pretrained" / _slug(model, seed)
+            how = {"corpus": plan.corpus, "out": folder, "resume": (folder / RECIPE).exists(), "progress": progress}
+            recipe = plan.pretraining(model, seed)
+            models[model, seed] = stages.run(
+                f"pre-training {model}, seed {seed}", lambda recipe=recipe, how=how: pretrain(recipe, **how)
+            )
+    scores: dict[str, dict[str, dict[int, float]]] = {}
+    references: dict[str, float] = {}
+    for arm, role, seed in jobs:
+        done += 1
+        progress.say(f"{done}/{num_runs}  {arm.name} on {plan.probes[role].name}, seed {seed}")
+        found = stages.run(
+            f"{arm.name} on {role}, seed {seed}",
+            lambda arm=arm, role=role, seed=seed: _score(plan, arm, plan.probes[role], seed, progress),
+        )
+        scores.setdefault(arm.name, {}).setdefault(role, {})[seed] = found["score"]
+        if found["reference"] is not None:
+            references[role] = found["reference"]
+    for arm in plan.experiment.arms:
+        for measure in plan.experiment.measures:
+            values = {seed: models[arm.model, seed][measure] for seed in plan.seeds}
+            scores.setdefault(arm.name, {})[measure] = values
+    return {
+        "models": {model: [models[model, seed] for seed in plan.seeds] for model in plan.experiment.models},
+        "scores": {
+            arm: {column: [found[seed] for seed in plan.seeds] for column, found in columns.items()}
+            for arm, columns in scores.items()
+        },
+        "references": references,
+    }
+
+
+def _score(plan: Plan, arm: Arm, probe: Probe, seed: int, progress: Progress) -> dict[str, Any]:
+    """Fine-tune an arm on a task and return its score on dev, in percent, beside that of a constant answer."""
+    model = plan.out / "pretrained" / _slug(arm.model, seed)
+    if arm.at < 1.0:
+        steps = plan.pretraining(arm.model, seed).training.steps
+        model = _checkpoint(model, round(steps * arm.at))
+    folder = plan.out / "finetuned" / _slug(arm.name, seed, probe.name)
+    how = {"model": model, "data": probe.files, "out": folder, "resume": (folder / RECIPE).exists()}
+    result = finetune(plan.finetuning(arm, probe, seed), **how, progress=progress)
+    best, metric = result["best"], result["metric"]
+    factor = 1.0 if is_percent(metric, best["scores"]) else 100.0
+    reference = best["reference"]
+    shutil.rmtree(folder / "restarts", ignore_errors=True)
+    return {
+        "score": factor * best["scores"][metric],
+        "reference": None if reference is None else factor * reference,
+        "metric": metric,
+    }
+
+
+def _checkpoint(run: Path, step: int) -> Path:
+    """Return the model folder of a checkpoint, made where it is not there yet."""
+    folder = run / "exported" / f"step-{step}"
+    if not (folder / "config.json").exists():
+        export(run, folder, step=step)
+    return folder
+
+
+def _slug(*parts: object) -> str:
+    """Return the name of a folder: letters, digits and single hyphens."""
+    text = "-".join(str(part).lower() for part in parts)
+    return "-".join("".join(sign if sign.isalnum() else " " for sign in text).split())

@@ -1,0 +1,73 @@
+"""Figure 1 of the paper, measured: on which tokens of the input each vector of the last layer depends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.models.encoder import Encoder
+from maskloom.models.gpt_config import GptConfig
+from maskloom.runs.charts import page_template
+from maskloom.system.files import write_json, write_text
+
+LENGTH = 6
+_SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 50}
+_CELL = 26
+
+
+def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
+    """Return how much each output vector changes with each token's embedding: the norms of the Jacobian's blocks.
+
+    (tokens,) to (tokens, tokens): output by input. It is exactly 0 where the output cannot see the input.
+    """
+    layout = SequenceLayout.from_lengths([len(token_ids)], token_ids.device)
+    seen: list[Tensor] = []
+    handle = encoder.embeddings.register_forward_hook(lambda *told: seen.append(told[-1]))
+    output = encoder.eval().encode_packed(token_ids, torch.zeros_like(token_ids), layout).last_hidden_state
+    handle.remove()
+    rows = []
+    for vector in output:
+        blocks = [torch.autograd.grad(number, seen[0], retain_graph=True)[0] for number in vector]
+        rows.append(torch.stack(blocks).square().sum((0, 2)).sqrt())
+    return torch.stack(rows)
+
+
+def figure_1(out: str | Path) -> dict[str, Any]:
+    """Measure BERT, its left-to-right form and GPT with random weights; write figure1.json and figure1.html."""
+    out, ids = Path(out), torch.arange(5, 5 + LENGTH)
+    configs = {
+        "BERT": BertConfig(**_SIZES, intermediate_size=64),
+        "left-to-right BERT": BertConfig(**_SIZES, intermediate_size=64, causal=True),
+        "GPT": GptConfig(**_SIZES, intermediate_size=128),
+    }
+    found = {name: dependence(build_model(config, heads=(), seed=0).encoder, ids) for name, config in configs.items()}
+    sees = {name: (matrix > 0).tolist() for name, matrix in found.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "figure1.json", {name: matrix.tolist() for name, matrix in found.items()})
+    charts = [{"title": name, "svg": _grid(matrix)} for name, matrix in found.items()]
+    write_text(out / "figure1.html", page_template("reproduce/figure1.html").render(charts=charts))
+    both = {name: any(rows[i][j] for i in range(LENGTH) for j in range(i + 1, LENGTH)) for name, rows in sees.items()}
+    lines = [f"{name}: a token sees {'all others' if both[name] else 'itself and those before it'}" for name in sees]
+    return {"sees": sees, "lines": [*lines, f"page: {out / 'figure1.html'}"]}
+
+
+def _grid(matrix: Tensor) -> str:
+    """Return a chart of one cell for each output (row) and input (column), darker for a stronger dependence."""
+    shades = (matrix / matrix.max()).sqrt().tolist()
+    size = _CELL * (len(shades) + 1)
+    cells = [
+        f'<rect class="dot c0" fill="currentColor" x="{_CELL * (column + 1)}" y="{_CELL * row}" width="{_CELL - 2}" '
+        f'height="{_CELL - 2}" fill-opacity="{shade:.3f}"><title>{shade:.3f}</title></rect>'
+        for row, values in enumerate(shades)
+        for column, shade in enumerate(values)
+    ]
+    places = range(1, len(shades) + 1)
+    cells += [f'<text class="tick" x="4" y="{_CELL * place - 8}">T{place}</text>' for place in places]
+    cells += [f'<text class="tick" x="{_CELL * place + 4}" y="{size - 8}">E{place}</text>' for place in places]
+    return f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="who sees whom">{"".join(cells)}</svg>'

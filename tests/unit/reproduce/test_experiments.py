@@ -1,0 +1,60 @@
+"""Trends are decided by a stated test, and the rows of every experiment fit together."""
+
+import pytest
+
+from maskloom.config import PretrainRecipe
+from maskloom.reproduce.experiments import EXPERIMENTS, Trend, above, below, wider
+from maskloom.reproduce.running import Plan
+
+SCORES = {"a": {"x": [3.0, 4.0, 5.0], "y": [1.0, 1.0, 1.0]}, "b": {"x": [1.0, 1.0, 1.0], "y": [1.0, 2.0, 0.0]}}
+
+
+def test_differences_are_taken_seed_by_seed():
+    assert above("a", "b", "x")(SCORES) == [2.0, 3.0, 4.0]
+    assert below("b", "a", "x")(SCORES) == [2.0, 3.0, 4.0]
+    assert wider(("a", "b"), "x", than="y")(SCORES) == [2.0, 4.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([1.0, 1.1, 0.9], "shown"),
+        ([-1.0, -1.1, -0.9], "denied"),
+        ([1.0, -1.0, 0.5], "not shown"),
+        ([1.0, 3.0, 0.1], "not shown"),  # mean 1.37, standard error .86
+        ([1.0, 3.0, 1.0], "shown"),  # mean 1.67, standard error .67
+        ([0.0, 0.0, 0.0], "not shown"),
+        ([1.0], "not measured"),
+    ],
+)
+def test_a_trend_shows_where_its_mean_is_above_two_standard_errors(values, verdict):
+    assert Trend("claim", lambda scores: values).verdict({})["verdict"] == verdict
+
+
+def test_a_trend_without_its_scores_is_not_measured():
+    found = Trend("claim", above("a", "b", "span")).verdict(SCORES)
+    assert (found["verdict"], found["why"]) == ("not measured", "no scores of span")
+
+
+@pytest.mark.parametrize("scale", ["tiny", "one-gpu", "paper"])
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale):
+    experiment = EXPERIMENTS[name](scale)
+    plan = Plan(name, experiment, scale, range(2), tmp_path, tmp_path, {}, {})
+    assert {arm.model for arm in experiment.arms} == set(experiment.models)
+    assert len({arm.name for arm in experiment.arms}) == len(experiment.arms)
+    for model in experiment.models:
+        recipe = plan.pretraining(model, 1)
+        assert isinstance(recipe, PretrainRecipe)
+        assert recipe.seed == 1
+    scored = {role: [1.0, 2.0] for role in (*experiment.probes, *experiment.measures)}
+    verdicts = [trend.verdict({arm.name: scored for arm in experiment.arms}) for trend in experiment.trends]
+    assert all(verdict["verdict"] == "not shown" for verdict in verdicts)  # equal scores, and each claim finds its own
+
+
+def test_the_models_of_table_5_read_the_same_pairs(tmp_path):
+    plan = Plan("table5", EXPERIMENTS["table5"]("tiny"), "tiny", range(1), tmp_path, tmp_path, {}, {})
+    recipes = {name: plan.pretraining(name, 0) for name in plan.experiment.models}
+    assert {recipe.data.next_sentence for recipe in recipes.values()} == {True}
+    assert [recipe.data.pair_task for recipe in recipes.values()] == ["nsp", None, None]
+    assert recipes["LTR & No NSP"].objective == "causal_lm"
