@@ -1,0 +1,138 @@
+"""The paper's experiments as a command, on models of a few numbers: all runs are made, kept, and told of in a table."""
+
+import json
+import random
+from pydoc_data.topics import topics
+
+import pytest
+
+from maskloom.errors import ConfigError
+from maskloom.reproduce.running import reproduce
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.runs.display import Progress
+from maskloom.text.vocabulary_training import VocabularySettings
+
+SMALL = {
+    "pretrain": [
+        *("model.config.hidden_size=8", "model.config.num_attention_heads=2", "model.config.num_hidden_layers=1"),
+        *("training.steps=20", "training.batch_size=4", "training.num_threads=1", "data.max_length=24"),
+        *("data.held_out_fraction=0.2", "training.max_evaluation_instances=8"),
+    ],
+    "finetune": ["training.steps=2", "training.batch_size=4", "training.num_threads=1", "data.max_length=24"],
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    text = "\n\n".join(" ".join(text.split()) for _, text in sorted(topics.items())[:40])
+    (folder / "topics.txt").write_text(text, encoding="utf-8")
+    train_vocabulary_from_files([folder / "topics.txt"], VocabularySettings(300), out=folder / "vocabulary")
+    build_corpus_from_files(folder / "topics.txt", vocab=folder / "vocabulary", out=folder / "corpus")
+    return folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A folder with SST-2, RTE, SQuAD and CoNLL-2003 in their own forms."""
+    folder, draw = tmp_path_factory.mktemp("tasks"), random.Random(0)
+    words = ["class", "object", "value", "name", "method"]
+    for name in ("SST-2", "RTE", "squad", "conll2003"):
+        (folder / name).mkdir()
+    for part, size in (("train", 12), ("dev", 6)):
+        texts = [" ".join(draw.choices(words, k=4)) for _ in range(size)]
+        rows = "".join(f"{text}\t{number % 2}\n" for number, text in enumerate(texts))
+        (folder / "SST-2" / f"{part}.tsv").write_text(f"sentence\tlabel\n{rows}")
+        labels = ("entailment", "not_entailment")
+        rows = "".join(f"{number}\t{text}\t{text}\t{labels[number % 2]}\n" for number, text in enumerate(texts))
+        (folder / "RTE" / f"{part}.tsv").write_text(f"index\tsentence1\tsentence2\tlabel\n{rows}")
+        answers = [[{"text": text.split()[1], "answer_start": len(text.split()[0]) + 1}] for text in texts]
+        paragraphs = [
+            {"context": text, "qas": [{"id": f"{part}{number}", "question": "which", "answers": answers[number]}]}
+            for number, text in enumerate(texts)
+        ]
+        (folder / "squad" / f"{part}.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+        sentences = [
+            "\n".join(f"{word} NN I-NP {'B-PER' if word == 'name' else 'O'}" for word in t.split()) for t in texts
+        ]
+        (folder / "conll2003" / f"{part}.txt").write_text("\n\n".join(sentences) + "\n")
+    return folder
+
+
+class StopsAt(Progress):
+    """Raises when a line says so much."""
+
+    def __init__(self, words: str) -> None:
+        self.words, self.said = words, []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+        if self.words in line:
+            raise KeyboardInterrupt
+
+
+def test_table_5_is_run_and_goes_on_where_it_was_stopped(tmp_path, corpus, tasks):
+    how = {"num_seeds": 2, "corpus": corpus, "tasks": tasks, "overrides": SMALL}
+    whole = reproduce("table5", out=tmp_path / "whole", **how)
+    assert list(whole["scores"]) == ["BERT", "No NSP", "LTR & No NSP", "+ BiLSTM"]
+    assert all(sorted(columns) == ["pair", "sentence", "span"] for columns in whole["scores"].values())
+    assert all(len(values) == 2 for columns in whole["scores"].values() for values in columns.values())
+    assert ["nsp_loss" in found[0] for found in whole["models"].values()] == [True, False, False]
+    table = (tmp_path / "whole" / "table.md").read_text()
+    assert "|  | rte | sst-2 | squad | the paper |" in table
+    assert "| + BiLSTM |" in table
+    assert "SQuAD 84.9 |" in table
+    assert all(trend["claim"] in table for trend in whole["trends"])
+    assert (tmp_path / "whole" / "report.html").read_text().count("<svg") == 3
+
+    for words in ("pre-training No NSP, seed 1", "+ BiLSTM on squad, seed 0"):
+        with pytest.raises(KeyboardInterrupt):
+            reproduce("table5", out=tmp_path / "again", **how, progress=StopsAt(words))
+    again = reproduce("table5", out=tmp_path / "again", **how)
+    assert again["scores"] == whole["scores"]
+    with pytest.raises(ConfigError, match="was started with"):
+        reproduce("table5", out=tmp_path / "again", **{**how, "num_seeds": 2, "overrides": {}})
+
+
+def test_more_seeds_are_added_to_those_that_are_there(tmp_path, corpus, tasks):
+    how = {"corpus": corpus, "tasks": tasks, "overrides": SMALL}
+    first = reproduce("table6", out=tmp_path / "run", num_seeds=1, **how, progress=(heard := StopsAt("never said")))
+    assert {trend["verdict"] for trend in first["trends"]} == {"not measured"}
+    second = reproduce("table6", out=tmp_path / "run", num_seeds=2, **how)
+    for arm, columns in second["scores"].items():
+        assert columns["mlm_perplexity"][0] == first["scores"][arm]["mlm_perplexity"][0]
+    assert {len(trend["values"]) for trend in second["trends"]} == {2}
+    assert sum("pre-training" in line for line in heard.said) == 5
+
+
+def test_figure_4_reads_checkpoints_of_one_run(tmp_path, corpus, tasks):
+    result = reproduce("figure4", out=tmp_path, num_seeds=1, corpus=corpus, tasks=tasks, overrides=SMALL)
+    exported = sorted(path.name for path in (tmp_path / "pretrained" / "bert-0" / "exported").iterdir())
+    assert exported == ["step-12", "step-16", "step-2", "step-4", "step-8"]
+    assert len(result["scores"]) == 12
+    assert (tmp_path / "report.html").read_text().count("<polyline") == 2
+
+
+def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tasks):
+    settings = {**SMALL, "finetune": [*SMALL["finetune"], "features.lstm_size=8"]}
+    settings["pretrain"] = [*SMALL["pretrain"], "model.config.num_hidden_layers=4"]
+    result = reproduce("table7", out=tmp_path / "7", num_seeds=1, corpus=corpus, tasks=tasks, overrides=settings)
+    assert list(result["scores"])[:2] == ["fine-tuning", "embeddings"]
+    with pytest.raises(ConfigError, match="needs tagged words, --tasks FOLDER with conll2003"):
+        reproduce("table7", out=tmp_path / "none")
+    assert not (tmp_path / "none").exists() or not list((tmp_path / "none").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table5", "--corpus", "nowhere"), "a corpus of your own needs tasks: --tasks FOLDER"),
+        (("table5", "--set", "training.steps=3"), "--set training.steps=3: write pretrain.KEY=VALUE or finetune.KEY"),
+        (("table5", "--tasks", "nowhere"), "nowhere: no task is there"),
+        (("table9",), "'table9' is not one of"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_any_work(run, tmp_path, arguments, message):
+    said = run("reproduce", *arguments, "--out", tmp_path / "out", code=2 if arguments[0] == "table9" else 3)
+    assert message in " ".join(said.split())
+    assert not list(tmp_path.glob("out/*.json"))
