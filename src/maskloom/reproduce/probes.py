@@ -22,7 +22,7 @@ from maskloom.system.worker_processes import Work
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary_training import VocabularySettings
 
-VOCABULARY_SIZE = 8000
+VOCABULARY_SIZE = 4000
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _WORDS_OF_PASSAGE = range(8, 41)
 _PER_TRAIN_DOCUMENT, _PER_DEV_DOCUMENT = 8, 2

@@ -146,7 +146,8 @@ def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
         why = "every phase has its own steps" if recipe.phases else "the clock ends the run (training.minutes)"
         said.append(f"training.steps = {recipe.training.steps}: ignored, {why}")
     data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
-    if lengths and data.max_length not in lengths and data.max_length != PretrainingData().max_length:
+    is_cap = data.max_predictions_per_seq is not None and data.max_length in lengths
+    if {*lengths} - {data.max_length} and data.max_length != PretrainingData().max_length and not is_cap:
         said.append(f"data.max_length = {data.max_length}: ignored, every phase has its own length")
     others = sorted({length for length in lengths if length != data.max_length})
     if data.max_predictions_per_seq is not None and others:
