@@ -45,8 +45,10 @@ def test_a_length_or_cap_that_phases_do_not_take_is_said():
         "data.max_predictions_per_seq = 3: holds for length 32 (data.max_length); phases of length 64 predict what "
         "data.masked_lm_prob asks for"
     ]
-    recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=48"])
-    assert left_aside(recipe, has_init=False) == ["data.max_length = 48: ignored, every phase has its own length"]
+    for length in (48, 64):
+        recipe = load_recipe(PretrainRecipe, None, [phases, f"data.max_length={length}"])
+        said = f"data.max_length = {length}: ignored, every phase has its own length"
+        assert left_aside(recipe, has_init=False) == [said]
 
 
 def test_phases_share_the_minutes_as_their_tokens_and_the_last_one_has_the_extensions():
