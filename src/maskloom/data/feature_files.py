@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class FeaturePlan:
 class FeatureWriter:
     """Writes the rows of units in any order into a folder that takes its name when all are there.
 
+    The disk's room for all of them is taken first: OSError tells at once that there is not enough.
     Until then they stand in a folder beside it, with a mark for every unit whose rows are on disk: a writer of the same
     plan goes on there, one of another plan begins anew.
     """
@@ -79,13 +81,19 @@ class FeatureWriter:
         self._folder, self._plan = Path(folder), plan
         self._building = self._folder.with_name(self._folder.name + ".building")
         self._offsets = plan.offsets
-        if not self._continues():
+        continues = self._continues()
+        if not continues:
             shutil.rmtree(self._building, ignore_errors=True)
             self._building.mkdir(parents=True)
-            with (self._building / FEATURES).open("wb") as file:
-                file.truncate(plan.num_bytes)
+            (self._building / FEATURES).touch()
             (self._building / _DONE).write_bytes(bytes(len(plan.row_counts)))
             write_json(self._building / _PLAN, plan.as_dict())
+        try:
+            _take_room(self._building / FEATURES, plan.num_bytes)
+        except OSError:
+            if not continues:
+                shutil.rmtree(self._building)
+            raise
         self._done = np.fromfile(self._building / _DONE, dtype=np.uint8)
         self._array = _map(self._building / FEATURES, plan.as_dict(), mode="r+")
         self._unmarked: list[int] = []
@@ -241,6 +249,14 @@ def _shape(held: dict[str, Any]) -> tuple[int, int, int]:
 
 def _num_bytes(held: dict[str, Any]) -> int:
     return math.prod(_shape(held)) * np.dtype(_TYPES[held["precision"]]).itemsize
+
+
+def _take_room(path: Path, num_bytes: int) -> None:
+    """Give a file its size on disk; writing through a map into a hole of a full disk would end the process."""
+    with path.open("r+b") as file:
+        if num_bytes and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        file.truncate(num_bytes)
 
 
 def _map(path: Path, held: dict[str, Any], *, mode: Literal["r", "r+"]) -> np.ndarray:

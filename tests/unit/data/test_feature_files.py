@@ -6,6 +6,7 @@ import pytest
 
 from maskloom.data.feature_files import FEATURES, MANIFEST, OFFSETS, FeatureFile, FeaturePlan, FeatureWriter
 from maskloom.errors import DataError
+from tools.soak.full_disks import small_disk
 
 PLAN = FeaturePlan("model-sum", "text-sum", ("3", "4"), 5, np.array([2, 0, 3, 1]))
 ROWS = np.random.default_rng(0).standard_normal((6, 2, 5)).astype(np.float32)
@@ -143,3 +144,13 @@ def test_finished_features_are_replaced_whole(folder):
     plan = dataclasses.replace(PLAN, model="newer")
     write(folder, [0, 1, 2, 3], plan=plan).finish()
     assert FeatureFile.open(folder, plan).manifest["model"] == "newer"
+
+
+def test_a_disk_without_room_for_all_is_told_before_anything_is_written(tmp_path):
+    with small_disk(tmp_path / "disk") as is_mounted:  # of 256 MiB
+        if not is_mounted:
+            pytest.skip("may not mount a file system")
+        plan = FeaturePlan("model", "text", ("last",), 1 << 20, np.full(100, 1))  # 400 MiB
+        with pytest.raises(OSError, match="No space left on device"):
+            FeatureWriter(tmp_path / "disk" / "features", plan)
+        assert list((tmp_path / "disk").iterdir()) == []
