@@ -79,7 +79,8 @@ def test_linked_names_are_defined_where_the_links_lead() -> None:
 
 
 def test_what_is_wrong_is_found() -> None:
-    text = "## A\n\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n```python\nprint(x + 1)\n```\n## B\n```sh\nls\n```\n"
+    first = "```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n"
+    text = f"## A\n\n{first}\n```python\nprint(x + 1)\n```\n## B\n```sh\nls\n```\n"
     assert snippets(text) == {"A": [(3, "x = 1\nprint(x)\n", "1\n"), (12, "print(x + 1)\n", "")], "B": []}
     assert printed("print(2)\n", 12, {}) == "2\n"
     with pytest.raises(ZeroDivisionError) as error:
