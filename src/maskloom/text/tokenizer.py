@@ -19,7 +19,7 @@ from maskloom.errors import ConfigError
 from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part
 from maskloom.text.templates import SequenceTemplate
-from maskloom.text.tokenizer_files import ROLES
+from maskloom.text.tokenizer_files import ROLES, is_byte_pair
 from maskloom.text.vocabulary import Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
@@ -84,7 +84,6 @@ class Tokenizer(ABC):
 
         Raises DataError where files are missing, damaged, or ask for rules that are not those of the model.
         """
-        from maskloom.text.byte_pair_files import is_byte_pair
         from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
         from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
