@@ -48,7 +48,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
     config = read_object(folder, "tokenizer_config.json")
-    library = read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
+    library = _library(folder)
     normalizer = library.get("normalizer") or {}
     if not isinstance(normalizer, dict):
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")

@@ -137,13 +137,10 @@ def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[f
     usable = [char for char in totals if not SURROGATE.match(char)]
     ordered = sorted(usable, key=lambda char: (-totals[char], char))
     characters = frozenset(ordered[:limit])
-    if suffix:
-        inside = {char for word in counts for char in word[:-1]} & characters
-        ends = {word[-1] for word in counts} & characters
-        return characters, "".join(ordered[limit:]), [*sorted(inside), *(char + suffix for char in sorted(ends))]
-    starts = {word[0] for word in counts} & characters
-    inside = {char for word in counts for char in word[1:]} & characters
-    symbols = [*sorted(starts), *(CONTINUATION_PREFIX + char for char in sorted(inside))]
+    edges = sorted({word[-1 if suffix else 0] for word in counts} & characters)
+    inside = sorted({char for word in counts for char in (word[:-1] if suffix else word[1:])} & characters)
+    bare, marked = (inside, edges) if suffix else (edges, inside)
+    symbols = [*bare, *(char + suffix if suffix else CONTINUATION_PREFIX + char for char in marked)]
     return characters, "".join(ordered[limit:]), symbols
 
 

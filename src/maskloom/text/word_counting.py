@@ -89,7 +89,8 @@ def _batch_counter(lowercase: bool) -> Callable[[list[str]], dict[str, int]]:
             chunks.update(split_chunks(text))
         counts: dict[str, int] = {}
         for chunk, number in chunks.items():
-            for part in _parts(chunk):
+            # the rules of words take hundreds of bytes for each character
+            for part in _cut(chunk, _LONGEST_RUN, _LONGEST_RUN // 2, _LONGEST_RUN, (_BETWEEN_WORDS,)):
                 for word in words(part, lowercase=lowercase):
                     counts[word] = counts.get(word, 0) + number
         return counts
@@ -103,7 +104,9 @@ def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
     length = 0
     for text in texts:
         found.num_texts += 1
-        for piece in _slices(text):
+        # at blanks, where no word is cut; where none comes, between words that need none
+        cuts = (_SAFE_CUT, _BETWEEN_WORDS)
+        for piece in _cut(text, _BATCH_LENGTH, _BATCH_LENGTH, _BATCH_LENGTH + _LONGEST_RUN, cuts):
             batch.append(piece)
             length += len(piece)
             if length >= _BATCH_LENGTH:
@@ -111,16 +114,6 @@ def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
                 batch, length = [], 0
     if batch:
         yield batch
-
-
-def _slices(text: str) -> Iterator[str]:
-    """Cut a long text at blanks, where no word is cut; where none comes, between words that need none."""
-    return _cut(text, _BATCH_LENGTH, _BATCH_LENGTH, _BATCH_LENGTH + _LONGEST_RUN, (_SAFE_CUT, _BETWEEN_WORDS))
-
-
-def _parts(chunk: str) -> Iterator[str]:
-    """Cut a chunk without white space where no word is cut: the rules take hundreds of bytes for each character."""
-    return _cut(chunk, _LONGEST_RUN, _LONGEST_RUN // 2, _LONGEST_RUN, (_BETWEEN_WORDS,))
 
 
 def _cut(text: str, most: int, first: int, last: int, places: tuple[re.Pattern[str], ...]) -> Iterator[str]:
