@@ -92,11 +92,10 @@ def _compatibility(path: Path, library: dict[str, Any]) -> str:
 
     Raises DataError for rules of words that are neither Google's nor those of Hugging Face.
     """
-    words, model = library.get("pre_tokenizer"), library.get("model")
+    words, longest = library.get("pre_tokenizer"), _model_of(library).get("max_input_chars_per_word", 100)
     kind = words.get("type") if isinstance(words, dict) else words
     if kind not in (None, "BertPreTokenizer"):
         raise DataError(f"{path}: cuts text into words by {kind!r:.80}; only 'BertPreTokenizer' is BERT's")
-    longest = model.get("max_input_chars_per_word", 100) if isinstance(model, dict) else 100
     if not isinstance(longest, int) or longest not in _WORD_LENGTHS:
         known = " or ".join(f"{length} ({name})" for length, name in _WORD_LENGTHS.items())
         raise DataError(f"{path}: max_input_chars_per_word is {longest!r:.80}; {known} is expected")

@@ -24,10 +24,9 @@ from maskloom.text.vocabulary import (
     SURROGATE,
     Vocabulary,
 )
-from maskloom.text.word_counting import WordCounts, count_words
+from maskloom.text.word_counting import Progress, WordCounts, count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-Progress = Callable[[str, int, int], None]
 Model = Literal["wordpiece", "bpe"]
 
 

@@ -21,6 +21,8 @@ from maskloom.system.fault_points import fault_point
 from maskloom.system.worker_processes import ONE_PROCESS, Work, results
 from maskloom.text.normalization import split_chunks, words
 
+Progress = Callable[[str, int, int], None]
+
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
 _SAFE_CUT = re.compile("[ \n]")
@@ -53,7 +55,7 @@ def count_words(
     lowercase: bool,
     max_distinct_words: int,
     work: Work = ONE_PROCESS,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
     scratch: Path | None = None,
     place: Callable[[], str] | None = None,
 ) -> WordCounts:
