@@ -66,7 +66,9 @@ class Masking(Corruption[Texts, PretrainingBatch]):
         is_candidate = ~vocabulary.is_mark[token_ids]
         counts = num_predictions(lengths, data)
         if data.whole_word_masking:
-            heads = _first_pieces(token_ids, is_candidate, vocabulary)
+            # a `##` piece right after [CLS] or [SEP], left behind by a cut at the front, starts a word of its own
+            continues = vocabulary.is_continuation[token_ids] & np.append(False, is_candidate[:-1])
+            (heads,) = np.nonzero(is_candidate & ~continues)
             positions = _choose_words(heads, is_candidate, owners, places, states, counts)
         else:
             (candidates,) = np.nonzero(is_candidate)
@@ -122,15 +124,6 @@ def _shuffled(tokens: np.ndarray, owners: np.ndarray, places: np.ndarray, states
 def _ranks(owners: np.ndarray) -> np.ndarray:
     """Return the place of each entry among the entries of its owner; owners are ascending."""
     return np.arange(len(owners)) - np.searchsorted(owners, owners)
-
-
-def _first_pieces(token_ids: np.ndarray, is_candidate: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Return the packed positions where words start.
-
-    A `##` piece right after [CLS] or [SEP], which cutting a text at its front leaves behind, starts a word of its own.
-    """
-    follows_candidate = np.concatenate([[False], is_candidate[:-1]])
-    return np.nonzero(is_candidate & ~(vocabulary.is_continuation[token_ids] & follows_candidate))[0]
 
 
 def _choose_words(

@@ -93,16 +93,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if path is None:
         return {}
     settings = read_json_object(path)
-    known = validate_recipe(_Settings, settings, source=str(path))
-    _check_reading(known.reading or {}, f"{path}, reading")
-    return {key: value for key, value in settings.items() if value is not None}
-
-
-def _check_reading(reading: dict[str, Any], source: str) -> None:
-    names = {field.name for field in fields(ReadingOptions)}
-    if unknown := sorted(set(reading) - names):
-        raise DataError(f"{source}: unknown key {unknown[0]!r:.80}; known: {', '.join(sorted(names))}")
+    reading = validate_recipe(_Settings, settings, source=str(path)).reading or {}
+    names = sorted(field.name for field in fields(ReadingOptions))
+    if unknown := sorted(set(reading).difference(names)):
+        raise DataError(f"{path}, reading: unknown key {unknown[0]!r:.80}; known: {', '.join(names)}")
     try:
         ReadingOptions(**{key: value for key, value in reading.items() if value is not None})
     except ConfigError as error:
-        raise DataError(f"{source}: {error}") from None
+        raise DataError(f"{path}, reading: {error}") from None
+    return {key: value for key, value in settings.items() if value is not None}

@@ -153,7 +153,12 @@ class EntityMetric:
         Raises ValueError where the sides do not agree.
         """
         if not isinstance(targets, np.ndarray):
-            self._check_sentences(predictions, targets)
+            num_predicted, num_true = len(predictions), len(targets)
+            if num_predicted != num_true:
+                raise ValueError(f"entities: {num_predicted} sentences predicted, {num_true} true; they must agree")
+            for number, shapes in enumerate(zip(map(np.shape, predictions), map(np.shape, targets), strict=True)):
+                if shapes[0] != shapes[1]:
+                    raise ValueError(f"entities: sentence {number} has predictions {shapes[0]} and targets {shapes[1]}")
             targets = np.concatenate(targets) if len(targets) else np.empty(0, dtype=np.int64)
         lengths = np.array([len(part) for part in predictions], dtype=np.int64)
         if lengths.sum() != len(targets):
@@ -170,15 +175,6 @@ class EntityMetric:
         self._predicted_labels += np.bincount(predicted, minlength=len(self._true_labels))
         self._counts += self._sums(predicted, true, lengths, None)
         self._strict += self._sums(predicted, true, lengths, self.scheme)
-
-    def _check_sentences(self, predictions: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> None:
-        if len(predictions) != len(targets):
-            raise ValueError(f"entities: {len(predictions)} sentences predicted, {len(targets)} true; they must agree")
-        for number, (predicted, true) in enumerate(zip(predictions, targets, strict=True)):
-            if np.shape(predicted) != np.shape(true):
-                raise ValueError(
-                    f"entities: sentence {number} has predictions {np.shape(predicted)} and targets {np.shape(true)}"
-                )
 
     def _sums(
         self, predicted: np.ndarray, true: np.ndarray, lengths: np.ndarray, strict: Scheme | None

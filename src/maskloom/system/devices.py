@@ -27,13 +27,13 @@ def chosen_device(name: Any = "auto") -> torch.device:
     if match is None:
         raise ConfigError(f"device {name!r:.80} is not known; known: auto, cpu, cuda, cuda:0 and so on, mps")
     num_gpus = 0 if name in ("cpu", "mps") else torch.cuda.device_count()
-    if name == "cpu" or (name == "auto" and not num_gpus and not _has_mps()):
+    if name == "cpu" or (name == "auto" and not num_gpus and not torch.backends.mps.is_available()):
         share_cores()
         return torch.device("cpu")
     if name == "mps" or not num_gpus:
         if name.startswith("cuda"):
             raise ConfigError(f"device {name!r}: torch {torch.__version__} finds no CUDA device here")
-        if not _has_mps():
+        if not torch.backends.mps.is_available():
             raise ConfigError(f"device 'mps': torch {torch.__version__} finds no GPU of Apple's here")
         if is_one_of_several():
             raise ConfigError("device 'mps': several processes cannot share it; take device 'cpu'")
@@ -51,7 +51,7 @@ def chosen_device(name: Any = "auto") -> torch.device:
 def found_devices() -> list[torch.device]:
     """Return the processor and every GPU that torch finds."""
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    return [torch.device("cpu"), *gpus, *([torch.device("mps")] if _has_mps() else [])]
+    return [torch.device("cpu"), *gpus, *([torch.device("mps")] if torch.backends.mps.is_available() else [])]
 
 
 def describe_device(device: torch.device) -> str:
@@ -65,7 +65,3 @@ def describe_device(device: torch.device) -> str:
         return f"mps{room}"
     threads = torch.get_num_threads()
     return f"cpu, {threads} thread{'' if threads == 1 else 's'}{room}"
-
-
-def _has_mps() -> bool:
-    return torch.backends.mps.is_available()

@@ -22,6 +22,7 @@ from typing import ParamSpec, TypeVar
 from maskloom.system.files import is_running
 from maskloom.system.foreign_files import read_json_object
 from maskloom.system.launch import is_first_process
+from maskloom.system.resources import process_fields, system_text
 
 LOCK = ".run.lock"
 _NO_FLOCK = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
@@ -238,17 +239,13 @@ def _touch(descriptor: int, end: threading.Event) -> None:
 
 
 def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return system_text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def _start_of(process: int) -> str | None:
     """Return when a process started, in ticks since the start of the machine, or None when it has ended."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
+    fields = process_fields(process)
+    if not fields:
         return None if Path("/proc/self").exists() or not is_running(process) else ""
     return None if fields[0] in "ZX" else fields[19]
 

@@ -40,7 +40,7 @@ def wait_briefly() -> None:
 
     That is so under a quota, and where it keeps no times of its threads. What the user has set stays.
     """
-    _, _, runs = _text("/proc/self/schedstat").rpartition(" ")
+    _, _, runs = system_text("/proc/self/schedstat").rpartition(" ")
     if not says_how_to_wait() and (_quota() is not None or runs.strip() in ("", "0")):
         os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
 
@@ -52,7 +52,7 @@ def _cores() -> int:
 def _quota(root: Path | str = "/sys/fs/cgroup") -> float | None:
     """Return the cores' worth of time that a control group of either version allows, or None without a limit."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        words = " ".join(_text(f"{root}/{name}") for name in names).split()
+        words = " ".join(system_text(f"{root}/{name}") for name in names).split()
         try:
             allowed, period = float(words[0]), float(words[1])
         except (ValueError, IndexError):
@@ -75,7 +75,7 @@ def available_memory() -> int | None:
     Pages that only hold copies of files count as free: the system gives them up when they are needed.
     """
     found = [size for group in _GROUPS if (size := _of_group(*group)) is not None]
-    _, is_told, rest = _text("/proc/meminfo").partition("MemAvailable:")
+    _, is_told, rest = system_text("/proc/meminfo").partition("MemAvailable:")
     if is_told:
         found.append(int(rest.split()[0]) * 1024)
     return min(found, default=None)
@@ -94,18 +94,23 @@ def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = N
 
 
 def _of_group(folder: str, limit: str, use: str, cached: str) -> int | None:
-    texts = [_text(f"{folder}/{name}").strip() for name in (limit, use)]
+    texts = [system_text(f"{folder}/{name}").strip() for name in (limit, use)]
     if not all(text.isdecimal() for text in texts):
         return None
-    lines = (line.split() for line in _text(f"{folder}/memory.stat").splitlines())
+    lines = (line.split() for line in system_text(f"{folder}/memory.stat").splitlines())
     reclaimable = next((int(line[1]) for line in lines if line[:1] == [cached]), 0)
     return max(int(texts[0]) - int(texts[1]) + reclaimable, 0)
 
 
-def _text(path: str) -> str:
+def process_fields(process: int) -> list[str]:
+    """Return the fields of a process in /proc from its state on, behind its name; none where nothing tells of it."""
+    return system_text(f"/proc/{process}/stat").rpartition(")")[2].split()
+
+
+def system_text(path: str) -> str:
     """Return the content of a file of the system, "" where there is none."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return ""

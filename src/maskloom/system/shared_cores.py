@@ -15,7 +15,7 @@ from glob import glob
 
 import torch
 
-from maskloom.system.resources import says_how_to_wait, usable_cores
+from maskloom.system.resources import says_how_to_wait, system_text, usable_cores
 
 _SECONDS = 0.25
 # Seconds a second that all threads together wait for a core: above the first others run, below the second none does.
@@ -64,11 +64,5 @@ def _hold_a_team(end: threading.Event) -> None:
 
 def seconds_waited() -> float:
     """Return how long the threads of this process have waited for a core, ready to run; 0 where nothing tells."""
-    total = 0
-    for path in glob("/proc/self/task/*/schedstat"):
-        try:
-            with open(path, encoding="ascii") as file:
-                total += int(file.read().split()[1])
-        except (OSError, IndexError):
-            continue  # a thread that has just ended
-    return total / 1e9
+    told = (system_text(path).split() for path in glob("/proc/self/task/*/schedstat"))
+    return sum(int(words[1]) for words in told if len(words) > 1) / 1e9  # nothing of a thread that has just ended

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from maskloom.errors import ConfigError
+from maskloom.system.resources import process_fields
 
 # a message that breaks off in its middle is a plain OSError
 _GONE = (EOFError, OSError)
@@ -278,13 +278,10 @@ def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
             worker.kill()
 
 
-def _processor_seconds(pid: int | None) -> float | None:
+def _processor_seconds(pid: int) -> float | None:
     """Return the processor time that a process has used, or None where the system does not tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    fields = process_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else None
 
 
 def _main(descriptor: int) -> None:

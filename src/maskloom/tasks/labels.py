@@ -76,9 +76,7 @@ def names_of_task(kind: Kind, train: ReadExamples, options: ReadingOptions) -> t
     """Return the label names of a format, of a class list, or else those that occur in the training data."""
     if options.format is not None and (names := catalog_row(options.format).labels):
         return names
-    if kind == "regression":
-        return ()
-    if options.labels is None:
+    if options.labels is None or kind == "regression":
         return label_names_of(train, kind)
     names = read_label_names(options.labels)
     if len(names) == 1 and kind != "multilabel":

@@ -94,8 +94,7 @@ def _find_columns(
     elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
         text, pair, label, num_fields = row.headerless
         return Columns(text, pair, label), tables.by_name(chain(seen, rows), tables.numbered(num_fields))
-    elif tables.wants_numbers(options):
-        columns = tables.columns_by_number(path, names, options)
+    elif columns := tables.columns_by_number(path, names, options):
         return columns, tables.by_name(rows if options.header else chain(seen, rows), tables.numbered(len(names)))
     else:
         rows = tables.by_name(rows, names)

@@ -331,6 +331,11 @@ class ReadingOptions:
         if self.on_bad_rows not in ("error", "skip"):
             raise ConfigError(f"on_bad_rows = {self.on_bad_rows!r:.80}: either 'error' or 'skip'")
 
+    @property
+    def columns(self) -> tuple[str | None, str | None, str | None]:
+        """The columns of a text, of a second text and of the label, as far as they were given."""
+        return self.text_column, self.pair_column, self.label_column
+
     def as_dict(self) -> dict[str, Any]:
         """Return the options that were given."""
         return {key: value for key, value in asdict(self).items() if value is not None}
@@ -354,26 +359,24 @@ def numbered(num_columns: int) -> list[str]:
     return [str(number) for number in range(1, num_columns + 1)]
 
 
-def wants_numbers(options: ReadingOptions) -> bool:
-    """Tell whether the columns are given by number; raises ConfigError when numbers and names are mixed."""
-    given = [column for column in (options.text_column, options.pair_column, options.label_column) if column]
-    numbers = [column for column in given if is_column_number(column)]
-    if numbers and len(numbers) != len(given):
+def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> Columns | None:
+    """Return the columns that are given by number, counted from 1, or None where they go by name.
+
+    Raises ConfigError when numbers and names are mixed, DataError when the first row is too short.
+    """
+    given = [column for column in options.columns if column]
+    numbers = [int(column) for column in given if is_column_number(column)]
+    if not numbers:
+        return None
+    if len(numbers) != len(given):
         raise ConfigError(f"columns {given}: give all of them by name or all by number")
-    if any(int(number) == 0 for number in numbers):
+    if 0 in numbers:
         raise ConfigError("columns are counted from 1; there is no column 0")
-    return bool(numbers)
-
-
-def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> Columns:
-    """Take columns given by number, counted from 1; raises DataError when the first row is too short."""
-    given = (options.text_column, options.pair_column, options.label_column)
-    text, pair, label = (column and str(int(column)) for column in given)
+    text, pair, label = (column and str(int(column)) for column in options.columns)
     if not text:
         raise ConfigError("columns by number: the text column must be given")
-    widest = max(int(column) for column in (text, pair, label) if column)
-    if widest > len(first):
-        raise DataError(f"{path}: line 1: column {widest} was asked for, the row has {len(first)}")
+    if max(numbers) > len(first):
+        raise DataError(f"{path}: line 1: column {max(numbers)} was asked for, the row has {len(first)}")
     return Columns(text, pair, label)
 
 

@@ -194,15 +194,13 @@ def tokens_at_once(model: EncoderWithHeads) -> int:
     return PROCESSOR_TOKENS if model_device(model).type == "cpu" else _ACCELERATOR_TOKENS
 
 
-def evaluate_task(
-    model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData], *, max_tokens: int | None = None
-) -> Evaluation:
+def evaluate_task(model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData]) -> Evaluation:
     """Score a model on encoded examples, whole or in pieces.
 
     Raises ValueError when there are no examples, when they have no labels, or when an output is not finite.
     """
     pieces = data if isinstance(data, Iterable) else [data]
-    return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece, max_tokens=max_tokens))
+    return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece))
 
 
 def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: OutputsOf) -> Evaluation:

@@ -14,11 +14,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from maskloom.errors import ConfigError
 from maskloom.system.files import write_json, write_text
-from maskloom.text.byte_pair_files import read_byte_pairs
 from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.templates import GPT_TEXTS, ONE_TEXT, RUNNING_TEXT, SequenceTemplate
 from maskloom.text.tokenizer import Tokenizer, library_of
-from maskloom.text.tokenizer_files import SETTINGS_FILES
+from maskloom.text.tokenizer_files import SETTINGS_FILES, read_byte_pairs
 from maskloom.text.vocabulary import GPT_TOKENS, SURROGATE, Vocabulary, vocabulary_sha256
 
 _VERSION = "#version: 0.2"

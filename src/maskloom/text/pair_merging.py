@@ -6,16 +6,22 @@ A pair is the number `first << 32 | second` of two symbol ids, so that the order
 from __future__ import annotations
 
 import heapq
+from array import array
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
-from maskloom.text.scored_queues import LikelihoodQueue, PmiQueue
 from maskloom.text.segmented_words import PAIR_SHIFT, SECOND, SegmentedWords, SymbolTable
 from maskloom.text.vocabulary import CONTINUATION_PREFIX
 
 Score = Literal["frequency", "likelihood", "pmi"]
+_BLOCK = 128
+_NO_KEY = np.iinfo(np.int64).max
+_STEPS_A_NAT = 1024
+_SQRT_HALF = 0.5**0.5
+_LOG_2 = 0.6931471805599453
 
 
 class FrequencyQueue:
@@ -51,6 +57,226 @@ class FrequencyQueue:
                     heapq.heappush(self._heap, (-count, pair))
             else:
                 self._counts.pop(pair, None)
+
+
+class PmiQueue:
+    """Pairs by freq(pair) / (freq(first) * freq(second)), the order of their pointwise mutual information.
+
+    A tie goes to the pair whose symbols are older.
+
+    A merge raises the score of every pair that shares a symbol with it, so a heap would be stale all over. Scores lie
+    in an array instead, in blocks that each know their best pair; only blocks with a changed score are looked at again.
+    A pair has a slot as long as it occurs; slots are not used twice.
+    """
+
+    def __init__(self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
+        self._min_frequency = min_frequency
+        self._symbol_counts = np.zeros(max(2 * len(symbol_counts), 64), dtype=np.int64)
+        self._symbol_counts[: len(symbol_counts)] = symbol_counts
+        self._slots: dict[int, int] = {}
+        self._slots_of_symbol: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
+        self._num_slots = 0
+        self._counts, self._keys, self._scores = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        self._block_scores, self._block_keys = np.zeros(0), np.zeros(0, np.int64)
+        self._add_blocks(max(1, -(-2 * len(pair_counts) // _BLOCK)))
+        self._change(pair_counts)
+        self._rescore(np.arange(self._num_slots))
+
+    def best(self) -> int | None:
+        """Return the pair with the highest score, or None when none occurs `min_frequency` times and scores above 0."""
+        scores = self._block_scores
+        highest = scores.max()
+        if highest <= 0:
+            return None
+        return int(self._block_keys[np.flatnonzero(scores == highest)].min())
+
+    def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
+        """Apply changes of counts after a merge."""
+        first, second, new = merged >> PAIR_SHIFT, merged & SECOND, symbol
+        self._recount(first, second, new, num_merged)
+        slot = self._slots.pop(merged)
+        self._counts[slot] = 0
+        self._change(changes)
+        touched = [np.array([slot])]
+        for symbol_id in {first, second, new}:
+            if symbol_id in self._slots_of_symbol:
+                touched.append(self._live_slots(symbol_id))
+        self._rescore(np.concatenate(touched))
+
+    def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
+        """Move occurrences from two symbols, which may be the same, to a third."""
+        if new >= len(self._symbol_counts):
+            self._symbol_counts = np.concatenate([self._symbol_counts, np.zeros_like(self._symbol_counts)])
+        self._symbol_counts[first] -= num_merged
+        self._symbol_counts[second] -= num_merged
+        self._symbol_counts[new] += num_merged
+
+    def _add_blocks(self, number: int) -> None:
+        """Make room for more slots; new ones score nothing."""
+        size = number * _BLOCK
+        self._counts, self._scores = np.pad(self._counts, (0, size)), np.pad(self._scores, (0, size))
+        self._keys = np.pad(self._keys, (0, size), constant_values=_NO_KEY)
+        self._block_scores = np.pad(self._block_scores, (0, number))
+        self._block_keys = np.pad(self._block_keys, (0, number), constant_values=_NO_KEY)
+
+    def _change(self, changes: dict[int, int]) -> None:
+        for pair, change in changes.items():
+            slot = self._slots.get(pair)
+            if slot is None:
+                if change:
+                    self._add(pair, change)
+                continue
+            self._counts[slot] += change
+            if not self._counts[slot]:
+                del self._slots[pair]
+
+    def _add(self, pair: int, count: int) -> None:
+        slot = self._num_slots
+        if slot == len(self._counts):
+            self._add_blocks(len(self._block_keys))
+        first, second = pair >> PAIR_SHIFT, pair & SECOND
+        self._num_slots += 1
+        self._slots[pair] = slot
+        self._counts[slot] = count
+        self._keys[slot] = pair
+        for symbol in {first, second}:
+            self._slots_of_symbol[symbol].append(slot)
+
+    def _live_slots(self, symbol: int) -> np.ndarray:
+        slots = np.array(self._slots_of_symbol[symbol])
+        live = self._counts[slots] > 0
+        if not live.all():
+            # the dead ones are looked at this one last time, so that their scores are taken out
+            self._slots_of_symbol[symbol] = array("q", slots[live].tobytes())
+        return slots
+
+    def _rescore(self, slots: np.ndarray) -> None:
+        if not len(slots):
+            return
+        self._scores[slots] = np.where(self._counts[slots] >= self._min_frequency, self._values(slots), 0.0)
+        blocks = np.unique(slots // _BLOCK)
+        scores = self._scores.reshape(-1, _BLOCK)[blocks]
+        highest = scores.max(axis=1)
+        self._block_scores[blocks] = highest
+        block_keys = self._keys.reshape(-1, _BLOCK)[blocks]
+        self._block_keys[blocks] = np.where(scores == highest[:, None], block_keys, _NO_KEY).min(axis=1)
+
+    def _values(self, slots: np.ndarray) -> np.ndarray:
+        counts, keys = self._counts[slots], self._keys[slots]
+        # float64 products and quotients of the same integers are the same on every machine
+        products = self._symbol_counts[keys >> PAIR_SHIFT].astype(np.float64) * self._symbol_counts[keys & SECOND]
+        return counts / np.maximum(products, 1.0)
+
+
+class LikelihoodQueue(PmiQueue):
+    """Pairs by how much merging them adds to the log likelihood of the words under a unigram model of symbols.
+
+    With counts c of N symbols in all, the words as they are cut have the log likelihood sum c log(c / N), which is sum
+    c log c - N log N. A merge in n places takes n off the counts of both symbols and off N, and adds n to the count of
+    the joined symbol, which may be there already; a symbol that is paired with itself loses 2 n. The gain is exact,
+    about n log(n N / (c_first c_second)) where n is small beside them, and given in steps of 1/1024 nat, so that equal
+    gains are equal whatever the rounding; a pair that gains nothing is not merged.
+
+    N falls with every merge and lowers the gain of every pair. Scores are not all computed again: an old one is a bound
+    from above, and only blocks whose bound is the highest are brought up to date.
+    """
+
+    def __init__(
+        self, words: SegmentedWords, symbol_counts: Sequence[int], min_frequency: int, pairs: SymbolTable
+    ) -> None:
+        self._words, self._pairs = words, pairs
+        self._num_symbols = len(symbol_counts)
+        self._total = int(sum(symbol_counts))
+        # x log x of the count of each symbol, and of their sum, which scores of many pairs have in common
+        self._times_logs = _times_log(np.array([*symbol_counts, 0]))
+        self._times_log_of_total = _times_log(np.array([self._total]))[0]
+        self._targets, self._overlaps, self._block_totals = (np.zeros(0, np.int64) for _ in range(3))
+        super().__init__(words.pair_counts, symbol_counts, min_frequency)
+
+    def best(self) -> int | None:
+        """Return the pair with the highest gain, or None when none occurs `min_frequency` times and gains anything."""
+        while (highest := self._block_scores.max()) > 0:
+            blocks = np.flatnonzero(self._block_scores == highest)
+            stale = blocks[self._block_totals[blocks] != self._total]
+            if not len(stale):
+                return int(self._block_keys[blocks].min())
+            slots = (stale[:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
+            self._rescore(slots[slots < self._num_slots])
+            self._block_totals[stale] = self._total
+        return None
+
+    def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
+        """Apply changes of counts after a merge."""
+        if symbol >= self._num_symbols:
+            self._num_symbols = symbol + 1
+            for pair in self._pairs.pairs_of(symbol):
+                if pair in self._slots:
+                    self._aim(self._slots[pair], symbol)
+        super().update(changes, merged, symbol, num_merged)
+
+    def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
+        super()._recount(first, second, new, num_merged)
+        self._total -= num_merged
+        if len(self._times_logs) < len(self._symbol_counts):
+            self._times_logs = np.resize(self._times_logs, len(self._symbol_counts))
+        symbols = [first, second, new]
+        *changed, self._times_log_of_total = _times_log(np.array([*self._symbol_counts[symbols], self._total]))
+        self._times_logs[symbols] = changed
+
+    def _add_blocks(self, number: int) -> None:
+        super()._add_blocks(number)
+        self._targets = np.pad(self._targets, (0, number * _BLOCK), constant_values=-1)
+        self._overlaps = np.pad(self._overlaps, (0, number * _BLOCK))
+        self._block_totals = np.pad(self._block_totals, (0, number))
+
+    def _change(self, changes: dict[int, int]) -> None:
+        super()._change(changes)
+        for pair in changes:
+            slot = self._slots.get(pair)
+            if slot is not None and pair >> PAIR_SHIFT == pair & SECOND:
+                self._overlaps[slot] = self._counts[slot] - self._words.num_replacements(pair)
+
+    def _add(self, pair: int, count: int) -> None:
+        super()._add(pair, count)
+        if (target := self._pairs.symbol_of(pair)) >= 0:
+            self._aim(self._num_slots - 1, target)
+
+    def _aim(self, slot: int, target: int) -> None:
+        """Take note that a pair has the string of a symbol that is there: its gain changes with that one's count."""
+        self._targets[slot] = target
+        self._slots_of_symbol[target].append(slot)
+
+    def _values(self, slots: np.ndarray) -> np.ndarray:
+        keys, targets = self._keys[slots], self._targets[slots]
+        first, second = keys >> PAIR_SHIFT, keys & SECOND
+        counts, is_double, is_there = self._counts[slots] - self._overlaps[slots], first == second, targets >= 0
+        first_new = self._symbol_counts[first] - counts * (1 + is_double)
+        there_new = self._symbol_counts[targets] * is_there + counts
+        new = np.concatenate([first_new, self._symbol_counts[second] - counts, there_new, self._total - counts])
+        first_change, second_change, there_change, total_change = _times_log(new).reshape(4, -1)
+        old = self._times_logs
+        gains = first_change - old[first] + (second_change - old[second]) * ~is_double
+        gains += (there_change - old[targets] * is_there) - (total_change - self._times_log_of_total)
+        return np.rint(gains * _STEPS_A_NAT) / _STEPS_A_NAT
+
+
+def _times_log(counts: np.ndarray) -> np.ndarray:
+    """Return x log x; 0 for 0, and for what is below, of slots whose pairs are gone."""
+    values = np.maximum(counts, 1).astype(np.float64)
+    return values * _log(values)
+
+
+def _log(values: np.ndarray) -> np.ndarray:
+    """Return natural logarithms by basic arithmetic, whose bits, unlike those of np.log, are the same everywhere."""
+    mantissa, exponent = np.frexp(values)
+    is_low = mantissa < _SQRT_HALF
+    mantissa, exponent = np.where(is_low, 2 * mantissa, mantissa), exponent - is_low
+    ratio = (mantissa - 1) / (mantissa + 1)
+    square = ratio * ratio
+    series = np.full_like(square, 1 / 23)
+    for divisor in range(21, 0, -2):
+        series = series * square + 1 / divisor
+    return exponent * _LOG_2 + 2 * ratio * series
 
 
 def merge_pairs(

@@ -7,6 +7,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import sentencex
 
@@ -119,7 +120,8 @@ def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterato
 
     `outer` receives the starts of those that are not parts of a quotation.
     """
-    for first, last in _paragraphs(text):
+    gaps = [gap.span() for gap in _PARAGRAPH_BREAK.finditer(text)]
+    for (_, first), (last, _) in pairwise([(0, 0), *gaps, (len(text), len(text))]):
         paragraph = text[first:last]
         if not paragraph.strip():
             continue
@@ -131,14 +133,6 @@ def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterato
                 continue
             for inner_start, inner_end in _cut(paragraph[start:end].translate(_WITHOUT_QUOTES), language):
                 yield first + start + inner_start, first + start + inner_end
-
-
-def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
-    start = 0
-    for gap in _PARAGRAPH_BREAK.finditer(text):
-        yield start, gap.start()
-        start = gap.end()
-    yield start, len(text)
 
 
 def _cut(text: str, language: str) -> Iterator[tuple[int, int]]:

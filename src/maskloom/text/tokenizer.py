@@ -19,7 +19,7 @@ from maskloom.errors import ConfigError
 from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part
 from maskloom.text.templates import SequenceTemplate
-from maskloom.text.tokenizer_files import ROLES
+from maskloom.text.tokenizer_files import ROLES, is_byte_pair
 from maskloom.text.vocabulary import Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
@@ -84,7 +84,6 @@ class Tokenizer(ABC):
 
         Raises DataError where files are missing, damaged, or ask for rules that are not those of the model.
         """
-        from maskloom.text.byte_pair_files import is_byte_pair
         from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
         from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -294,7 +293,9 @@ class Tokenizer(ABC):
         template, second = self.template, second or Pieces([], [], [])
         num_first, num_second = len(first.ids), len(second.ids)
         room = limit - template.num_marks(2 if second.ids else 1)
-        kept_first, kept_second = _kept_lengths(num_first, num_second, room)
+        # single tokens go from the strictly longer text, from B at a tie
+        kept_first = min(num_first, max(room - num_second, (room + 1) // 2))
+        kept_second = min(num_second, room - kept_first)
         # Google's code asks after cutting whether there is a second text
         middle, end = (template.middle, template.end) if kept_second else (template.end, ())
         ids = [*template.begin, *first.ids[:kept_first], *middle, *second.ids[:kept_second], *end]
@@ -324,9 +325,3 @@ def _by_kind(
     """Return `in_batch` of the texts that fit, and `alone` of each other one, in the order of the texts."""
     found = iter(in_batch([text for text, does in zip(texts, fits, strict=True) if does]))
     return [next(found) if does else alone(text) for text, does in zip(texts, fits, strict=True)]
-
-
-def _kept_lengths(num_first: int, num_second: int, room: int) -> tuple[int, int]:
-    """Return how much of both texts is left when single tokens go from the strictly longer one, from B at a tie."""
-    kept_first = min(num_first, max(room - num_second, (room + 1) // 2))
-    return kept_first, min(num_second, room - kept_first)

@@ -237,22 +237,17 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path}: byte {error.start} is not UTF-8; vocabularies are UTF-8 text") from None
 
 
-def _check_wordpiece(values: Any, path: Path) -> None:
-    """Raise DataError for a tokenizer.json whose tokens mean something else than those of a vocab.txt."""
-    model = values.get("model") if isinstance(values, dict) else None
-    if not isinstance(model, dict):
-        return
-    kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
-    if kind != "WordPiece":
-        raise DataError(f"{path}: its model is {kind!r:.80}; BERT's is 'WordPiece'")
-    for key, expected in (("continuing_subword_prefix", CONTINUATION_PREFIX), ("unk_token", "[UNK]")):
-        if model.get(key, expected) != expected:
-            raise DataError(f"{path}: {key} is {model[key]!r:.80}; BERT's is {expected!r}")
-
-
 def _tokens_of_json(text: str, path: Path) -> list[str]:
+    """Return the tokens of a tokenizer.json; raises DataError where they are no such tokens as those of a vocab.txt."""
     values = parse_json(text, str(path))
-    _check_wordpiece(values, path)
+    model = values.get("model") if isinstance(values, dict) else None
+    if isinstance(model, dict):
+        kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
+        if kind != "WordPiece":
+            raise DataError(f"{path}: its model is {kind!r:.80}; BERT's is 'WordPiece'")
+        for key, expected in (("continuing_subword_prefix", CONTINUATION_PREFIX), ("unk_token", "[UNK]")):
+            if model.get(key, expected) != expected:
+                raise DataError(f"{path}: {key} is {model[key]!r:.80}; BERT's is {expected!r}")
     try:
         ids = dict(values["model"]["vocab"])
         for added in values.get("added_tokens") or []:

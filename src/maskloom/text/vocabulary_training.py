@@ -24,10 +24,9 @@ from maskloom.text.vocabulary import (
     SURROGATE,
     Vocabulary,
 )
-from maskloom.text.word_counting import WordCounts, count_words
+from maskloom.text.word_counting import Progress, WordCounts, count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-Progress = Callable[[str, int, int], None]
 Model = Literal["wordpiece", "bpe"]
 
 
@@ -137,13 +136,10 @@ def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[f
     usable = [char for char in totals if not SURROGATE.match(char)]
     ordered = sorted(usable, key=lambda char: (-totals[char], char))
     characters = frozenset(ordered[:limit])
-    if suffix:
-        inside = {char for word in counts for char in word[:-1]} & characters
-        ends = {word[-1] for word in counts} & characters
-        return characters, "".join(ordered[limit:]), [*sorted(inside), *(char + suffix for char in sorted(ends))]
-    starts = {word[0] for word in counts} & characters
-    inside = {char for word in counts for char in word[1:]} & characters
-    symbols = [*sorted(starts), *(CONTINUATION_PREFIX + char for char in sorted(inside))]
+    edges = sorted({word[-1 if suffix else 0] for word in counts} & characters)
+    inside = sorted({char for word in counts for char in (word[:-1] if suffix else word[1:])} & characters)
+    bare, marked = (inside, edges) if suffix else (edges, inside)
+    symbols = [*bare, *(char + suffix if suffix else CONTINUATION_PREFIX + char for char in marked)]
     return characters, "".join(ordered[limit:]), symbols
 
 

@@ -21,6 +21,8 @@ from maskloom.system.fault_points import fault_point
 from maskloom.system.worker_processes import ONE_PROCESS, Work, results
 from maskloom.text.normalization import split_chunks, words
 
+Progress = Callable[[str, int, int], None]
+
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
 _SAFE_CUT = re.compile("[ \n]")
@@ -53,7 +55,7 @@ def count_words(
     lowercase: bool,
     max_distinct_words: int,
     work: Work = ONE_PROCESS,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
     scratch: Path | None = None,
     place: Callable[[], str] | None = None,
 ) -> WordCounts:
@@ -89,7 +91,8 @@ def _batch_counter(lowercase: bool) -> Callable[[list[str]], dict[str, int]]:
             chunks.update(split_chunks(text))
         counts: dict[str, int] = {}
         for chunk, number in chunks.items():
-            for part in _parts(chunk):
+            # the rules of words take hundreds of bytes for each character
+            for part in _cut(chunk, _LONGEST_RUN, _LONGEST_RUN // 2, _LONGEST_RUN, (_BETWEEN_WORDS,)):
                 for word in words(part, lowercase=lowercase):
                     counts[word] = counts.get(word, 0) + number
         return counts
@@ -103,7 +106,9 @@ def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
     length = 0
     for text in texts:
         found.num_texts += 1
-        for piece in _slices(text):
+        # at blanks, where no word is cut; where none comes, between words that need none
+        cuts = (_SAFE_CUT, _BETWEEN_WORDS)
+        for piece in _cut(text, _BATCH_LENGTH, _BATCH_LENGTH, _BATCH_LENGTH + _LONGEST_RUN, cuts):
             batch.append(piece)
             length += len(piece)
             if length >= _BATCH_LENGTH:
@@ -111,16 +116,6 @@ def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
                 batch, length = [], 0
     if batch:
         yield batch
-
-
-def _slices(text: str) -> Iterator[str]:
-    """Cut a long text at blanks, where no word is cut; where none comes, between words that need none."""
-    return _cut(text, _BATCH_LENGTH, _BATCH_LENGTH, _BATCH_LENGTH + _LONGEST_RUN, (_SAFE_CUT, _BETWEEN_WORDS))
-
-
-def _parts(chunk: str) -> Iterator[str]:
-    """Cut a chunk without white space where no word is cut: the rules take hundreds of bytes for each character."""
-    return _cut(chunk, _LONGEST_RUN, _LONGEST_RUN // 2, _LONGEST_RUN, (_BETWEEN_WORDS,))
 
 
 def _cut(text: str, most: int, first: int, last: int, places: tuple[re.Pattern[str], ...]) -> Iterator[str]:

@@ -122,6 +122,7 @@ def train_steps(
     model, optimizer = state.model, state.optimizer
     factor = factor or factor_of(settings)
     batches = _Batches(next_batch, reads_ahead=ranks.device.type == "cuda")
+    gradients = _Gradients(state, objective, settings, seed, ranks, batches)
     while state.step < settings.steps:
         started = time.perf_counter()
         batch, position = batches.take(state.position)
@@ -130,7 +131,7 @@ def train_steps(
         for group in optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
         carried = with_carry(batch, objective, model, state.carry)
-        losses, gradient_norm = _losses_and_norm(state, objective, carried, settings, seed, ranks, batches)
+        losses, gradient_norm = gradients.losses_and_norm(carried)
         sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
         report = StepReport(
             step=state.step + 1,
@@ -233,106 +234,100 @@ def accumulate_gradients(
     return {name: sum(torch.stack(means).tolist()) if means else 0.0 for name, means in found.items()}
 
 
-def _losses_and_norm(
-    state: TrainState,
-    objective: Objective,
-    batch: Any,
-    settings: TrainingSection,
-    seed: int,
-    ranks: Ranks,
-    batches: _Batches,
-) -> tuple[dict[str, float], float]:
-    """Put the clipped gradients of a step in place and return its mean losses and the norm before clipping.
+@dataclass(frozen=True)
+class _Gradients:
+    """What puts the gradients of one step after the other in place."""
 
-    In fp16 the step is done again with half the loss scale until its gradients are finite, at last without any; a scale
-    that has held for long is doubled.
-    """
-    parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
-    size = settings.micro_batch_size if isinstance(settings.micro_batch_size, int) else None
-    while True:
-        losses = _gradients_of_step(state, objective, batch, size, seed, ranks, batches)
-        if state.loss_scale is None:
-            return losses, _clip(parameters, settings.max_grad_norm)
-        scale, num_held = state.loss_scale
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(1.0 / scale)
-        losses = {name: loss / scale for name, loss in losses.items()}
-        norm = _clip(parameters, settings.max_grad_norm)
-        if not ranks.any_(not math.isfinite(norm)):
-            state.loss_scale = (2 * scale, 0) if num_held + 1 == _STEPS_OF_A_SCALE else (scale, num_held + 1)
-            return losses, norm
-        if scale == 1.0:
-            return losses, norm
-        state.loss_scale = (scale / 2, 0)
+    state: TrainState
+    objective: Objective
+    settings: TrainingSection
+    seed: int
+    ranks: Ranks
+    batches: _Batches
 
+    def losses_and_norm(self, batch: Any) -> tuple[dict[str, float], float]:
+        """Put the clipped gradients of a step in place and return its mean losses and the norm before clipping.
 
-def _gradients_of_step(
-    state: TrainState,
-    objective: Objective,
-    batch: Any,
-    micro_batch_size: int | None,
-    seed: int,
-    ranks: Ranks,
-    batches: _Batches,
-) -> dict[str, float]:
-    """Put the gradients of a whole step in place and return its mean losses; halve micro-batches when memory runs out.
+        In fp16 the step is done again with half the loss scale until its gradients are finite, at last without any; a
+        scale that has held for long is doubled.
+        """
+        state, limit = self.state, self.settings.max_grad_norm
+        parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+        while True:
+            losses = self._losses(batch)
+            if state.loss_scale is None:
+                return losses, _clip(parameters, limit)
+            scale, num_held = state.loss_scale
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1.0 / scale)
+            losses = {name: loss / scale for name, loss in losses.items()}
+            norm = _clip(parameters, limit)
+            is_finite = not self.ranks.any_(not math.isfinite(norm))
+            if is_finite:
+                state.loss_scale = (2 * scale, 0) if num_held + 1 == _STEPS_OF_A_SCALE else (scale, num_held + 1)
+            if is_finite or scale == 1.0:
+                return losses, norm
+            state.loss_scale = (scale / 2, 0)
 
-    A failed attempt leaves nothing: its gradients are dropped, and the batch is done again from its start.
-    """
-    while True:
-        state.optimizer.zero_grad(set_to_none=True)
-        size = state.micro_batch_size or micro_batch_size
-        losses, why = None, ""
-        try:
-            losses = accumulate_gradients(
-                state.model,
-                objective,
-                batch,
-                size,
-                draws=StepDraws(seed, state.step),
-                ranks=ranks,
-                loss_scale=state.loss_scale[0] if state.loss_scale else 1.0,
-                meanwhile=batches.read_ahead,
+    def _losses(self, batch: Any) -> dict[str, float]:
+        """Put the gradients of a whole step in place and return its mean losses; halve micro-batches out of memory.
+
+        A failed attempt leaves nothing: its gradients are dropped, and the batch is done again from its start.
+        """
+        state, wanted = self.state, self.settings.micro_batch_size
+        while True:
+            state.optimizer.zero_grad(set_to_none=True)
+            size = state.micro_batch_size or (wanted if isinstance(wanted, int) else None)
+            losses, why = None, ""
+            try:
+                losses = accumulate_gradients(
+                    state.model,
+                    self.objective,
+                    batch,
+                    size,
+                    draws=StepDraws(self.seed, state.step),
+                    ranks=self.ranks,
+                    loss_scale=state.loss_scale[0] if state.loss_scale else 1.0,
+                    meanwhile=self.batches.read_ahead,
+                )
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self.ranks.world_size > 1:  # the others are within sums of gradients that this rank will not join
+                    raise self._out_of_memory_here(size, batch, str(error)) from error
+                why = str(error) or type(error).__name__
+            if losses is not None:
+                return self.ranks.sum_(losses)
+            # outside the handler: the exception held the activations of the attempt
+            state.optimizer.zero_grad(set_to_none=True)
+            release_cached_memory()
+            state.micro_batch_size = self._halved(size, batch, why)
+
+    def _halved(self, size: int | None, batch: Any, why: str) -> int:
+        """Return half of the micro-batch size, rounded up; where only a kernel of oneDNN has no room, 1 is tried again.
+
+        Raises MemoryExhaustedError when one sequence is too much.
+        """
+        whole = len(batch.split(1))
+        size = min(size or whole, whole)
+        if size == 1 and not give_up_kernels(why):
+            raise MemoryExhaustedError(
+                f"step {self.state.step + 1}: memory ran out on a micro-batch of one sequence (the longest of the "
+                f"batch has {int(max(batch.lengths))} tokens): {why}. The weights were not changed. Shorter sequences "
+                "(data.max_length), a smaller model or more memory are needed."
             )
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if ranks.world_size > 1:  # the others are within sums of gradients that this rank will not join
-                raise _out_of_memory_here(ranks, size, batch, state.step + 1, str(error)) from error
-            why = str(error) or type(error).__name__
-        if losses is not None:
-            return ranks.sum_(losses)
-        # outside the handler: the exception held the activations of the attempt
-        state.optimizer.zero_grad(set_to_none=True)
-        release_cached_memory()
-        state.micro_batch_size = _halved(size, batch, state.step + 1, why)
+        return (size + 1) // 2
 
-
-def _halved(size: int | None, batch: Any, step: int, why: str) -> int:
-    """Return half of the micro-batch size, rounded up; where only a kernel of oneDNN has no room, 1 is tried again.
-
-    Raises MemoryExhaustedError when one sequence is too much.
-    """
-    whole = len(batch.split(1))
-    size = min(size or whole, whole)
-    if size == 1 and not give_up_kernels(why):
-        raise MemoryExhaustedError(
-            f"step {step}: memory ran out on a micro-batch of one sequence (the longest of the batch has "
-            f"{int(max(batch.lengths))} tokens): {why}. The weights were not changed. Shorter sequences "
-            "(data.max_length), a smaller model or more memory are needed."
+    def _out_of_memory_here(self, size: int | None, batch: Any, why: str) -> MemoryExhaustedError:
+        here = f"rank {self.ranks.rank} of {self.ranks.world_size}"
+        half = self._halved(size, batch, f"{why} ({here})")
+        return MemoryExhaustedError(
+            f"step {self.state.step + 1}: memory ran out on {here} and the weights were not changed; started again, "
+            "by torchrun's --max-restarts or with --resume, all ranks go on from the last checkpoint in micro-batches "
+            f"of {half}",
+            micro_batch_size=half,
         )
-    return (size + 1) // 2
-
-
-def _out_of_memory_here(ranks: Ranks, size: int | None, batch: Any, step: int, why: str) -> MemoryExhaustedError:
-    half = _halved(size, batch, step, f"{why} (rank {ranks.rank} of {ranks.world_size})")
-    return MemoryExhaustedError(
-        f"step {step}: memory ran out on rank {ranks.rank} of {ranks.world_size} and the weights were not changed; "
-        f"started again, by torchrun's --max-restarts or with --resume, all ranks go on from the last checkpoint in "
-        f"micro-batches of {half}",
-        micro_batch_size=half,
-    )
 
 
 def _not_finite(report: StepReport, settings: TrainingSection) -> str:

@@ -82,7 +82,8 @@ class BertAdam(torch.optim.AdamW):
         """Take one step with the plain moments; `closure` is passed on to torch."""
         plain = [(group["lr"], group["eps"], group["weight_decay"]) for group in self.param_groups]
         for group, (rate, epsilon, decay) in zip(self.param_groups, plain, strict=True):
-            step = self._steps_taken(group) + 1
+            states = filter(None, (self.state.get(parameter) for parameter in group["params"]))
+            step = 1 + next((int(state["step"]) for state in states), 0)
             beta1, beta2 = group["betas"]
             root = math.sqrt(1.0 - beta2**step)
             group["lr"] = rate * (1.0 - beta1**step) / root
@@ -93,10 +94,6 @@ class BertAdam(torch.optim.AdamW):
         finally:
             for group, (rate, epsilon, decay) in zip(self.param_groups, plain, strict=True):
                 group["lr"], group["eps"], group["weight_decay"] = rate, epsilon, decay
-
-    def _steps_taken(self, group: dict) -> int:
-        states = (self.state.get(parameter) for parameter in group["params"])
-        return next((int(state["step"]) for state in states if state), 0)
 
 
 def _adam(kind: Callable[..., torch.optim.Optimizer], groups: list[dict], settings: TrainingSection):

@@ -77,7 +77,7 @@ def test_threads_sleep_soon_where_nothing_tells_of_others(monkeypatch, quota, to
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(resources, "_quota", lambda: quota)
-    monkeypatch.setattr(resources, "_text", lambda path: {"/proc/self/schedstat": told}[path])
+    monkeypatch.setattr(resources, "system_text", lambda path: {"/proc/self/schedstat": told}[path])
     wait_briefly()
     assert os.environ.get("GOMP_SPINCOUNT") == expected
     os.environ.pop("GOMP_SPINCOUNT", None)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskloom.text import segmented_words
-from maskloom.text.pair_merging import FrequencyQueue, Score, merge_pairs
-from maskloom.text.scored_queues import PmiQueue, _log
+from maskloom.text.pair_merging import FrequencyQueue, PmiQueue, Score, _log, merge_pairs
 
 WORDS = st.dictionaries(
     st.text("abc", min_size=1, max_size=9) | st.text("aé", min_size=1, max_size=6), st.integers(1, 90), min_size=1

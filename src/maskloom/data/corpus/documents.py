@@ -290,21 +290,17 @@ def _documents_of_files(
                     # or it would live while the next one is read
                     del document
                 report.sums[path] = stream.raw.sum.hexdigest()
-        _check_unchanged(path, before)
+        with reading_errors(path):
+            now = path.stat()
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
+            raise DataError(
+                f"{path}: was changed while it was read ({before.st_size:,} bytes before, {now.st_size:,} now); "
+                "run again when nothing writes to it any more"
+            )
         if not before.st_size:
             report.empty_files.append(str(path))
         finished += before.st_size
         report.num_bytes_read = finished
-
-
-def _check_unchanged(path: Path, before: os.stat_result) -> None:
-    with reading_errors(path):
-        now = path.stat()
-    if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
-        raise DataError(
-            f"{path}: was changed while it was read ({before.st_size:,} bytes before, {now.st_size:,} now); "
-            "run again when nothing writes to it any more"
-        )
 
 
 def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[Document]:

@@ -59,7 +59,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise DataError(_no_manifest(folder))
+        why = f"no {MANIFEST}, so it is not a corpus; `maskloom corpus build` makes one"
+        if (folder / SHARD_FOLDER).is_dir():
+            why = "the corpus was not finished; run the same build again, it continues where it stopped"
+        raise DataError(f"{folder}: {why if folder.is_dir() else 'no such folder'}")
     try:
         content = read_json(path, limit=_MAX_MANIFEST_BYTES)
     except DataError as error:
@@ -148,11 +151,3 @@ def _is_sound(content: dict[str, Any]) -> bool:
         and all(files[shard["file"]]["num_bytes"] == width * shard["num_tokens"] for shard in shards)
         and sum(shard["num_tokens"] for shard in shards) == content["num_tokens"]
     )
-
-
-def _no_manifest(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder}: no such folder"
-    if (folder / SHARD_FOLDER).is_dir():
-        return f"{folder}: the corpus was not finished; run the same build again, it continues where it stopped"
-    return f"{folder}: no {MANIFEST}, so it is not a corpus; `maskloom corpus build` makes one"

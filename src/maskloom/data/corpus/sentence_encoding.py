@@ -9,15 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from maskloom.data.corpus.words import (
-    LONGEST_NAMED,
-    RaggedIds,
-    WordSpans,
-    WordTable,
-    byte_classes,
-    word_names,
-    word_spans,
-)
+from maskloom.data.corpus import words
+from maskloom.data.corpus.words import RaggedIds, WordSpans, WordTable
 from maskloom.text.sentences import sentences_of_long_text, split_sentences
 from maskloom.text.tokenizer import Tokenizer
 
@@ -71,7 +64,7 @@ class SentenceEncoder:
         self._language = language
         # where special tokens are read, a bracket can open one, which has its case and which others can tell
         reads_brackets = tokenizer.reads_special_tokens
-        self._classes = byte_classes(b"[" if reads_brackets else b"")
+        self._classes = words.byte_classes(b"[" if reads_brackets else b"")
         self._lowers_first = tokenizer.lowercase and not reads_brackets
         self._known = WordTable(self.type)
         self._num_not_kept = 0
@@ -160,7 +153,7 @@ class SentenceEncoder:
         if self._lowers_first:
             # ASCII letters only; the tokenizer sees to all others
             content = content.lower()
-        spans = word_spans(content, self._classes)
+        spans = words.word_spans(content, self._classes)
         encoded = self._ids_of_words(content, spans)
         line_ends = np.append(np.flatnonzero(np.frombuffer(content, np.uint8) == _LINE_END), len(content))
         return encoded.flat, np.diff(encoded.edges[np.searchsorted(spans.starts, line_ends)], prepend=0)
@@ -179,7 +172,7 @@ class SentenceEncoder:
         """Return the ids of each word; those that the table does not keep are worked out here and forgotten."""
         if self._num_not_kept > _MAX_NOT_KEPT:
             self._known, self._num_not_kept = WordTable(self.type), 0
-        is_named = spans.ends - spans.starts <= LONGEST_NAMED
+        is_named = spans.ends - spans.starts <= words.LONGEST_NAMED
         if spans.is_odd.any() and b"\0" in content:
             is_named &= ~spans.is_odd
         named, others = np.flatnonzero(is_named), np.flatnonzero(~is_named)
@@ -196,7 +189,7 @@ class SentenceEncoder:
 
         Numbers beyond the table count in the lists that come second: the ids of words that are not kept.
         """
-        names = word_names(content, spans.starts, spans.ends)
+        names = words.word_names(content, spans.starts, spans.ends)
         numbers = self._known.find(names)
         missing = _first_of_each(names, np.flatnonzero(numbers < 0))
         if not len(missing):

@@ -150,7 +150,10 @@ def _replacing(path: Path, place: str) -> Iterator[BinaryIO]:
 
 
 class TokenShards:
-    """The token ids of a corpus as if they were one array, read through memory maps of which a few stay open."""
+    """The token ids of a corpus as if they were one array, read through memory maps of which a few stay open.
+
+    `shard(number)` is (tokens,) of one of its files, read-only.
+    """
 
     def __init__(self, paths: list[Path], num_tokens: list[int], dtype: np.dtype) -> None:
         self._dtype, self._starts = dtype, [0, *accumulate(num_tokens)]
@@ -160,14 +163,7 @@ class TokenShards:
             return np.memmap(paths[number], dtype=dtype, mode="r").view(np.ndarray)
 
         # each map holds a file descriptor, of which a process may have about a thousand
-        self._mapped = lru_cache(maxsize=_MAX_OPEN_SHARDS)(mapped)
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def shard(self, number: int) -> np.ndarray:
-        """Return (tokens,) of one shard, memory-mapped and read-only."""
-        return self._mapped(number)
+        self.shard = lru_cache(maxsize=_MAX_OPEN_SHARDS)(mapped)
 
     def slice(self, first: int, last: int) -> np.ndarray:
         """Return tokens `first` to `last` (exclusive) of the corpus; a copy only where they cross shards."""

@@ -32,7 +32,9 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
     """
     counts = token_counts(corpus)
     document_tokens = document_lengths(corpus)
-    document_sentences = np.diff(corpus.document_offsets)
+    sentence_lengths = corpus.sentence_lengths
+    size = int(sentence_lengths.max()) + 1
+    length_counts = sum(np.bincount(sentence_lengths[block], minlength=size) for block in sentence_blocks(corpus))
     order = np.argsort(-counts, kind="stable")[:_NUM_FREQUENT]
     tokens = corpus.vocabulary.tokens
     return {
@@ -40,8 +42,8 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
         "num_sentences": corpus.num_sentences,
         "num_tokens": corpus.num_tokens,
         "tokens_per_document": _described(np.bincount(document_tokens)),
-        "sentences_per_document": _described(np.bincount(document_sentences)),
-        "tokens_per_sentence": _described(_length_counts(corpus)),
+        "sentences_per_document": _described(np.bincount(np.diff(corpus.document_offsets))),
+        "tokens_per_sentence": _described(np.asarray(length_counts)),
         "unknown_rate": float(counts[corpus.vocabulary.unk_id] / corpus.num_tokens),
         "unigram_entropy": unigram_entropy(counts),
         "num_distinct_tokens": int((counts > 0).sum()),
@@ -86,12 +88,6 @@ def estimated_instances(document_tokens: np.ndarray, max_length: int) -> int:
     """
     consumed = _SHARE_CONSUMED * (max_length - _NUM_SPECIAL)
     return int(np.maximum(1, np.ceil(document_tokens / consumed)).sum())
-
-
-def _length_counts(corpus: Corpus) -> np.ndarray:
-    lengths = corpus.sentence_lengths
-    size = int(lengths.max()) + 1
-    return np.sum([np.bincount(lengths[block], minlength=size) for block in sentence_blocks(corpus)], axis=0)
 
 
 def sentence_blocks(corpus: Corpus) -> Iterator[slice]:

@@ -156,18 +156,15 @@ class SentencePairs:
         if not 0 <= block < self.num_blocks:
             raise DataError(f"block {block} of epoch {epoch}: these documents have {self.num_blocks} blocks")
         if (epoch, block) not in self._cache:
-            self._cache[epoch, block] = self._ordered_block(epoch, block)
+            first = block * self.documents_per_block
+            last = min(first + self.documents_per_block, len(self._documents))
+            visited = Permutation(len(self._documents), self._seed, _ORDER, epoch)[np.arange(first, last)]
+            instances = self._walk(visited, 0 if self._data.static_masks else epoch)
+            order = Permutation(len(instances), self._seed, _BLOCK, epoch, block)
+            self._cache[epoch, block] = instances.take(order[np.arange(len(instances))])
             if len(self._cache) > _NUM_CACHED_BLOCKS:
                 del self._cache[next(iter(self._cache))]
         return self._cache[epoch, block]
-
-    def _ordered_block(self, epoch: int, block: int) -> Instances:
-        first = block * self.documents_per_block
-        last = min(first + self.documents_per_block, len(self._documents))
-        visited = Permutation(len(self._documents), self._seed, _ORDER, epoch)[np.arange(first, last)]
-        instances = self._walk(visited, 0 if self._data.static_masks else epoch)
-        order = Permutation(len(instances), self._seed, _BLOCK, epoch, block)
-        return instances.take(order[np.arange(len(instances))])
 
     def _walk(self, visited: np.ndarray, epoch: int) -> Instances:
         """Cut all of the documents (places in `self._documents`) into instances, in order.

@@ -54,11 +54,10 @@ def choose_columns(
     names: ending0, choice_1, answerA and so on. Raises DataError for what is not there, ConfigError for a number.
     """
     lower = {name.lower(): name for name in reversed(names)}
-    given = (options.text_column, options.pair_column, options.label_column)
-    for wanted in given:
+    for wanted in options.columns:
         if wanted is not None and wanted not in names and tables.is_column_number(wanted):
             raise ConfigError(f"column {wanted!r}: columns of multiple choice are given by the names of a header")
-    tables.check_given(given, names, place)
+    tables.check_given(options.columns, names, place)
     choices, are_list = _choices(names, lists, place)
     taken = set(choices)
 
@@ -156,12 +155,13 @@ def race_files(folder: Path) -> list[Path]:
     return found
 
 
-def race_rows(folder: Path, files: Sequence[Path], *, needs_label: bool) -> Iterator[Row]:
-    """Yield a row for each question of the articles in files; the line of a row is the number of its file, from 1.
+def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
+    """Yield a row for each question of a folder's articles; the line of a row is the number of its file, from 1.
 
-    Answers are looked at only where they are needed. Raises DataError for a file that is too large or not UTF-8.
+    Answers are looked at only where they are needed. Raises DataError as `race_files` does, and for a file that is too
+    large or not UTF-8.
     """
-    for number, path in enumerate(files, start=1):
+    for number, path in enumerate(race_files(folder), start=1):
         row = tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
         yield from plain_rows(row, _race, needs_label=needs_label)
 
@@ -294,9 +294,11 @@ def iterate_choices(
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
-    articles = _articles(path, options)
-    if articles is not None:
-        columns, rows = PLAIN_COLUMNS, race_rows(path, articles, needs_label=needs_label)
+    row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
+    # its levels show RACE, or a person says so
+    is_race = any((path / level).is_dir() for level in _LEVELS) if row is None else row.name == "race"
+    if is_race and path.is_dir() and options.text_column is None:
+        columns, rows = PLAIN_COLUMNS, race_rows(path, needs_label=needs_label)
     else:
         layout = tables.layout_of(path)
         if layout == "text":
@@ -305,13 +307,6 @@ def iterate_choices(
     if not needs_label:
         columns = replace(columns, label=None)
     yield from kept_examples(rows, partial(_example, columns, {}), report, skips=options.on_bad_rows == "skip")
-
-
-def _articles(path: Path, options: ReadingOptions) -> list[Path] | None:
-    """Return the files of a folder that is read as RACE, because its levels show it or a person says so, else None."""
-    row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
-    is_race = any((path / level).is_dir() for level in _LEVELS) if row is None else row.name == "race"
-    return race_files(path) if is_race and path.is_dir() and options.text_column is None else None
 
 
 def _find_columns(
@@ -341,7 +336,7 @@ def _find_columns(
 
 def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) -> bool:
     """Tell whether a row without header is CODAH's: letters of its category, prompt, at least two choices, label."""
-    wants_names = options.text_column or options.pair_column or options.label_column or options.header
+    wants_names = any(options.columns) or options.header
     is_label = fields[-1].isdecimal() or (not needs_label and fields[-1] in _PLACEHOLDERS)
     if wants_names or len(fields) < 5 or not is_label:
         return False

@@ -221,7 +221,10 @@ def encode_questions(
     first answer counts, and questions whose answer cannot be aligned are left out and listed. Raises ConfigError where
     a question leaves no room for its context.
     """
-    contexts, context_of = _encode_contexts(questions, tokenizer)
+    numbers: dict[str, int] = {}
+    context_of = np.array([numbers.setdefault(one.context, len(numbers)) for one in questions], dtype=np.int64)
+    known: dict[str, np.ndarray] = {}
+    contexts = [_encode_context(text, tokenizer, known) for text in numbers]
     spans = [
         _answer_span(question, contexts[number], tokenizer)
         for question, number in zip(questions, context_of, strict=True)
@@ -255,14 +258,6 @@ def encode_questions(
         is_for_training=for_training,
         num_cut_questions=sum(len(ids) > max_question_length for ids in all_ids),
     )
-
-
-def _encode_contexts(questions: Sequence[Question], tokenizer: Tokenizer) -> tuple[list[EncodedContext], np.ndarray]:
-    """Return the distinct contexts in order, and the number of each question's."""
-    numbers: dict[str, int] = {}
-    context_of = [numbers.setdefault(question.context, len(numbers)) for question in questions]
-    known: dict[str, np.ndarray] = {}
-    return [_encode_context(text, tokenizer, known) for text in numbers], np.array(context_of, dtype=np.int64)
 
 
 def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray]) -> EncodedContext:

@@ -238,7 +238,7 @@ def question_rows(
     of {"text", "answer_start"}, or one in `answer` (or --label-column) with its `answer_start`, or several in lists of
     both. Raises DataError for columns that are not there, ConfigError for columns by number.
     """
-    for column in (options.text_column, options.pair_column, options.label_column):
+    for column in options.columns:
         if column is not None and tables.is_column_number(column):
             raise ConfigError(f"column {column}: columns of questions go by name (question, context, answers)")
     try:

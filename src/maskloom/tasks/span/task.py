@@ -181,7 +181,11 @@ class _Decoder:
             kept.setdefault("", null_entry)
         if not any(kept):
             kept = {_NO_SPAN: (0.0, 0.0, None, None), **kept}
-        candidates = _with_probabilities(kept)
+        scores = np.array([start + end for start, end, _, _ in kept.values()])
+        exponents = np.exp(scores - scores.max())
+        probabilities = (exponents / exponents.sum()).tolist()
+        rows = zip(kept.items(), probabilities, strict=True)
+        candidates = tuple(Candidate(text, probability, *entry) for (text, entry), probability in rows)
         best = next(candidate for candidate in candidates if candidate.text)
         if null is None:
             return DecodedAnswer(best.text, best, candidates)
@@ -201,17 +205,6 @@ class _Decoder:
             [tokens[index] for index in context.pieces[start : end + 1].tolist()], texts
         )
         return text, words.place_in_context(first_word, first), words.place_in_context(first_word, last) + 1
-
-
-def _with_probabilities(kept: dict[str, _Entry]) -> tuple[Candidate, ...]:
-    """Return the candidates with the softmax over their scores."""
-    scores = np.array([start + end for start, end, _, _ in kept.values()])
-    exponents = np.exp(scores - scores.max())
-    probabilities = (exponents / exponents.sum()).tolist()
-    return tuple(
-        Candidate(text, probability, *entry)
-        for (text, entry), probability in zip(kept.items(), probabilities, strict=True)
-    )
 
 
 class TextFinder:

@@ -106,22 +106,19 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
     Raises ConfigError for an unknown format and for one of another kind of task.
     """
     path, options = Path(path), options or ReadingOptions()
+    if options.format in _FORMATS:
+        return _FORMATS[options.format]
     if options.format is not None:
-        return _FORMATS[options.format] if options.format in _FORMATS else _catalog_layout(options.format)
+        try:
+            catalog_row(options.format, kinds=("tagging",))
+        except ConfigError as error:
+            ours = [*_FORMATS, *(row.name for row in CATALOG.values() if row.kind == "tagging")]
+            raise ConfigError(f"{error}; tagging knows {', '.join(ours)}") from None
+        return "columns"  # as all of the catalog are
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
         return "jsonl"
     return "text" if suffixes[-1:] == [".txt"] and not needs_label and not _is_in_columns(path) else "columns"
-
-
-def _catalog_layout(name: str) -> Layout:
-    """Return the layout of a data set of the catalog, all of which are in columns."""
-    ours = [*_FORMATS, *(row.name for row in CATALOG.values() if row.kind == "tagging")]
-    try:
-        catalog_row(name, kinds=("tagging",))
-    except ConfigError as error:
-        raise ConfigError(f"{error}; tagging knows {', '.join(ours)}") from None
-    return "columns"
 
 
 def _is_in_columns(path: Path) -> bool:

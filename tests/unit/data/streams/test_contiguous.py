@@ -5,8 +5,7 @@ from tests.batches import rows_of
 from maskloom.data.corruption import Masking, NextTokens
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
-from maskloom.data.streams.contiguous import Contiguous
-from maskloom.data.streams.running_text import RunningText
+from maskloom.data.streams.running_text import Contiguous, RunningText
 from maskloom.errors import DataError
 
 
