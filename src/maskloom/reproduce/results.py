@@ -139,7 +139,8 @@ def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[dict[str
     for role, name in results["columns"].items():
         found = {arm: columns[role] for arm, columns in results["scores"].items() if role in columns}
         arms = [arm for arm in experiment.arms if arm.name in found]
-        reference = results["references"].get(role, 0.0) / 100
+        is_known = role in results["references"]
+        level = ("constant answer", results["references"][role] / 100) if is_known else ("", 0.0)
         if any(arm.at < 1.0 for arm in arms):
             lines = [
                 Line(
@@ -149,13 +150,12 @@ def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[dict[str
                 )
                 for number, model in enumerate(dict.fromkeys(arm.model for arm in arms))
             ]
-            levels = [("constant answer", reference)]
-            svg = line_chart(lines, x_name="% of the steps", y_name=f"{name}, dev", levels=levels, as_percent=True)
+            svg = line_chart(lines, x_name="% of the steps", y_name=f"{name}, dev", levels=[level], as_percent=True)
         else:
             dots = [
                 DotRow(arm.name, [value / 100 for value in found[arm.name]], f"c{number % _STYLES}")
                 for number, arm in enumerate(arms)
             ]
-            svg = dot_chart(dots, level=("constant answer", reference), name=f"{name} on dev, one dot a seed")
+            svg = dot_chart(dots, level=level, name=f"{name} on dev, one dot a seed")
         charts.append({"title": f"{name}, on dev", "svg": svg})
     return charts
