@@ -18,7 +18,10 @@ from maskloom.system.files import write_json, write_text
 
 LENGTH = 6
 _SIZES: dict[str, Any] = {
-    **{"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 50},
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "vocab_size": 50,
     "initializer_range": 0.3,  # with 0.02 a layer hardly changes what passes it
 }
 _CELL = 26
