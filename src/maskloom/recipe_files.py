@@ -258,6 +258,8 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
         return f"{source}: unknown key {key!r:.200}; {_hint(kind, path)}"
     if problem["type"] == "value_error":  # values that do not fit together; the message names them
         return f"{source}: {'.'.join([*path, str(problem['ctx']['error'])])}"
+    if problem["type"] == "missing":
+        return f"{source}: {key:.200} is missing"
     value = problem["input"]
     if problem["type"] == "literal_error" and isinstance(value, str):
         choices = re.findall(r"'([^']*)'", problem["ctx"]["expected"])

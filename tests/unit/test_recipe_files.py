@@ -72,6 +72,7 @@ def test_other_names_lead_to_keys_that_there_are():
     leaves = {key.path.rpartition(".")[2] for kind in (PretrainRecipe, FinetuneRecipe) for key in recipe_keys(kind)}
     assert {name for names in OTHER_NAMES.values() for name in names} <= leaves | {"patience", *MODEL_KEYS}
     assert set(MODEL_KEYS) == BertConfig.model_fields.keys() - {
+        "bilstm",
         "vocab_size",
         "pad_token_id",
         "classifier_dropout",
@@ -133,3 +134,8 @@ def test_a_value_that_may_be_of_several_types_is_one_problem(override, lines):
         load_recipe(FinetuneRecipe, None, [override])
     said = str(caught.value).splitlines()
     assert [line.removeprefix("recipe: ")[: len(start)] for line, start in zip(said, lines, strict=True)] == lines
+
+
+def test_a_key_that_has_to_be_there_is_named():
+    with pytest.raises(ConfigError, match=r"phases\.0\.max_length is missing$"):
+        load_recipe(PretrainRecipe, None, ["phases=[{steps=3}]"])

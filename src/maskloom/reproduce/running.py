@@ -64,7 +64,7 @@ class Plan:
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
         """Return the recipe with which an arm is fine-tuned on a task."""
         settings = [f'task="{probe.kind}"'] if probe.kind else []
-        settings += [*arm.settings, *self.overrides.get("finetune", ())]
+        settings += [*probe.settings, *arm.settings, *self.overrides.get("finetune", ())]
         return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
 
     def jobs(self) -> list[tuple[Arm, str, int]]:

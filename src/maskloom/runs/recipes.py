@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, UsageError
 from maskloom.recipe_files import recipe_keys, recipe_path, shipped_recipes
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.launch import is_first_process
@@ -59,6 +59,9 @@ def recipe_of_run(
     Without one, a run that resumes in the folder `resumes` takes its own. `--steps` then counts all phases, and changes
     the last one. Raises ConfigError for what is wrong in it, and for a flag that would change nothing.
     """
+    own = {change.partition("=")[0].strip() for change in changes}
+    for name in (name for name, value in flags.items() if value is not None and FLAG_KEYS[name] in own):
+        raise UsageError(f"--{name.replace('_', '-')} and --set {FLAG_KEYS[name]}=… say the same key: give one of them")
     if given is None and resumes is not None and (resumes / RECIPE).exists():
         given = resumes / RECIPE
     elif isinstance(given, str | Path):

@@ -85,6 +85,10 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
         (["evaluate", "--data", "d.csv"], "no model: give --model"),
         (["predict", "--model", "m", "--ensemble", "e", "--input", "i.csv", "--output", "o.csv"], "leave out --model"),
         (["finetune", "--model", ".", "--train", "t", "--dev", "d", "--out", "o", "--format", "mrcp"], "--format: "),
+        (
+            ["pretrain", "--corpus", "c", "--out", "o", "--batch-size", "4", "--set", "training.batch_size=8"],
+            "--batch-size and --set training.batch_size=… say the same key: give one of them",
+        ),
     ],
 )
 def test_flags_that_cannot_be_meant_are_wrong_usage(arguments, message, tmp_path, monkeypatch):

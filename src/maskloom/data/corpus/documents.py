@@ -159,9 +159,8 @@ def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceF
     found: list[SourceFile] = []
     home = folder.resolve()
     for path in sorted(inside, key=lambda path: path.relative_to(folder).parts):
-        if path.is_symlink():
-            _check_link(path, home)
-        if path.is_dir() or not _is_known(path):
+        is_read_elsewhere = path.is_symlink() and _is_known(_target(path, home))
+        if path.is_dir() or not _is_known(path) or is_read_elsewhere:
             if report is not None:
                 report.ignored_files.append(shown_name(str(path)))
             continue
@@ -173,8 +172,8 @@ def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceF
     return found
 
 
-def _check_link(path: Path, home: Path) -> None:
-    """Raise DataError for a link of a folder of text that leads nowhere, or to what the folder does not hold."""
+def _target(path: Path, home: Path) -> Path:
+    """Return what a link in a folder of text leads to; raises DataError where that is nothing or not in the folder."""
     place = shown_name(str(path))
     try:
         target = path.resolve(strict=True)
@@ -185,6 +184,7 @@ def _check_link(path: Path, home: Path) -> None:
             f"{place}: a link to {shown_name(str(target))}, outside of the folder; give that path itself as text, or "
             "put a copy in its place"
         )
+    return target
 
 
 def _decoded(content: bytes) -> Iterator[str]:

@@ -122,10 +122,18 @@ def test_links_out_of_a_folder_or_to_nothing_are_refused(tmp_path: Path) -> None
         with pytest.raises(DataError, match=r"link\.txt: a link that leads nowhere"):
             source_files(tmp_path / "in")
         link.unlink()
-    link.symlink_to(tmp_path / "in" / "a.txt")
-    assert texts(tmp_path / "in") == ["a", "a"]
+
+
+def test_a_link_to_a_text_of_the_same_folder_is_said_and_not_read_again(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.txt", "a")
+    write(tmp_path / "in" / "other.data", "b")
+    (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "in" / "a.txt")
+    (tmp_path / "in" / "named.txt").symlink_to(tmp_path / "in" / "other.data")  # only the link says that it is text
     (tmp_path / "given").symlink_to(tmp_path / "in")
-    assert texts(tmp_path / "given") == ["a", "a"]
+    for folder in (tmp_path / "in", tmp_path / "given"):
+        report = ReadingReport()
+        assert texts(folder, report=report) == ["a", "b"]
+        assert [Path(name).name for name in report.ignored_files] == ["link.txt", "other.data"]
 
 
 @pytest.mark.parametrize("change", ["more", "less", "other"])
