@@ -85,13 +85,12 @@ def with_options(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own, kind = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
-        parameters: list[inspect.Parameter] = []
-        for old in own.parameters.values():
-            if old.name != name:
-                parameters.append(old.replace(kind=kind))
-                continue
-            for option, annotation in options.items():
-                parameters.append(inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation))
+        added = [
+            inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation)
+            for option, annotation in options.items()
+        ]
+        kept = {old.name: [old.replace(kind=kind)] for old in own.parameters.values()}
+        parameters = [parameter for place in {**kept, name: added}.values() for parameter in place]
 
         @functools.wraps(command)
         def called(**given: Any) -> None:
