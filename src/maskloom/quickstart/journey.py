@@ -38,7 +38,6 @@ from maskloom.text.vocabulary_training import VocabularySettings
 
 VOCABULARY_SIZE = 8000
 TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pair"}
-STARTS = ("pretrained", "random")
 OURS = (
     "Returns a [MASK] of strings.",
     "If [MASK], the output is written to a file.",
@@ -47,6 +46,7 @@ OURS = (
     "The name of the [MASK] to open.",
     "Raises an [MASK] when the file does not exist.",
 )
+_NAMES = {"pretrained": "pre-trained", "random": "random start"}
 _NUM_REAL = 8
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
@@ -116,7 +116,7 @@ def quickstart(
     pretraining = stages.run("pretraining", lambda: pretrain(recipes["pretrain"], **how))
     progress.say("4/6  fine-tuning it on two tasks, and for comparison a BERT with random weights")
     finetuning: dict[str, dict[str, dict[str, Any]]] = {task: {} for task in TASKS}
-    for task, start in itertools.product(TASKS, STARTS):
+    for task, start in itertools.product(TASKS, _NAMES):
         work = partial(_finetune, recipes["finetune"], out, task, start, progress)
         finetuning[task][start] = stages.run(f"{task} task from {start} weights", work)
     progress.say("5/6  filling masks")
@@ -282,9 +282,6 @@ def fill_masks(model: Path, held_out: Path, *, seed: int, top_k: int = 5) -> dic
 def _guesses(predictor: Predictor, text: str, top_k: int) -> dict[str, list[Any]]:
     best = predictor.fill_mask(text, top_k=top_k)[0]
     return {"tokens": [row["token"] for row in best], "probabilities": [row["probability"] for row in best]}
-
-
-_NAMES = {"pretrained": "pre-trained", "random": "random start"}
 
 
 def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section], commands: Sequence[str]) -> str:

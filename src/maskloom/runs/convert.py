@@ -99,7 +99,7 @@ def _weights_in(folder: Path) -> Path | None:
     """Return the TensorFlow checkpoint or pytorch_model.bin of a folder that has nothing better, or None."""
     if file_inside(folder, WEIGHTS) or file_inside(folder, INDEX) or list(folder.glob("*.npz")):
         return None
-    found = sorted(path for path in folder.glob(f"*{INDEX_END}"))
+    found = sorted(folder.glob(f"*{INDEX_END}"))
     if len(found) > 1:
         names = ", ".join(path.name.removesuffix(INDEX_END) for path in found)
         raise DataError(f"{folder}: several checkpoints ({names}); name one: {folder / names.split(',')[0]}")

@@ -154,14 +154,12 @@ def start_config(recipe: PretrainRecipe, vocabulary: Vocabulary, init: Path | No
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
     """Return the model that training starts from: drawn from the seed, or read from a model folder.
 
-    Beside it: what is to be said of parts that the folder lacks. Raises ConfigError when that folder has other pieces
-    than the corpus.
+    Beside it: what is to be said of parts that the folder lacks.
     """
     config = start_config(recipe, corpus.vocabulary, init)
     if init is None:
         return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
-    _check_vocabulary(init, model.config.vocab_size, corpus)
     return model, _new_parts(report)
 
 
