@@ -179,8 +179,13 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
 
 
 def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a trial, with the command, quoted for a shell, that fine-tunes as it did, in a folder of its own."""
-    trial, out = f"trial-{number:03d}", setup.out.resolve()
+    name = f"trial-{number:03d}"
+    return {"number": number, "name": name, "settings": settings, "command": _command(setup, name, settings)}
+
+
+def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
+    """Return the command, quoted for a shell, that fine-tunes as the trial did, in a folder of its own."""
+    out = setup.out.resolve()
     words = ["maskloom", "finetune", "--recipe", out / RECIPE]
     for name, path in {"model": setup.model, **setup.data.paths}.items():
         words += [f"--{name}", path.resolve()]
@@ -190,7 +195,7 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
     words += ["--metric", setup.data.metric] if setup.data.metric else []
     for override in overrides_of(settings):
         words += ["--set", override]
-    return {"number": number, "name": trial, "settings": settings, "command": shlex.join(map(str, words))}
+    return shlex.join(map(str, words))
 
 
 def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:
