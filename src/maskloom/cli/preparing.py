@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, show, with_options
-from maskloom.runs.display import stage_callback, terminal_progress
+from maskloom.runs.display import aligned, stage_callback, terminal_progress
 
 
 def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None) -> Any:
@@ -185,10 +185,8 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
     from maskloom.runs.recipes import listed_recipes
 
     recipes = listed_recipes()
-    width = max(map(len, recipes))
-    lines = [f"{name:<{width}}  {about}" for name, about in recipes.items()]
-    lines += ["", "use one with --recipe NAME; maskloom recipes show NAME explains it, key by key"]
-    show(recipes, as_json, lines=lambda _: lines)
+    hint = "use one with --recipe NAME; maskloom recipes show NAME explains it, key by key"
+    show(recipes, as_json, lines=lambda recipes: [*aligned(list(recipes.items())), "", hint])
 
 
 @recipes_app.command("show")

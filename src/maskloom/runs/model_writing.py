@@ -217,7 +217,7 @@ def write_model_folder(
     final: Path,
     weights: EncoderWithHeads | Path,
     tokenizer: Tokenizer,
-    card: Card,
+    card: Card | None,
     *,
     extra_config: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -239,7 +239,8 @@ def write_model_folder(
             write_json(folder / SETTINGS_FILE, settings)
         if vectors_as is not None:
             copy_modules(vectors_as, folder)
-        card.write(folder)
+        if card is not None:
+            card.write(folder)
 
 
 def kept_step(checkpoints: Path) -> int | None:
@@ -263,7 +264,5 @@ def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Toke
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    with replacing_folder(folder) as temporary:
-        save_model(model, temporary)
-        tokenizer.save(temporary)
+    write_model_folder(folder, model, tokenizer, None)
     return step

@@ -239,15 +239,14 @@ class _Run:
 
         They are evaluated and logged as step 0, or read from the log; only the first rank has them.
         """
-        whole, path, stage = self.ranks.whole(self.model), self.out / "events.jsonl", plans[0].name
+        whole, stage = self.ranks.whole(self.model), plans[0].name
         if not self.ranks.is_first:
             return {}
-        for event in read_events(path) if path.exists() else []:
-            if (event["event"], event.get("stage"), event.get("step")) == ("evaluation", stage, 0):
-                return event["metrics"]
+        if logged := evaluated_at(self.out, stage, 0):
+            return logged
         metrics = self.held_out_metrics(plans[-1], whole)
         if metrics:
-            with EventLog(path) as log:
+            with EventLog(self.out / "events.jsonl") as log:
                 log.write("evaluation", stage=stage, step=0, metrics=metrics)
         return metrics
 
@@ -361,6 +360,15 @@ def _log_frequencies(corpus: Corpus, documents: np.ndarray, *, with_ends: bool) 
         first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
         counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
     return np.log(counts / counts.sum())
+
+
+def evaluated_at(out: Path, stage: str, step: int) -> dict[str, float]:
+    """Return what the last evaluation of a stage at a step found, as the log of the run tells; {} for none."""
+    path = out / "events.jsonl"
+    events = read_events(path) if path.exists() else []
+    wanted = ("evaluation", stage, step)
+    found = [event["metrics"] for event in events if (event["event"], event.get("stage"), event.get("step")) == wanted]
+    return found[-1] if found else {}
 
 
 def describe_metrics(metrics: dict[str, float]) -> str:
