@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, Section, load_recipe, recipe_toml
+from maskloom.config import FinetuneRecipe, Section, load_recipe, recipe_toml
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.data.counter_random import Permutation
 from maskloom.errors import ConfigError
@@ -27,6 +27,7 @@ from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_
 from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.recipes import KINDS
 from maskloom.runs.report.page import charts_of
 from maskloom.runs.report.record import read_run
 from maskloom.runs.run_folder import RECIPE
@@ -104,10 +105,7 @@ def quickstart(
     `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError when `out` holds something else.
     """
     out, progress, overrides = Path(out), progress or Progress(), overrides or {}
-    recipes = {
-        "pretrain": _recipe(PretrainRecipe, "pretrain", seed, overrides),
-        "finetune": _recipe(FinetuneRecipe, "finetune", seed, overrides),
-    }
+    recipes = {name: _recipe(kind, name, seed, overrides) for name, kind in KINDS.items()}
     stages = Stages(out / "stages.json", {"seed": seed, "overrides": overrides})
     prepared = _prepare(stages, out, seed, progress)
     progress.say("3/6  pre-training a BERT: the longest stage")
