@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -86,9 +86,7 @@ def main() -> None:
         _check_arguments()
         app(prog_name="maskloom")
     except (ConfigError, DataError) as error:
-        _end_quietly_when_interrupted()
-        _print_error(error)
-        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT)
+        _end(EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT, _error_line(error))
     except Interrupted as stop:
         code = stop.exit_code
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # another one ends the way out at once
@@ -97,19 +95,14 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end, SystemExit) and end.code != EXIT_INTERRUPTED:  # which is typer's own answer to Ctrl-C
             raise
-        _end_quietly_when_interrupted()
-        typer.echo("stopped", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        _end(EXIT_INTERRUPTED, "stopped")
     except Exception as error:
-        code = EXIT_INTERRUPTED if _interruptions else _expected_failure(error)
+        if _interruptions:
+            _end(EXIT_INTERRUPTED, "stopped")
+        code = _expected_failure(error)
         if code is None:
             raise
-        _end_quietly_when_interrupted()
-        if _interruptions:
-            typer.echo("stopped", err=True)
-        else:
-            _print_error(error)
-        sys.exit(code)
+        _end(code, _error_line(error))
 
 
 # Ctrl-C that came: some libraries make an error of their own of the exception.
@@ -121,10 +114,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-def _end_quietly_when_interrupted() -> None:
-    """Let Ctrl-C end the process without a word, now that only its last line is to be written."""
+def _end(code: int, line: str) -> NoReturn:
+    """Print the last line and exit; Ctrl-C ends the process without a word meanwhile."""
     if signal.getsignal(signal.SIGINT) == _interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    typer.echo(line, err=True)
+    sys.exit(code)
 
 
 def _check_arguments() -> None:
@@ -136,8 +131,8 @@ def _check_arguments() -> None:
             raise DataError(f"{shown_name(argument)}: the argument is not UTF-8; rename the file or type it again")
 
 
-def _print_error(error: Exception) -> None:
-    typer.echo(f"error: {printable(str(error), keep=chr(10))}", err=True)
+def _error_line(error: Exception) -> str:
+    return f"error: {printable(str(error), keep=chr(10))}"
 
 
 def _tell_how_to_go_on(stop: Interrupted) -> None:

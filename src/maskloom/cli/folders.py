@@ -39,18 +39,16 @@ def export(
     ],
     out: Out,
     step: Annotated[
-        int | None,
-        typer.Option("--step", min=0, help="A step; by default the finished model, or the newest checkpoint."),
+        int | None, typer.Option(min=0, help="A step; by default the finished model, or the newest checkpoint.")
     ] = None,
     stage: Annotated[
-        str | None, typer.Option("--stage", help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
+        str | None, typer.Option(help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
     ] = None,
     best: Annotated[
         bool, typer.Option("--best", help="The best weights: on dev, or kept by training.keep_best.")
     ] = False,
     for_vectors: Annotated[
-        PoolingMode | None,
-        typer.Option("--for-vectors", help="Write the files that sentence-transformers reads, with this pooling."),
+        PoolingMode | None, typer.Option(help="Write the files that sentence-transformers reads, with this pooling.")
     ] = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="With --for-vectors: vectors of length 1.")] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx (pip install 'maskloom\\[onnx]').")] = False,
@@ -76,9 +74,7 @@ def export(
 
 def rerun(
     run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning, search or corpus.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write; RUN-rerun next to the run by default.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; RUN-rerun next to the run by default.")] = None,
     allow_version_change: Annotated[
         bool, typer.Option("--allow-version-change", help="Repeat the run even if versions have changed.")
     ] = False,
@@ -104,12 +100,9 @@ def rerun(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders: pre-training, fine-tuning, search or GLUE.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The page to write; report.html by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page to write; report.html by default.")] = None,
     examples: Annotated[
-        int,
-        typer.Option(
-            "--examples", min=0, help="Dev examples to predict for the lists of right and wrong ones; 0: none."
-        ),
+        int, typer.Option(min=0, help="Dev examples to predict for the lists of right and wrong ones; 0: none.")
     ] = 500,
     as_json: AsJson = False,
 ) -> None:
@@ -130,7 +123,7 @@ def info(
 
 
 def doctor(
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for all speed checks together.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time for all speed checks together.")] = 10.0,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:

@@ -23,24 +23,21 @@ from maskloom.runs.display import lines_of, printable, printable_json
 from maskloom.system.files import open_file_number
 from maskloom.system.launch import is_first_process
 
+# typer names an option after its parameter. A switch is named here, or it would get a --no- form beside it.
 Texts = Annotated[
     list[Path], typer.Argument(help="Text files or folders: .txt, .jsonl with a `text` field, .gz, .zst, .parquet.")
 ]
-Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
-Model = Annotated[Path, typer.Option("--model", help="A model folder in Hugging Face layout, or a run folder.")]
-Models = Annotated[list[Path] | None, typer.Option("--model", help="A model or run folder. Repeat it for an ensemble.")]
+Out = Annotated[Path, typer.Option(help="Folder to write.")]
+Model = Annotated[Path, typer.Option(help="A model folder in Hugging Face layout, or a run folder.")]
+Models = Annotated[list[Path] | None, typer.Option(help="A model or run folder. Repeat it for an ensemble.")]
 EnsembleOf = Annotated[
-    Path | None, typer.Option("--ensemble", help="A run made with --keep-restarts, as an ensemble of its restarts.")
+    Path | None, typer.Option(help="A run made with --keep-restarts, as an ensemble of its restarts.")
 ]
-Averaged = Annotated[Literal["probabilities", "logits"], typer.Option("--average", help="What an ensemble averages.")]
+Averaged = Annotated[Literal["probabilities", "logits"], typer.Option(help="What an ensemble averages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-Recipe = Annotated[
-    Path | None, typer.Option("--recipe", help="A TOML recipe, or the name of a shipped one: maskloom recipes.")
-]
-Workers = Annotated[int, typer.Option("--workers", min=1, max=1024, help="Number of processes.")]
-BadText = Annotated[
-    Literal["error", "skip"], typer.Option("--on-bad-text", help="What to do with bytes that are not UTF-8.")
-]
+Recipe = Annotated[Path | None, typer.Option(help="A TOML recipe, or the name of a shipped one: maskloom recipes.")]
+Workers = Annotated[int, typer.Option(min=1, max=1024, help="Number of processes.")]
+BadText = Annotated[Literal["error", "skip"], typer.Option(help="What to do with bytes that are not UTF-8.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest whole checkpoint.")]
 Verify = Annotated[
     bool, typer.Option("--verify", help="With --resume: first check that repeating the last steps gives the same bits.")
@@ -59,29 +56,21 @@ def _take_device(name: str | None) -> None:
 
 Device = Annotated[
     str | None,
-    typer.Option(
-        "--device",
-        help="What computes: auto (a GPU where there is one), cpu, cuda, cuda:N, mps.",
-        callback=_take_device,
-    ),
+    typer.Option(help="What computes: auto (a GPU where there is one), cpu, cuda, cuda:N, mps.", callback=_take_device),
 ]
 MaxLength = Annotated[
-    int | None, typer.Option("--max-length", min=3, help="Maximum tokens; longer sequences are truncated and counted.")
+    int | None, typer.Option(min=3, help="Maximum tokens; longer sequences are truncated and counted.")
 ]
 _READING: dict[str, Any] = {
-    "text_column": Annotated[
-        str | None, typer.Option("--text-column", help="Column of the text: its name or number from 1.")
-    ],
-    "pair_column": Annotated[str | None, typer.Option("--pair-column", help="Column of the second text.")],
-    "label_column": Annotated[str | None, typer.Option("--label-column", help="Column of the label or score.")],
+    "text_column": Annotated[str | None, typer.Option(help="Column of the text: its name or number from 1.")],
+    "pair_column": Annotated[str | None, typer.Option(help="Column of the second text.")],
+    "label_column": Annotated[str | None, typer.Option(help="Column of the label or score.")],
     "format": Annotated[
-        str | None,
-        typer.Option("--format", help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003."),
+        str | None, typer.Option(help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003.")
     ],
-    "labels": Annotated[Path | None, typer.Option("--labels", help="A file with one label name per line.")],
+    "labels": Annotated[Path | None, typer.Option(help="A file with one label name per line.")],
     "on_bad_rows": Annotated[
-        Literal["error", "skip"],
-        typer.Option("--on-bad-rows", help="Stop at an invalid row, or skip and count such rows."),
+        Literal["error", "skip"], typer.Option(help="Stop at an invalid row, or skip and count such rows.")
     ],
 }
 
@@ -96,13 +85,12 @@ def with_options(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own, kind = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
-        parameters: list[inspect.Parameter] = []
-        for old in own.parameters.values():
-            if old.name != name:
-                parameters.append(old.replace(kind=kind))
-                continue
-            for option, annotation in options.items():
-                parameters.append(inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation))
+        added = [
+            inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation)
+            for option, annotation in options.items()
+        ]
+        kept = {old.name: [old.replace(kind=kind)] for old in own.parameters.values()}
+        parameters = [parameter for place in {**kept, name: added}.values() for parameter in place]
 
         @functools.wraps(command)
         def called(**given: Any) -> None:
@@ -234,9 +222,9 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     return [f"{key}={choice}" for choice in choices if str(choice).startswith(value)]
 
 
-Size = Annotated[SizeName | None, typer.Option("--size", help="Published size of the model; the recipe's by default.")]
+Size = Annotated[SizeName | None, typer.Option(help="Published size of the model; the recipe's by default.")]
 Task = Annotated[
-    TaskName | None, typer.Option("--task", help="Kind of task; single by default, or as in the recipe or --format.")
+    TaskName | None, typer.Option(help="Kind of task; single by default, or as in the recipe or --format.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -244,40 +232,34 @@ Overrides = Annotated[
         "--set", help="Override a recipe key, such as training.steps=1000. Repeatable.", autocompletion=complete_key
     ),
 ]
-Metric = Annotated[str | None, typer.Option("--metric", help="The dev score that selects the best weights.")]
+Metric = Annotated[str | None, typer.Option(help="The dev score that selects the best weights.")]
 Grid = Annotated[
     list[str] | None,
     typer.Option(
-        "--grid",
         help="A recipe key with its values, such as training.batch_size=16,32 (repeatable), or a published grid: "
-        "paper (18 trials), small (the paper's for GLUE, 4), minis (20), none.",
+        "paper (18 trials), small (the paper's for GLUE, 4), minis (20), none."
     ),
 ]
 _FLAGS: dict[str, Any] = {
     "size": Size,
     "task": Task,
-    "epochs": Annotated[float | None, typer.Option("--epochs", help="Passes over the training data.")],
+    "epochs": Annotated[float | None, typer.Option(help="Passes over the training data.")],
     "steps": Annotated[
         int | None,
-        typer.Option(
-            "--steps", min=1, help="Optimiser steps; with --resume, another number extends or shortens the run."
-        ),
+        typer.Option(min=1, help="Optimiser steps; with --resume, another number extends or shortens the run."),
     ],
     "minutes": Annotated[
-        float | None,
-        typer.Option("--minutes", help="Minutes to train, instead of steps or epochs; the schedule follows the clock."),
+        float | None, typer.Option(help="Minutes to train, instead of steps or epochs; the schedule follows the clock.")
     ],
-    "batch_size": Annotated[int | None, typer.Option("--batch-size", min=1, help="Sequences or examples per step.")],
-    "learning_rate": Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")],
-    "max_length": Annotated[int | None, typer.Option("--max-length", min=3, help="Maximum sequence length in tokens.")],
-    "seed": Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.")],
+    "batch_size": Annotated[int | None, typer.Option(min=1, help="Sequences or examples per step.")],
+    "learning_rate": Annotated[float | None, typer.Option(help="Peak learning rate.")],
+    "max_length": Annotated[int | None, typer.Option(min=3, help="Maximum sequence length in tokens.")],
+    "seed": Annotated[int | None, typer.Option(min=0, help="Random seed.")],
     "device": Device,
     "keep_restarts": Annotated[
         bool | None, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
     ],
-    "restarts": Annotated[
-        int | None, typer.Option("--restarts", min=1, help="Runs with different seeds, of a search per trial.")
-    ],
+    "restarts": Annotated[int | None, typer.Option(min=1, help="Runs with different seeds, of a search per trial.")],
 }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, show, with_options
-from maskloom.runs.display import stage_callback, terminal_progress
+from maskloom.runs.display import aligned, stage_callback, terminal_progress
 
 
 def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None) -> Any:
@@ -21,11 +21,10 @@ def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None
 _ENGINES = {
     "workers": Workers,
     "engine": Annotated[
-        Literal["local", "ray"],
-        typer.Option("--engine", help="Where the work runs: local processes, or a Ray cluster."),
+        Literal["local", "ray"], typer.Option(help="Where the work runs: local processes, or a Ray cluster.")
     ],
     "ray_address": Annotated[
-        str | None, typer.Option("--ray-address", help="A running Ray cluster; by default a local one is started.")
+        str | None, typer.Option(help="A running Ray cluster; by default a local one is started.")
     ],
 }
 _works = with_options("work", _ENGINES, _work, workers=1, engine="local")
@@ -40,24 +39,22 @@ def vocab_train(
     texts: Texts,
     *,
     model: Annotated[
-        Literal["wordpiece", "bpe"], typer.Option("--model", help="wordpiece: for BERT; bpe: byte pairs, for GPT.")
+        Literal["wordpiece", "bpe"], typer.Option(help="wordpiece: for BERT; bpe: byte pairs, for GPT.")
     ] = "wordpiece",
     out: Out,
-    size: Annotated[int, typer.Option("--size", min=1, help="Number of pieces, including special tokens.")],
+    size: Annotated[int, typer.Option(min=1, help="Number of pieces, including special tokens.")],
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     score: Annotated[
         Literal["frequency", "likelihood", "pmi"],
         typer.Option(
-            "--score",
             help="Which pair is merged: the most frequent, the one that adds most to the likelihood of the text, or "
-            "the one of highest mutual information (wants a --min-frequency of 100 or more).",
+            "the one of highest mutual information (wants a --min-frequency of 100 or more)."
         ),
     ] = "frequency",
-    min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Lowest frequency to merge.")] = 2,
+    min_frequency: Annotated[int, typer.Option(min=1, help="Lowest frequency to merge.")] = 2,
     max_distinct_words: Annotated[
         int,
         typer.Option(
-            "--max-distinct-words",
             min=1,
             help="Distinct words held in memory, about 150 bytes each; beyond it, the rarest are dropped and counted.",
         ),
@@ -81,9 +78,9 @@ def vocab_train(
 def vocab_extend(
     texts: Texts,
     model: Model,
-    add: Annotated[int, typer.Option("--add", min=1, help="Number of new pieces.")],
+    add: Annotated[int, typer.Option(min=1, help="Number of new pieces.")],
     out: Out,
-    min_frequency: Annotated[int, typer.Option("--min-frequency", min=1, help="Lowest frequency to add.")] = 5,
+    min_frequency: Annotated[int, typer.Option(min=1, help="Lowest frequency to add.")] = 5,
     use_unused: Annotated[
         bool, typer.Option("--use-unused", help=r"Use the ids of \[unused] pieces before the vocabulary grows.")
     ] = False,
@@ -125,19 +122,18 @@ def vocab_inspect(
 @_works
 def corpus_build(
     texts: Texts,
-    vocab: Annotated[Path, typer.Option("--vocab", help="A vocabulary, model, corpus or run folder.")],
+    vocab: Annotated[Path, typer.Option(help="A vocabulary, model, corpus or run folder.")],
     out: Out,
     work: Any,
     sentences: Annotated[
-        Literal["split", "lines"], typer.Option("--sentences", help="split: find sentences; lines: one per line.")
+        Literal["split", "lines"], typer.Option(help="split: find sentences; lines: one per line.")
     ] = "split",
     documents: Annotated[
         Literal["blank-line", "file"],
-        typer.Option("--documents", help="What ends a document of a .txt file: a blank line, or the end of the file."),
+        typer.Option(help="What ends a document of a .txt file: a blank line, or the end of the file."),
     ] = "blank-line",
     language: Annotated[
-        str | None,
-        typer.Option("--language", help="Language whose rules find sentences: en (default), de, fr … (ISO 639)."),
+        str | None, typer.Option(help="Language whose rules find sentences: en (default), de, fr … (ISO 639).")
     ] = None,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
@@ -189,10 +185,8 @@ def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
     from maskloom.runs.recipes import listed_recipes
 
     recipes = listed_recipes()
-    width = max(map(len, recipes))
-    lines = [f"{name:<{width}}  {about}" for name, about in recipes.items()]
-    lines += ["", "use one with --recipe NAME; maskloom recipes show NAME explains it, key by key"]
-    show(recipes, as_json, lines=lambda _: lines)
+    hint = "use one with --recipe NAME; maskloom recipes show NAME explains it, key by key"
+    show(recipes, as_json, lines=lambda recipes: [*aligned(list(recipes.items())), "", hint])
 
 
 @recipes_app.command("show")

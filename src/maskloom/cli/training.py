@@ -33,11 +33,11 @@ from maskloom.runs.display import terminal_progress
 
 @trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
 def pretrain(
-    corpus: Annotated[Path, typer.Option("--corpus", help="A corpus folder.")],
+    corpus: Annotated[Path, typer.Option(help="A corpus folder.")],
     out: Out,
     flags: Any,
     recipe: Recipe = None,
-    init: Annotated[Path | None, typer.Option("--init", help="Start from the weights of a model folder.")] = None,
+    init: Annotated[Path | None, typer.Option(help="Start from the weights of a model folder.")] = None,
     resume: Resume = False,
     verify: Verify = False,
     overrides: Overrides = None,
@@ -75,10 +75,8 @@ def pretrain(
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
 def finetune(
     model: Model,
-    train: Annotated[
-        Path, typer.Option("--train", help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")
-    ],
-    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to choose the best weights by.")],
+    train: Annotated[Path, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")],
+    dev: Annotated[Path, typer.Option(help="Labelled examples to choose the best weights by.")],
     out: Out,
     *,
     flags: Any,
@@ -110,8 +108,8 @@ def finetune(
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
 def search(
     model: Model,
-    train: Annotated[Path, typer.Option("--train", help="Labelled examples.")],
-    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples to compare trials by.")],
+    train: Annotated[Path, typer.Option(help="Labelled examples.")],
+    dev: Annotated[Path, typer.Option(help="Labelled examples to compare trials by.")],
     out: Out,
     *,
     flags: Any,
@@ -119,14 +117,12 @@ def search(
     grid: Grid = None,
     method: Annotated[
         Literal["grid", "optuna"] | None,
-        typer.Option("--method", help="Try every combination (default), or let optuna propose settings."),
+        typer.Option(help="Try every combination (default), or let optuna propose settings."),
     ] = None,
-    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Number of trials, for optuna.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Number of trials, for optuna.")] = None,
     metric: Metric = None,
     reading: Any,
-    keep_models: Annotated[
-        Literal["best", "all"], typer.Option("--keep-models", help="Trials whose models are kept.")
-    ] = "best",
+    keep_models: Annotated[Literal["best", "all"], typer.Option(help="Trials whose models are kept.")] = "best",
     resume: Resume = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -155,8 +151,8 @@ def search(
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; rerun to continue.")] = Path("quickstart"),
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder to write; rerun to continue.")] = Path("quickstart"),
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -169,7 +165,7 @@ def quickstart(
 
 glue_app = typer.Typer(help="The nine tasks of GLUE: train, score, submit.", no_args_is_help=True)
 
-Data = Annotated[Path, typer.Option("--data", help="Folder with CoLA/, SST-2/, MRPC/ ... as distributed by GLUE.")]
+Data = Annotated[Path, typer.Option(help="Folder with CoLA/, SST-2/, MRPC/ ... as distributed by GLUE.")]
 AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Accept missing files; the leaderboard does not.")]
 
 
@@ -181,7 +177,7 @@ def run_glue(
     out: Out,
     *,
     tasks: Annotated[
-        str | None, typer.Option("--tasks", help="Tasks joined by commas, such as cola,mrpc; by default all in --data.")
+        str | None, typer.Option(help="Tasks joined by commas, such as cola,mrpc; by default all in --data.")
     ] = None,
     flags: Any,
     recipe: Recipe = None,
@@ -221,7 +217,7 @@ def run_glue(
 def submit_to_glue(
     run_folder: Annotated[Path, typer.Option("--run", help="The folder of a GLUE run.")],
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help="The zip to write.")] = Path("submission.zip"),
+    out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
     allow_partial: AllowPartial = False,
     as_json: AsJson = False,
 ) -> None:

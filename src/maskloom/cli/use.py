@@ -18,9 +18,7 @@ Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl,
 @reads("text_column", "pair_column", "label_column", "format", "on_bad_rows")
 def evaluate(
     models: Any,
-    data: Annotated[
-        Path, typer.Option("--data", help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")
-    ],
+    data: Annotated[Path, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")],
     reading: Any,
     average: Averaged = "probabilities",
     max_length: MaxLength = None,
@@ -43,7 +41,7 @@ def evaluate(
 def predict(
     models: Any,
     input_file: Input,
-    output: Annotated[Path, typer.Option("--output", help="File to write: .jsonl, .csv; .conll for tags.")],
+    output: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv; .conll for tags.")],
     reading: Any,
     average: Averaged = "probabilities",
     max_length: MaxLength = None,
@@ -69,7 +67,7 @@ def predict(
 def fill_mask(
     model: Model,
     text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of candidates per [MASK].")] = 5,
+    top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per [MASK].")] = 5,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -88,14 +86,13 @@ def fill_mask(
 def embed(
     model: Model,
     input_file: Input,
-    output: Annotated[Path, typer.Option("--output", help="File to write: .npy or .jsonl.")],
+    output: Annotated[Path, typer.Option(help="File to write: .npy or .jsonl.")],
     reading: Any,
     pooling: Annotated[
         PoolingMode | None,
         typer.Option(
-            "--pooling",
             help="How token vectors become one: their mean, the first one (cls) and so on. Without it as a "
-            "sentence-transformers folder says, else the mean.",
+            "sentence-transformers folder says, else the mean."
         ),
     ] = None,
     normalize: Annotated[
@@ -129,12 +126,12 @@ def embed(
 @takes_models
 def answer(
     models: Any,
-    context: Annotated[Path, typer.Option("--context", help="A text file of any length; - for standard input.")],
-    question: Annotated[list[str], typer.Option("--question", help="A question. Repeatable.")],
+    context: Annotated[Path, typer.Option(help="A text file of any length; - for standard input.")],
+    question: Annotated[list[str], typer.Option(help="A question. Repeatable.")],
     average: Averaged = "probabilities",
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of candidates per question.")] = 1,
+    top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per question.")] = 1,
     null_threshold: Annotated[
-        float | None, typer.Option("--null-threshold", help="Give no answer if its score leads by more than this.")
+        float | None, typer.Option(help="Give no answer if its score leads by more than this.")
     ] = None,
     max_length: MaxLength = None,
     device: Device = None,
@@ -153,15 +150,13 @@ def answer(
 
 
 def score_answers(
-    data: Annotated[Path, typer.Option("--data", help="Questions with answers: SQuAD's .json, or .jsonl, .csv, .tsv.")],
-    predictions: Annotated[
-        Path, typer.Option("--predictions", help="A .json with texts by id, or the .jsonl that predict writes.")
-    ],
+    data: Annotated[Path, typer.Option(help="Questions with answers: SQuAD's .json, or .jsonl, .csv, .tsv.")],
+    predictions: Annotated[Path, typer.Option(help="A .json with texts by id, or the .jsonl that predict writes.")],
     null_odds: Annotated[
-        Path | None, typer.Option("--null-odds", help="A .json with the null odds by id: how far no answer leads.")
+        Path | None, typer.Option(help="A .json with the null odds by id: how far no answer leads.")
     ] = None,
     null_threshold: Annotated[
-        float | None, typer.Option("--null-threshold", help="Count an answer as empty if its null odds exceed this.")
+        float | None, typer.Option(help="Count an answer as empty if its null odds exceed this.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -182,21 +177,18 @@ def features(
     layers: Annotated[
         str | None,
         typer.Option(
-            "--layers",
             help="embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, all, or numbers of "
-            "layers joined by commas: -1 is the last, 0 the embeddings. By default the last four, or all of fewer.",
+            "layers joined by commas: -1 is the last, 0 the embeddings. By default the last four, or all of fewer."
         ),
     ] = None,
     units: Annotated[
         Literal["words", "tokens"] | None,
-        typer.Option("--units", help="One vector per word (its first piece), or per token of a line."),
+        typer.Option(help="One vector per word (its first piece), or per token of a line."),
     ] = None,
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help="Also write features.jsonl, as the published extract_features does.")
     ] = False,
-    precision: Annotated[Literal["float32", "float16"], typer.Option("--precision", help="Number format on disk.")] = (
-        "float32"
-    ),
+    precision: Annotated[Literal["float32", "float16"], typer.Option(help="Number format on disk.")] = ("float32"),
     max_length: MaxLength = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -219,7 +211,7 @@ def features(
 @reads("text_column", "pair_column", "label_column", "format", "on_bad_rows")
 def tune(
     model: Model,
-    dev: Annotated[Path, typer.Option("--dev", help="Labelled examples that the model was not trained on.")],
+    dev: Annotated[Path, typer.Option(help="Labelled examples that the model was not trained on.")],
     reading: Any,
     no_temperature: Annotated[bool, typer.Option("--no-temperature", help="Leave the temperature as it is.")] = False,
     no_thresholds: Annotated[
@@ -245,24 +237,22 @@ def tune(
 def generate(
     model: Model,
     *,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Text to continue.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     input_file: Annotated[
         Path | None, typer.Option("--input", help="Prompts: .txt with one per line, .csv, .tsv, .jsonl.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="File to write: .jsonl.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens to add.")] = 64,
+    output: Annotated[Path | None, typer.Option(help="File to write: .jsonl.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = 64,
     temperature: Annotated[
-        float, typer.Option("--temperature", help="Below 1 likelier tokens come more often; 0 takes the likeliest.")
+        float, typer.Option(help="Below 1 likelier tokens come more often; 0 takes the likeliest.")
     ] = 1.0,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw among this many of the likeliest tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw among this many of the likeliest tokens.")] = None,
     top_p: Annotated[
-        float, typer.Option("--top-p", help="Draw among the fewest tokens that have this probability together.")
+        float, typer.Option(help="Draw among the fewest tokens that have this probability together.")
     ] = 1.0,
-    beam: Annotated[
-        int | None, typer.Option("--beam", help="Search with this many candidates instead of drawing.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts at once.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the draws.")] = 0,
+    beam: Annotated[int | None, typer.Option(help="Search with this many candidates instead of drawing.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts at once.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     reading: Any,
     device: Device = None,
     as_json: AsJson = False,

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, Section, load_recipe, recipe_toml
+from maskloom.config import FinetuneRecipe, Section, load_recipe, recipe_toml
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.data.counter_random import Permutation
 from maskloom.errors import ConfigError
@@ -27,6 +27,7 @@ from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_
 from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.recipes import KINDS
 from maskloom.runs.report.page import charts_of
 from maskloom.runs.report.record import read_run
 from maskloom.runs.run_folder import RECIPE
@@ -38,7 +39,6 @@ from maskloom.text.vocabulary_training import VocabularySettings
 
 VOCABULARY_SIZE = 8000
 TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pair"}
-STARTS = ("pretrained", "random")
 OURS = (
     "Returns a [MASK] of strings.",
     "If [MASK], the output is written to a file.",
@@ -47,6 +47,7 @@ OURS = (
     "The name of the [MASK] to open.",
     "Raises an [MASK] when the file does not exist.",
 )
+_NAMES = {"pretrained": "pre-trained", "random": "random start"}
 _NUM_REAL = 8
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
@@ -104,10 +105,7 @@ def quickstart(
     `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError when `out` holds something else.
     """
     out, progress, overrides = Path(out), progress or Progress(), overrides or {}
-    recipes = {
-        "pretrain": _recipe(PretrainRecipe, "pretrain", seed, overrides),
-        "finetune": _recipe(FinetuneRecipe, "finetune", seed, overrides),
-    }
+    recipes = {name: _recipe(kind, name, seed, overrides) for name, kind in KINDS.items()}
     stages = Stages(out / "stages.json", {"seed": seed, "overrides": overrides})
     prepared = _prepare(stages, out, seed, progress)
     progress.say("3/6  pre-training a BERT: the longest stage")
@@ -116,7 +114,7 @@ def quickstart(
     pretraining = stages.run("pretraining", lambda: pretrain(recipes["pretrain"], **how))
     progress.say("4/6  fine-tuning it on two tasks, and for comparison a BERT with random weights")
     finetuning: dict[str, dict[str, dict[str, Any]]] = {task: {} for task in TASKS}
-    for task, start in itertools.product(TASKS, STARTS):
+    for task, start in itertools.product(TASKS, _NAMES):
         work = partial(_finetune, recipes["finetune"], out, task, start, progress)
         finetuning[task][start] = stages.run(f"{task} task from {start} weights", work)
     progress.say("5/6  filling masks")
@@ -282,9 +280,6 @@ def fill_masks(model: Path, held_out: Path, *, seed: int, top_k: int = 5) -> dic
 def _guesses(predictor: Predictor, text: str, top_k: int) -> dict[str, list[Any]]:
     best = predictor.fill_mask(text, top_k=top_k)[0]
     return {"tokens": [row["token"] for row in best], "probabilities": [row["probability"] for row in best]}
-
-
-_NAMES = {"pretrained": "pre-trained", "random": "random start"}
 
 
 def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section], commands: Sequence[str]) -> str:

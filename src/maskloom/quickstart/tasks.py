@@ -66,7 +66,7 @@ class QuickstartTasks:
 
 
 def build_tasks(
-    documents: Iterable[GatheredDocument], *, seed: int, settings: TaskSettings | None = None
+    documents: Iterable[GatheredDocument], *, seed: int, settings: TaskSettings = TaskSettings()
 ) -> QuickstartTasks:
     """Draw both tasks from whole documents and return them with the documents left over.
 
@@ -75,7 +75,6 @@ def build_tasks(
     document or with two of another document, half and half. A document is used for train, for dev or for
     pre-training, never for two of them. Raises DataError when fewer than two packages have enough documents.
     """
-    settings = settings or TaskSettings()
     documents = list(documents)
     areas = _areas(documents, settings)
     train, dev = _split(documents, areas, seed, settings)
@@ -84,8 +83,8 @@ def build_tasks(
     names = mention_pattern(areas)
     sets = {}
     for part, (name, chosen) in enumerate((("train", train), ("dev", dev))):
-        sets[f"sentence-{name}"] = LabelledSet(_sentence_rows(chosen, areas, names, (seed, part), settings))
-        sets[f"pair-{name}"] = LabelledSet(_pair_rows(chosen, (seed, part), settings))
+        sets[f"sentence-{name}"] = LabelledSet(_sentence_rows(chosen, areas, names, seed, part, settings))
+        sets[f"pair-{name}"] = LabelledSet(_pair_rows(chosen, seed, part, settings))
     return QuickstartTasks(areas, rest, tuple(train), tuple(dev), sets)
 
 
@@ -137,11 +136,11 @@ def _sentence_rows(
     documents: list[GatheredDocument],
     areas: tuple[str, ...],
     names: re.Pattern[str],
-    key: tuple[int, int],
+    seed: int,
+    part: int,
     settings: TaskSettings,
 ) -> tuple[dict[str, str], ...]:
     """Take the longest sentences of each document that name no package, then as many for each package."""
-    seed, part = key
     by_area: dict[str, list[dict[str, str]]] = {area: [] for area in areas}
     for document in documents:
         fitting = [sentence for sentence in document.sentences if not names.search(sentence)]
@@ -152,9 +151,8 @@ def _sentence_rows(
 
 
 def _pair_rows(
-    documents: list[GatheredDocument], key: tuple[int, int], settings: TaskSettings
+    documents: list[GatheredDocument], seed: int, part: int, settings: TaskSettings
 ) -> tuple[dict[str, str], ...]:
-    seed, part = key
     rows = []
     for number, document in enumerate(documents):
         num_pairs = min(settings.pairs_per_document, len(document.sentences) // (2 * PASSAGE_SENTENCES))
@@ -165,12 +163,13 @@ def _pair_rows(
             start = pair * stride + int(integers(room, *draw, _PASSAGE))
             first = _passage(document, start)
             if float(uniform(*draw, _LABEL)) < 0.5:
-                rows.append(_pair(first, _passage(document, start + PASSAGE_SENTENCES), NEXT))
+                second, label = _passage(document, start + PASSAGE_SENTENCES), NEXT
             else:
                 step = 1 + int(integers(len(documents) - 1, *draw, _PARTNER))
                 other = documents[(number + step) % len(documents)]
                 place = int(integers(len(other.sentences) - PASSAGE_SENTENCES + 1, *draw, _ORDER))
-                rows.append(_pair(first, _passage(other, place), OTHER))
+                second, label = _passage(other, place), OTHER
+            rows.append({"sentence1": first, "sentence2": second, "label": label})
     fewest = min(sum(row["label"] == label for row in rows) for label in (NEXT, OTHER))
     kept, counts = [], Counter()
     for row in rows:
@@ -182,10 +181,6 @@ def _pair_rows(
 
 def _passage(document: GatheredDocument, start: int) -> str:
     return " ".join(document.sentences[start : start + PASSAGE_SENTENCES])
-
-
-def _pair(first: str, second: str, label: str) -> dict[str, str]:
-    return {"sentence1": first, "sentence2": second, "label": label}
 
 
 def _shuffled(rows: list[dict[str, str]], seed: int, part: int) -> tuple[dict[str, str], ...]:

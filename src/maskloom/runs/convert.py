@@ -57,10 +57,11 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     tokenizer = replace(tokenizer, lowercase=lowercase, max_length=max_length)
     has_labels = any(HEADS[head].is_labelled for head in model.heads)
     labels = {key: config[key] for key in _OF_LABELS if key in config and has_labels}
+    tied = next((head for head in model.heads if HEADS[head].is_tied), None)
     card = Card(
         f"Converted {architecture_of(model.config).name.upper()}",
         f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
-        pipeline_tag=pretrained_tag(model),
+        pipeline_tag=pretrained_tag(tied, model.config),
         base_model=hub_name(found.folder),
     )
     write_model_folder(out, model, tokenizer, card, extra_config=labels, vectors_as=modules_folder(found.folder))
@@ -99,7 +100,7 @@ def _weights_in(folder: Path) -> Path | None:
     """Return the TensorFlow checkpoint or pytorch_model.bin of a folder that has nothing better, or None."""
     if file_inside(folder, WEIGHTS) or file_inside(folder, INDEX) or list(folder.glob("*.npz")):
         return None
-    found = sorted(path for path in folder.glob(f"*{INDEX_END}"))
+    found = sorted(folder.glob(f"*{INDEX_END}"))
     if len(found) > 1:
         names = ", ".join(path.name.removesuffix(INDEX_END) for path in found)
         raise DataError(f"{folder}: several checkpoints ({names}); name one: {folder / names.split(',')[0]}")

@@ -140,8 +140,7 @@ def _look_at(
     It warns when the disk has less room.
     """
     check_rule(files, settings.documents)
-    found = None if say is None else estimated_corpus(files, settings.encoder(tokenizer))
-    if found is None or say is None:
+    if say is None or (found := estimated_corpus(files, settings.encoder(tokenizer))) is None:
         return
     others = " (.parquet not counted)" if found.num_files < len(files) else ""
     num_files = f"{found.num_files:,} file{'' if found.num_files == 1 else 's'}"

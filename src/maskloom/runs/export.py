@@ -30,7 +30,7 @@ from maskloom.runs.model_writing import (
     pretraining_card,
     write_model_folder,
 )
-from maskloom.runs.pretrain import start_config
+from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
 from maskloom.runs.resuming import BEST_STEP
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id, saved_sum
@@ -46,7 +46,6 @@ from maskloom.training.checkpointing.checkpoints import (
     step_folders,
     step_of,
 )
-from maskloom.training.events import read_events
 
 _SHOWN = 12
 # Where the runs of a search, and the searches of a GLUE run with theirs, lie in its folder.
@@ -84,7 +83,7 @@ def export(
         return _copied(run, out, found, step or stage)
     stage, checkpoint = chosen
     step = step_of(checkpoint)
-    scores = _scores(run, stage).get(step, {})
+    scores = evaluated_at(run, stage, step)
     if isinstance(recipe, PretrainRecipe):
         _export_pretraining(checkpoint, out, recipe, content, scores)
     else:
@@ -170,14 +169,6 @@ def _kept(run: Path, found: dict[str, Path], stage: str | None) -> tuple[str, in
         if step is not None:
             return name, step
     raise ConfigError(f"{run}: no best checkpoint is kept; pre-training keeps it with training.keep_best = true")
-
-
-def _scores(run: Path, stage: str) -> dict[int, dict[str, float]]:
-    """Return what the evaluations of a stage found, by step."""
-    path = run / "events.jsonl"
-    events = read_events(path) if path.exists() else []
-    of_stage = (event for event in events if event.get("event") == "evaluation" and event.get("stage") == stage)
-    return {event["step"]: event["metrics"] for event in of_stage}
 
 
 def _export_pretraining(

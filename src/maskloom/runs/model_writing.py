@@ -25,7 +25,6 @@ from maskloom.metrics.language_model import PAIR_TASKS, PARTS
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.bert_config import BertConfig
-from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.display import printable
 from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
@@ -131,7 +130,7 @@ def pretraining_card(
     return Card(
         f"Pre-trained {name}",
         f"{what} with {heads}. {more}".rstrip(),
-        pipeline_tag=_tag(row.vocabulary_head, config),
+        pipeline_tag=pretrained_tag(row.vocabulary_head, config),
         base_model=None if init is None else hub_name(init),
         recipe=recipe,
         metrics=metrics,
@@ -156,12 +155,8 @@ def finetuning_card(
     )
 
 
-def pretrained_tag(model: EncoderWithHeads) -> str | None:
-    """Return what a hub calls the task of a pre-trained model, or None where it runs none."""
-    return _tag(next((name for name in model.heads if HEADS[name].is_tied), None), model.config)
-
-
-def _tag(vocabulary_head: str | None, config: ModelConfig) -> str | None:
+def pretrained_tag(vocabulary_head: str | None, config: ModelConfig) -> str | None:
+    """Return what a hub calls the task of a pre-trained model with that head, or None where it runs none."""
     if vocabulary_head == "lm":
         return "text-generation"
     return None if vocabulary_head is None or config.is_causal else "fill-mask"
@@ -217,7 +212,7 @@ def write_model_folder(
     final: Path,
     weights: EncoderWithHeads | Path,
     tokenizer: Tokenizer,
-    card: Card,
+    card: Card | None,
     *,
     extra_config: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -239,7 +234,8 @@ def write_model_folder(
             write_json(folder / SETTINGS_FILE, settings)
         if vectors_as is not None:
             copy_modules(vectors_as, folder)
-        card.write(folder)
+        if card is not None:
+            card.write(folder)
 
 
 def kept_step(checkpoints: Path) -> int | None:
@@ -263,7 +259,5 @@ def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Toke
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    with replacing_folder(folder) as temporary:
-        save_model(model, temporary)
-        tokenizer.save(temporary)
+    write_model_folder(folder, model, tokenizer, None)
     return step

@@ -26,7 +26,6 @@ from maskloom.tasks.kinds import changed
 from maskloom.tasks.span.encoding import EncodedQuestions
 from maskloom.tasks.span.reading import Question
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.task import Task
 
 _WINDOW = 4096
 # Kinds whose rows hold lists: of tags, of candidates.
@@ -308,7 +307,11 @@ def answer(
     check_questions(questions)
     text = read_context(context)
     predictor = open_models(model, average=average, max_length=max_length)
-    task = _task(predictor, null_threshold)
+    task = predictor.required_task()
+    if task.kind != "span":
+        raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
+    if null_threshold is not None:
+        task = changed(task, has_unanswerable=True, null_threshold=null_threshold)
     asked = [Question(str(number), question, text, None, number) for number, question in enumerate(questions, start=1)]
     encoded = task.encode(ReadExamples(asked, ReadingReport(Path(context))), predictor.tokenizer, predictor.max_length)
     assert isinstance(encoded, EncodedQuestions)
@@ -341,10 +344,3 @@ def answer_lines(result: dict[str, Any]) -> list[str]:
             lines.append(f"  {text}  ({candidate['probability']:.3f}{place})")
     windows = f"{result['num_windows']:,} windows of at most {result['max_length']} tokens"
     return [*lines, f"{result['num_characters']:,} characters read in {windows}"]
-
-
-def _task(predictor: Predictor | Ensemble, null_threshold: float | None) -> Task:
-    task = predictor.required_task()
-    if task.kind != "span":
-        raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
-    return task if null_threshold is None else changed(task, has_unanswerable=True, null_threshold=null_threshold)

@@ -154,14 +154,12 @@ def start_config(recipe: PretrainRecipe, vocabulary: Vocabulary, init: Path | No
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
     """Return the model that training starts from: drawn from the seed, or read from a model folder.
 
-    Beside it: what is to be said of parts that the folder lacks. Raises ConfigError when that folder has other pieces
-    than the corpus.
+    Beside it: what is to be said of parts that the folder lacks.
     """
     config = start_config(recipe, corpus.vocabulary, init)
     if init is None:
         return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
-    _check_vocabulary(init, model.config.vocab_size, corpus)
     return model, _new_parts(report)
 
 
@@ -241,15 +239,14 @@ class _Run:
 
         They are evaluated and logged as step 0, or read from the log; only the first rank has them.
         """
-        whole, path, stage = self.ranks.whole(self.model), self.out / "events.jsonl", plans[0].name
+        whole, stage = self.ranks.whole(self.model), plans[0].name
         if not self.ranks.is_first:
             return {}
-        for event in read_events(path) if path.exists() else []:
-            if (event["event"], event.get("stage"), event.get("step")) == ("evaluation", stage, 0):
-                return event["metrics"]
+        if logged := evaluated_at(self.out, stage, 0):
+            return logged
         metrics = self.held_out_metrics(plans[-1], whole)
         if metrics:
-            with EventLog(path) as log:
+            with EventLog(self.out / "events.jsonl") as log:
                 log.write("evaluation", stage=stage, step=0, metrics=metrics)
         return metrics
 
@@ -363,6 +360,15 @@ def _log_frequencies(corpus: Corpus, documents: np.ndarray, *, with_ends: bool) 
         first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
         counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
     return np.log(counts / counts.sum())
+
+
+def evaluated_at(out: Path, stage: str, step: int) -> dict[str, float]:
+    """Return what the last evaluation of a stage at a step found, as the log of the run tells; {} for none."""
+    path = out / "events.jsonl"
+    events = read_events(path) if path.exists() else []
+    wanted = ("evaluation", stage, step)
+    found = [event["metrics"] for event in events if (event["event"], event.get("stage"), event.get("step")) == wanted]
+    return found[-1] if found else {}
 
 
 def describe_metrics(metrics: dict[str, float]) -> str:

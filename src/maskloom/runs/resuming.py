@@ -207,7 +207,7 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
     try:
         again.checkpoints.mkdir(parents=True)
         if start is not None:
-            _link(start, again.checkpoints / start.name)
+            shutil.copytree(start, again.checkpoints / start.name, copy_function=_link)
             again.resume()
         again.run()
     except _Reached:
@@ -216,13 +216,11 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _link(source: Path, target: Path) -> None:
-    target.mkdir()
-    for path in source.iterdir():
-        try:
-            os.link(path, target / path.name)
-        except OSError:  # not every disk has links
-            shutil.copyfile(path, target / path.name)
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # not every disk has links
+        shutil.copyfile(source, target)
 
 
 def _compare(replayed: Snapshot, kept: Path, session: TrainingSession) -> None:

@@ -69,11 +69,8 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
     predictor = Predictor.load(run.model_folder)
     task, inputs = predictor.required_task(), run.description["inputs"]
     data = KINDS[task.kind].read(dev, ReadingOptions(**inputs.get("reading", {})), task.settings)
-    chosen = data.examples
-    if getattr(task.settings, "context", None) == "document":
-        chosen = chosen[:most]
-    elif len(chosen) > most:
-        chosen = [chosen[place * len(chosen) // most] for place in range(most)]
+    sees_document = getattr(task.settings, "context", None) == "document"
+    chosen = data.examples[:most] if sees_document else _spread(data.examples, most)
     judged: list[Judged] = []
     confusion = np.zeros((len(task.labels), len(task.labels)), dtype=np.int64)
     progress.begin(f"examples of {dev.name}", len(chosen))
@@ -119,17 +116,17 @@ def _sorted_out(
         num_in_file=num_in_file,
         num_right=len(right),
         is_graded=is_graded,
-        right=right[:_NUM_SHOWN] if is_graded else _spread(right),
+        right=right[:_NUM_SHOWN] if is_graded else _spread(right, _NUM_SHOWN),
         wrong=shown_wrong[:_NUM_SHOWN],
         labels=tuple(map(visible, labels)) if is_small else (),
         confusion=confusion.tolist() if is_small else [],
     )
 
 
-def _spread(judged: Sequence[Judged]) -> list[Judged]:
+def _spread(listed: Sequence[Any], most: int) -> list[Any]:
     """Return a few from all over the list, so that not all come from the beginning of a sorted file."""
-    count = min(_NUM_SHOWN, len(judged))
-    return [judged[place * len(judged) // count] for place in range(count)]
+    count = min(most, len(listed))
+    return [listed[place * len(listed) // count] for place in range(count)]
 
 
 def _of_class(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
