@@ -126,13 +126,23 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("table5", "--corpus", "nowhere", "--tasks", "."), "nowhere: no such folder"),
         (("table5", "--corpus", "nowhere"), "a corpus of your own needs tasks: --tasks FOLDER"),
         (("table5", "--set", "training.steps=3"), "--set training.steps=3: write pretrain.KEY=VALUE or finetune.KEY"),
         (("table5", "--tasks", "nowhere"), "nowhere: no task is there"),
         (("table9",), "'table9' is not one of"),
+        (("figure1", "--tasks", "nowhere"), "figure1 measures weights that nothing has trained"),
     ],
 )
-def test_wrong_arguments_are_refused_before_any_work(run, tmp_path, arguments, message):
-    said = run("reproduce", *arguments, "--out", tmp_path / "out", code=2 if arguments[0] == "table9" else 3)
+def test_wrong_arguments_are_refused_before_any_work(command, tmp_path, arguments, message):
+    code, said = command("reproduce", *arguments, "--out", tmp_path / "out")
+    assert code in (2, 3)
     assert message in " ".join(said.split())
     assert not list(tmp_path.glob("out/*.json"))
+
+
+def test_a_wrong_setting_is_refused_before_the_first_run(tmp_path, corpus, tasks):
+    for settings in ({"pretrain": ["model.config.hidden_size=7"]}, {"finetune": ["training.epochs=-1"]}):
+        with pytest.raises(ConfigError, match=r"hidden_size|epochs"):
+            reproduce("table5", out=tmp_path, corpus=corpus, tasks=tasks, overrides={**SMALL, **settings})
+        assert not list(tmp_path.glob("*.json"))

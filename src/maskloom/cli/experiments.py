@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from maskloom.cli.options import AsJson, Device, Out, Overrides, show
-from maskloom.errors import ConfigError
+from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
 ExperimentName = Literal["table5", "table6", "table7", "table8", "figure1", "figure4"]
@@ -39,6 +39,8 @@ def reproduce(
     from maskloom.reproduce.results import summary_lines
 
     if experiment == "figure1":
+        if corpus or tasks or overrides:
+            raise UsageError("figure1 measures weights that nothing has trained: leave out --corpus, --tasks and --set")
         from maskloom.reproduce.who_sees_whom import figure_1
 
         show(figure_1(out), as_json, lines=lambda result: result["lines"])
@@ -49,7 +51,7 @@ def reproduce(
     for given in overrides or []:
         name, _, setting = given.partition(".")
         if name not in settings or not setting:
-            raise ConfigError(f"--set {given}: write pretrain.KEY=VALUE or finetune.KEY=VALUE")
+            raise UsageError(f"--set {given}: write pretrain.KEY=VALUE or finetune.KEY=VALUE")
         settings[name].append(setting)
     where = {"corpus": corpus, "tasks": tasks, "overrides": {name: found for name, found in settings.items() if found}}
     result = run(experiment, out=out, scale=scale, num_seeds=seeds, **where, progress=terminal_progress())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.data.corpus.manifest import read_manifest
 from maskloom.errors import ConfigError
 from maskloom.metrics.answers import is_percent
 from maskloom.quickstart.journey import Stages
@@ -22,6 +23,7 @@ from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.pretraining_plan import check_model
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.folder_lock import alone_in_folder
 
@@ -41,7 +43,6 @@ _ROLES = {
 class Plan:
     """An experiment with what it is run on; `probes` are tasks by what they are to show."""
 
-    name: str
     experiment: Experiment
     scale: str
     seeds: Sequence[int]
@@ -58,7 +59,7 @@ class Plan:
         recipe = _recipe(PretrainRecipe, self.scale, "pretrain", [*settings, *self.overrides.get("pretrain", ())], seed)
         if all(arm.at == 1.0 for arm in self.experiment.arms):
             return recipe
-        kept = {"save_every": max(1, recipe.training.steps // 10), "keep_checkpoints": 10}
+        kept = {"save_every": max(1, _num_steps(recipe) // 10), "keep_checkpoints": 10}
         return recipe.model_copy(update={"training": recipe.training.model_copy(update=kept)})
 
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
@@ -66,6 +67,13 @@ class Plan:
         settings = [f'task="{probe.kind}"'] if probe.kind else []
         settings += [*probe.settings, *arm.settings, *self.overrides.get("finetune", ())]
         return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
+
+    def check(self) -> None:
+        """Raise ConfigError for what is wrong in any recipe."""
+        for model in self.experiment.models:
+            check_model(self.pretraining(model, 0))
+        for arm, role, seed in self.jobs():
+            self.finetuning(arm, self.probes[role], seed)
 
     def jobs(self) -> list[tuple[Arm, str, int]]:
         """Return what is fine-tuned: arm, what its task is to show, and seed."""
@@ -111,6 +119,8 @@ def reproduce(
         raise ConfigError(f"scale {scale!r}: known are tiny, one-gpu, paper")
     if corpus is not None and tasks is None:
         raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
+    if corpus is not None:
+        read_manifest(Path(corpus))
     out, progress, overrides = Path(out), progress or Progress(), dict(overrides or {})
     own = {} if tasks is None else own_probes(Path(tasks))
     known = own if corpus is not None else {**documentation_probes(out), **own}
@@ -122,14 +132,15 @@ def reproduce(
             f"{experiment.title}: it needs tagged words, --tasks FOLDER with conll2003/train.txt and dev.txt"
         )
     settings = {"experiment": name, "scale": scale, "corpus": corpus and str(corpus), "tasks": tasks and str(tasks)}
+    where = out / "corpus" if corpus is None else Path(corpus)
+    plan = Plan(experiment, scale, range(num_seeds), out, where, probes, overrides)
+    plan.check()
     stages = Stages(out / "stages.json", {**settings, "overrides": overrides})
     text = {"text": str(corpus)}
     if corpus is None:
         watch, workers = stage_callback(progress), min(2, os.cpu_count() or 1)
         progress.say("gathering the documentation on this machine")
         text = stages.run("text", lambda: write_documentation(out, seed=0, num_workers=workers, progress=watch))
-    where = out / "corpus" if corpus is None else Path(corpus)
-    plan = Plan(name, experiment, scale, range(num_seeds), out, where, probes, overrides)
     found = _run(plan, stages, progress)
     settings |= {"overrides": overrides, "num_seeds": num_seeds}
     results = {**settings, "text": text, **found, "seconds": stages.seconds}
@@ -138,8 +149,6 @@ def reproduce(
 
 def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
     """Pre-train, fine-tune and return the metrics of models and the scores of arms, a list over seeds each."""
-    for recipe in [plan.pretraining(model, seed) for model in plan.experiment.models for seed in plan.seeds[:1]]:
-        assert recipe.kind == "pretrain"  # all are read before the first one starts
     jobs, models = plan.jobs(), {}
     num_runs, done = len(plan.seeds) * len(plan.experiment.models) + len(jobs), 0
     for seed in plan.seeds:
@@ -182,8 +191,8 @@ def _score(plan: Plan, arm: Arm, probe: Probe, seed: int, progress: Progress) ->
     """Fine-tune an arm on a task and return its score on dev, in percent, beside that of a constant answer."""
     model = plan.out / "pretrained" / _slug(arm.model, seed)
     if arm.at < 1.0:
-        steps = plan.pretraining(arm.model, seed).training.steps
-        model = _checkpoint(model, round(steps * arm.at))
+        recipe = plan.pretraining(arm.model, seed)
+        model = _checkpoint(model, round(_num_steps(recipe) * arm.at), "phase-1" if recipe.phases else None)
     folder = plan.out / "finetuned" / _slug(arm.name, seed, probe.name)
     how = {"model": model, "data": probe.files, "out": folder, "resume": (folder / RECIPE).exists()}
     result = finetune(plan.finetuning(arm, probe, seed), **how, progress=progress)
@@ -198,11 +207,15 @@ def _score(plan: Plan, arm: Arm, probe: Probe, seed: int, progress: Progress) ->
     }
 
 
-def _checkpoint(run: Path, step: int) -> Path:
+def _num_steps(recipe: PretrainRecipe) -> int:
+    return sum(phase.steps for phase in recipe.phases) or recipe.training.steps
+
+
+def _checkpoint(run: Path, step: int, stage: str | None) -> Path:
     """Return the model folder of a checkpoint, made where it is not there yet."""
     folder = run / "exported" / f"step-{step}"
     if not (folder / "config.json").exists():
-        export(run, folder, step=step)
+        export(run, folder, step=step, stage=stage)
     return folder
 
 

@@ -40,7 +40,7 @@ def test_a_trend_without_its_scores_is_not_measured():
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale):
     experiment = EXPERIMENTS[name](scale)
-    plan = Plan(name, experiment, scale, range(2), tmp_path, tmp_path, {}, {})
+    plan = Plan(experiment, scale, range(2), tmp_path, tmp_path, {}, {})
     assert {arm.model for arm in experiment.arms} == set(experiment.models)
     assert len({arm.name for arm in experiment.arms}) == len(experiment.arms)
     for model in experiment.models:
@@ -53,7 +53,7 @@ def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale)
 
 
 def test_the_models_of_table_5_read_the_same_pairs(tmp_path):
-    plan = Plan("table5", EXPERIMENTS["table5"]("tiny"), "tiny", range(1), tmp_path, tmp_path, {}, {})
+    plan = Plan(EXPERIMENTS["table5"]("tiny"), "tiny", range(1), tmp_path, tmp_path, {}, {})
     recipes = {name: plan.pretraining(name, 0) for name in plan.experiment.models}
     assert {recipe.data.next_sentence for recipe in recipes.values()} == {True}
     assert [recipe.data.pair_task for recipe in recipes.values()] == ["nsp", None, None]
