@@ -75,7 +75,7 @@ def test_a_bilstm_head_and_a_missing_extra_are_refused(tmp_path, monkeypatch):
     options = {"bilstm_tagger": OPTIONS}
     model = build_model(config, ("bilstm_tagger",), num_labels=3, seed=1, head_options=options)
     save_model(model, tmp_path, extra_config={"maskloom_heads": options})
-    with pytest.raises(ConfigError, match="a BiLSTM head cannot be exported to ONNX"):
+    with pytest.raises(ConfigError, match="a BiLSTM cannot be exported to ONNX"):
         write_onnx(tmp_path)
     monkeypatch.setattr("maskloom.runs.export.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'maskloom\[onnx\]'"):

@@ -56,7 +56,7 @@ def documentation_probes(out: Path) -> dict[str, Probe]:
     return {
         "pair": Probe("pair", "pair", files("pair", "jsonl", "accuracy")),
         "sentence": Probe("sentence", "single", files("sentence", "jsonl", "accuracy")),
-        "span": Probe("span", "span", files("span", "json", "f1"), _SPAN),
+        "span": Probe("span", "span", files("span", "json", "exact_match"), _SPAN),
     }
 
 

@@ -11,6 +11,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.gpt_config import GptConfig
+from maskloom.runs.export import write_onnx
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -66,7 +67,14 @@ def test_a_plain_model_gets_a_fresh_one_that_is_saved_and_read_again(tmp_path, c
 
 
 def test_only_a_bert_takes_one(tmp_path):
-    config = GptConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = GptConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
     save_model(build_model(config, heads=("lm",), seed=0), tmp_path)
     with pytest.raises(ConfigError, match=r"bilstm = true: .* is a GPT, and only a BERT takes a BiLSTM on top"):
         load_model(tmp_path, heads=("classifier",), num_labels=2, bilstm=True)
+
+
+def test_it_has_no_onnx_graph(tmp_path):
+    pytest.importorskip("onnxscript")
+    save_model(build_model(_config(bilstm=True), heads=("span",), seed=0), tmp_path)
+    with pytest.raises(ConfigError, match=r": a BiLSTM cannot be exported to ONNX"):
+        write_onnx(tmp_path)
