@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, Overrides, show
+from maskloom.cli.options import AsJson, Device, Out, show
 from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
@@ -20,18 +20,17 @@ def reproduce(
     *,
     scale: Annotated[
         Literal["tiny", "one-gpu", "paper"],
-        typer.Option("--scale", help="Two cores and minutes, one GPU, or the paper's."),
+        typer.Option(help="Two cores and minutes, one GPU, or the paper's."),
     ] = "tiny",
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, max=100, help="Runs of everything, each with its own seed.")
-    ] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of everything, each with its own seed.")] = 3,
     corpus: Annotated[
-        Path | None, typer.Option("--corpus", help="A corpus folder; by default the documentation on this machine.")
+        Path | None, typer.Option(help="A corpus folder; by default the documentation on this machine.")
     ] = None,
-    tasks: Annotated[
-        Path | None, typer.Option("--tasks", help="Labelled data: GLUE's folders, squad/, conll2003/.")
+    tasks: Annotated[Path | None, typer.Option(help="Labelled data: GLUE's folders, squad/, conll2003/.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key of every recipe: pretrain.training.steps=100, finetune.KEY=VALUE."),
     ] = None,
-    overrides: Overrides = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
