@@ -28,6 +28,7 @@ from maskloom.cli.options import (
     trains,
     verification,
 )
+from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
 
@@ -49,6 +50,8 @@ def pretrain(
     from maskloom.runs.recipes import with_epochs
 
     epochs = flags.pop("epochs")
+    if epochs is not None and any(given.startswith("training.steps=") for given in overrides or []):
+        raise UsageError("--epochs and --set training.steps=… both say how long to train: give one of them")
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest

@@ -89,6 +89,10 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
             ["pretrain", "--corpus", "c", "--out", "o", "--batch-size", "4", "--set", "training.batch_size=8"],
             "--batch-size and --set training.batch_size=… say the same key: give one of them",
         ),
+        (
+            ["pretrain", "--corpus", "c", "--out", "o", "--epochs", "2", "--set", "training.steps=8"],
+            "--epochs and --set training.steps=… both say how long to train",
+        ),
     ],
 )
 def test_flags_that_cannot_be_meant_are_wrong_usage(arguments, message, tmp_path, monkeypatch):
