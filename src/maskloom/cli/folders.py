@@ -59,15 +59,13 @@ def export(
         raise typer.BadParameter("--best and --step are two different checkpoints", param_hint="--best")
     if normalize and for_vectors is None:
         raise typer.BadParameter("it goes with --for-vectors", param_hint="--normalize")
-    from maskloom.runs.export import describe_vectors, export_lines
+    from maskloom.runs.export import describe_vectors, export_lines, write_onnx
     from maskloom.runs.export import export as make
 
     result = make(run, out, step=step, stage=stage, best=best)
     if for_vectors is not None:
         describe_vectors(out, for_vectors, normalize=normalize)
     if onnx:
-        from maskloom.runs.export import write_onnx
-
         result["onnx_outputs"] = write_onnx(out)
     show(result, as_json, lines=export_lines)
 
