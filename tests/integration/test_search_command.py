@@ -77,6 +77,9 @@ def test_a_shell_repeats_a_trial_to_the_last_digit(finished, folder, tmp_path):
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m maskloom "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    for told in result["trials"]:
+        words = shlex.split(told["command"])
+        assert words[words.index("--out") + 1] == str(folder / "out" / "reruns" / told["name"])
     trial = result["trials"][1]
     done = subprocess.run(
         ["sh", "-c", trial["command"] + " --json"], cwd=tmp_path, env=environment, capture_output=True, text=True

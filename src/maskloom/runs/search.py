@@ -187,8 +187,8 @@ def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
     """Return the command, quoted for a shell, that fine-tunes as the trial did, in a folder of its own."""
     out = setup.out.resolve()
     words = ["maskloom", "finetune", "--recipe", out / RECIPE]
-    for name, path in {"model": setup.model, **setup.data.paths}.items():
-        words += [f"--{name}", path.resolve()]
+    for option, path in {"model": setup.model, **setup.data.paths}.items():
+        words += [f"--{option}", path.resolve()]
     words += ["--out", out / "reruns" / name]
     for key, value in setup.data.reading.as_dict().items():
         words += [f"--{key.replace('_', '-')}", Path(value).resolve() if key == "labels" else value]
