@@ -2,7 +2,7 @@
 
 All sides start from the same weights and see the same batches of real text: those of pre-training, full
 rows of 128 or 512 tokens or a mix of lengths. Ours is the training loop itself, drawing and masking of the batch
-included, once as it is and once with all products left to MKL. The peer is the model as shipped (sdpa attention,
+included, once as it is and once with the other library's products. The peer is the model as shipped (sdpa attention,
 padding, vocabulary logits at every position with labels -100) with the optimiser and the clipping of its Trainer, then
 with its head on the predicted positions alone, and that once more with our linear layers, so that both sides multiply
 by the same library; its padded tensors are made beforehand and not timed. `--compiled` adds the second with
@@ -42,7 +42,7 @@ from maskloom.data.corpus.building import build_corpus
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
-from maskloom.layers.processor.matrix_products import Dense, product, products_by
+from maskloom.layers.processor.matrix_products import Dense, library_of_products, product, products_by
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -81,6 +81,8 @@ MIXES = {
     "512": Mix(512, 76, 0.1, True, False, {"tiny": 16, "mini": 8, "small": 4, "base": 2}),
     "mixed": Mix(128, 20, 1.0, False, True, {"tiny": 64, "mini": 32, "small": 16, "base": 8}),
 }
+# Which library a run takes on this processor; the other one is measured beside it.
+OWN_LIBRARY: Literal["onednn", "mkl"] = "mkl" if library_of_products().startswith("MKL") else "onednn"
 
 
 class Ours:
@@ -91,7 +93,7 @@ class Ours:
         folder: Path,
         loader: Loader[PretrainingBatch],
         batch_size: int,
-        library: Literal["onednn", "mkl"] = "onednn",
+        library: Literal["onednn", "mkl"] = OWN_LIBRARY,
     ) -> None:
         self._library: Literal["onednn", "mkl"] = library
         self.model: EncoderWithHeads = load_model(folder)[0]
@@ -265,7 +267,11 @@ def make_sides(
     """Return what is compared, by the names of the page."""
     sides: dict[str, Ours | Peer] = {
         OURS: Ours(folder, loader, batch_size),
-        "maskloom, MKL": Ours(folder, loader, batch_size, "mkl"),
+        **(
+            {"maskloom, oneDNN": Ours(folder, loader, batch_size, "onednn")}
+            if OWN_LIBRARY == "mkl"
+            else {"maskloom, MKL": Ours(folder, loader, batch_size, "mkl")}
+        ),
         "transformers": Peer(folder),
         "transformers, predicted positions": Peer(folder, "predicted"),
         "transformers, predicted positions, oneDNN": Peer(folder, "predicted", "onednn"),

@@ -122,7 +122,8 @@ def _page(results: list[Result], text: str, command: str, load: float, num_threa
         "to the longest of the batch. *mixed*: articles, each cut for a target length between 2 and 128 tokens; the "
         "peer pads to 128, as pre-training does.",
         "- *maskloom*: the training loop with AdamW, clipping and dropout, reading and masking of its batches "
-        "included. *MKL*: the same with all matrix products left to MKL (`MASKLOOM_PRODUCTS=mkl`).",
+        "included. *MKL*, *oneDNN*: the same with the library that it does not take on this processor "
+        "(`MASKLOOM_PRODUCTS`).",
         "- *transformers*: `BertForPreTraining` as shipped (sdpa, labels -100 at positions that are not predicted), "
         "with fused AdamW, clipping and dropout; its padded tensors are ready before the clock starts. *Predicted "
         "positions*: three lines of its user select them before `model.cls`. *oneDNN*: its linear layers replaced by "
@@ -166,7 +167,7 @@ def _ratios(results: list[Result]) -> list[str]:
                 f"| {r.size} | {r.mix} | {side} | **{statistics.median(ratios):.2f}x** "
                 f"| {min(ratios):.2f}-{max(ratios):.2f} | {level} | {r.processor_ratio(side):.2f}x |"
             )
-        ratios = r.ratios(PREDICTED, of="maskloom, MKL")
+        ratios = r.ratios(PREDICTED, of="maskloom, MKL" if "maskloom, MKL" in r.rates else OURS)
         lines.append(
             f"| {r.size} | {r.mix} | MKL on both sides: {PREDICTED} | **{statistics.median(ratios):.2f}x** "
             f"| {min(ratios):.2f}-{max(ratios):.2f} | - | - |"
