@@ -17,9 +17,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-# Pages of benchmarks/ whose figures have rows for the README, in its order.
+# Pages of benchmarks/ whose figures have rows for the README, in its order; those of another processor end with it.
 PAGES = (
     "pretraining_step",
+    "pretraining_step_intel",
     "finetuning_speed",
     "embedding",
     "gpt_speed",
@@ -82,8 +83,8 @@ def speed_table() -> str:
         path = ROOT / "benchmarks" / f"{page}.json"
         if path.exists():
             for row in json.loads(path.read_text(encoding="utf-8")).get("summary", []):
-                link = f"[page](benchmarks/{page}.md)"
-                lines.append(f"| {row['job']} | {row['beside']} | {row['result']} | {link} |")
+                link, place = f"[page](benchmarks/{page}.md)", " (Intel)" if page.endswith("_intel") else ""
+                lines.append(f"| {row['job']} | {row['beside']} | {row['result']}{place} | {link} |")
     return "\n".join(lines)
 
 
