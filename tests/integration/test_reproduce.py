@@ -79,7 +79,7 @@ def test_table_5_is_run_and_goes_on_where_it_was_stopped(tmp_path, corpus, tasks
     assert all(len(values) == 2 for columns in whole["scores"].values() for values in columns.values())
     assert ["nsp_loss" in found[0] for found in whole["models"].values()] == [True, False, False]
     table = (tmp_path / "whole" / "table.md").read_text()
-    assert "|  | rte | sst-2 | squad | the paper |" in table
+    assert "|  | rte, accuracy | sst-2, accuracy | squad, f1 | the paper |" in table
     assert "| + BiLSTM |" in table
     assert "SQuAD 84.9 |" in table
     assert all(trend["claim"] in table for trend in whole["trends"])
@@ -131,7 +131,8 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
         (("table5", "--set", "training.steps=3"), "--set training.steps=3: write pretrain.KEY=VALUE or finetune.KEY"),
         (("table5", "--tasks", "nowhere"), "nowhere: no task is there"),
         (("table9",), "'table9' is not one of"),
-        (("figure1", "--tasks", "nowhere"), "figure1 measures weights that nothing has trained"),
+        (("figure1", "--tasks", "nowhere"), "figure1 measures random weights: leave out"),
+        (("figure1", "--seeds", "5"), "figure1 measures random weights: leave out"),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_work(command, tmp_path, arguments, message):

@@ -13,6 +13,8 @@ from maskloom.runs.display import terminal_progress
 
 ExperimentName = Literal["table5", "table6", "table7", "table8", "figure1", "figure4"]
 
+_SEEDS = 3
+
 
 def reproduce(
     experiment: Annotated[ExperimentName, typer.Argument(help="A table or figure of the BERT paper.")],
@@ -22,7 +24,7 @@ def reproduce(
         Literal["tiny", "one-gpu", "paper"],
         typer.Option(help="Two cores and minutes, one GPU, or the paper's."),
     ] = "tiny",
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of everything, each with its own seed.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of everything, each with its own seed.")] = _SEEDS,
     corpus: Annotated[
         Path | None, typer.Option(help="A corpus folder; by default the documentation on this machine.")
     ] = None,
@@ -38,8 +40,8 @@ def reproduce(
     from maskloom.reproduce.results import summary_lines
 
     if experiment == "figure1":
-        if corpus or tasks or overrides:
-            raise UsageError("figure1 measures weights that nothing has trained: leave out --corpus, --tasks and --set")
+        if corpus or tasks or overrides or scale != "tiny" or seeds != _SEEDS:
+            raise UsageError("figure1 measures random weights: leave out --corpus, --tasks, --set, --scale and --seeds")
         from maskloom.reproduce.who_sees_whom import figure_1
 
         show(figure_1(out), as_json, lines=lambda result: result["lines"])

@@ -29,7 +29,8 @@ def write_results(
     """
     verdicts = [trend.verdict(results["scores"]) for trend in experiment.trends]
     columns = [*experiment.measures, *(role for role in names)]
-    heads = [_MEASURES.get(column) or names[column] for column in columns]
+    metrics = {role: metric.replace("_", " ") for role, metric in results["metrics"].items()}
+    heads = [_MEASURES.get(column) or f"{names[column]}, {metrics[column]}" for column in columns]
     results = {**results, "title": experiment.title, "trends": verdicts, "columns": dict(names)}
     write_json(out / "results.json", results)
     rows = table_rows(experiment, results, columns)
@@ -85,10 +86,10 @@ def _spread(values: list[float] | None) -> str:
 
 def _about(results: Mapping[str, Any]) -> str:
     text, minutes = results["text"], sum(results["seconds"].values()) / 60
+    seeds = "1 seed" if results["num_seeds"] == 1 else f"{results['num_seeds']} seeds"
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
     return (
-        f"Scale {results['scale']}, {results['num_seeds']} seeds, text: {text['text']}{tokens}; "
-        f"{minutes:.0f} minutes on {machine_text()}."
+        f"Scale {results['scale']}, {seeds}, text: {text['text']}{tokens}; {minutes:.0f} minutes on {machine_text()}."
     )
 
 

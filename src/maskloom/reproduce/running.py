@@ -163,6 +163,7 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
             )
     scores: dict[str, dict[str, dict[int, float]]] = {}
     references: dict[str, float] = {}
+    metrics: dict[str, str] = {}
     for arm, role, seed in jobs:
         done += 1
         progress.say(f"{done}/{num_runs}  {arm.name} on {plan.probes[role].name}, seed {seed}")
@@ -171,6 +172,7 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
             lambda arm=arm, role=role, seed=seed: _score(plan, arm, plan.probes[role], seed, progress),
         )
         scores.setdefault(arm.name, {}).setdefault(role, {})[seed] = found["score"]
+        metrics[role] = found["metric"]
         if found["reference"] is not None:
             references[role] = found["reference"]
     for arm in plan.experiment.arms:
@@ -184,6 +186,7 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
             for arm, columns in scores.items()
         },
         "references": references,
+        "metrics": metrics,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskloom.errors import ConfigError
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -45,8 +46,13 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
 
 
 def figure_1(out: str | Path) -> dict[str, Any]:
-    """Measure BERT, its left-to-right form and GPT with random weights; write figure1.json and figure1.html."""
+    """Measure BERT, its left-to-right form and GPT with random weights; write figure1.json and figure1.html.
+
+    Raises ConfigError where `out` is no folder.
+    """
     out, ids = Path(out), torch.arange(5, 5 + LENGTH)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")
     configs = {
         "BERT": BertConfig(**_SIZES, intermediate_size=64),
         "left-to-right BERT": BertConfig(**_SIZES, intermediate_size=64, causal=True),

@@ -2,8 +2,11 @@
 
 import re
 
+import pytest
 import torch
 
+from maskloom.errors import ConfigError
+from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.reproduce.who_sees_whom import dependence, figure_1
@@ -13,10 +16,7 @@ def test_it_is_the_jacobian_of_the_encoder():
     config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     encoder = build_model(config, heads=(), seed=0).encoder.double()
     found = dependence(encoder, torch.arange(4))
-    step, moved = 1e-6, torch.zeros(4, dtype=torch.float64)
-    layout_ids = torch.arange(4)
-    from maskloom.layers.sequence_layout import SequenceLayout
-
+    step, layout_ids = 1e-6, torch.arange(4)
     layout = SequenceLayout.from_lengths([4], torch.device("cpu"))
     squares = torch.zeros(4, dtype=torch.float64)
     base = encoder.encode_packed(layout_ids, torch.zeros_like(layout_ids), layout).last_hidden_state
@@ -37,3 +37,9 @@ def test_bert_sees_all_and_left_to_right_models_what_came_before(tmp_path):
             assert row == [name == "BERT" or place <= output for place in range(len(row))]
     page = (tmp_path / "figure1.html").read_text()
     assert len(re.findall("<rect", page)) == 3 * 36
+
+
+def test_a_file_is_not_taken_for_its_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
+        figure_1(tmp_path / "file")

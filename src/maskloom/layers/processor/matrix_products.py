@@ -58,7 +58,7 @@ def _maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 _given = os.environ.get("MASKLOOM_PRODUCTS")
 if _given not in (None, "onednn", "mkl"):
     raise ConfigError(f"MASKLOOM_PRODUCTS={_given!r} is neither 'onednn' nor 'mkl'")
-_library = _given or ("onednn" if _maker() in _ONEDNN_WINS else "mkl")
+_library: Literal["onednn", "mkl"] = _given or ("onednn" if _maker() in _ONEDNN_WINS else "mkl")
 
 
 @contextmanager
@@ -79,6 +79,11 @@ def _has_wide_kernels() -> bool:
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
     )
+
+
+def chosen_library() -> Literal["onednn", "mkl"]:
+    """Return which library large fp32 products go to, where the processor has AVX-512."""
+    return _library
 
 
 def library_of_products() -> str:
