@@ -151,7 +151,7 @@ def parse_label(
 def _name(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, (str, int, float)):
         raise BadRowError(
             "missing label" if value is None else "label is not a name", "" if value is None else repr(value)
         )

@@ -67,10 +67,10 @@ class Row(NamedTuple):
 
     def value(self, column: str) -> Any:
         """Return the value of a column. Raises BadRowError for a row with a problem, and for one that lacks it."""
-        fields = self.by_name()
-        if column not in fields:
-            raise BadRowError("missing key", repr(column))
-        return fields[column]
+        try:
+            return self.by_name()[column]
+        except KeyError:
+            raise BadRowError("missing key", repr(column)) from None
 
 
 def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
@@ -78,11 +78,14 @@ def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
 
     A row of another width has that problem.
     """
-    for row in rows:
-        problem = row.problem
-        if len(row.fields) != len(names):
-            problem = problem or f"wrong number of fields: {len(row.fields)}, expected {len(names)}"
-        yield Row(dict(zip(reversed(names), reversed([*row.fields]), strict=False)), row.line, problem)
+    num_columns, are_unique = len(names), len(set(names)) == len(names)
+    for fields, line, problem, _ in rows:
+        if len(fields) != num_columns:
+            problem = problem or f"wrong number of fields: {len(fields)}, expected {num_columns}"
+        if are_unique:
+            yield Row(dict(zip(names, fields, strict=False)), line, problem)
+        else:
+            yield Row(dict(zip(reversed(names), reversed([*fields]), strict=False)), line, problem)
 
 
 def up_to_first(rows: Iterator[Row]) -> list[Row]:
