@@ -17,8 +17,9 @@ _FEW_DOCUMENTS = 50
 _FEW_TOKENS, _TOO_FEW_TOKENS = 1_000_000, 20_000
 _LONG_DOCUMENT = 20_000
 _SINGLE_WARNING, _SINGLE_ERROR = 0.5, 0.9
-# Documents may be the paragraphs of books where a file has so many, where half have fewer tokens, and where one in
-# five is a sentence and half are two at most: of 56 novels 50 % and 70 %, of articles of an encyclopedia 2 % and 15 %.
+# Documents may be the paragraphs of books where a file has so many and half have fewer tokens. They probably are where
+# one in five is a sentence and half are two at most: of 56 novels 50 % and 70 %, of an encyclopedia's articles 2 % and
+# 15 %.
 _MANY_DOCUMENTS, _SHORT_DOCUMENT, _SOME_SINGLE, _SHORT_SHARE = 20, 128, 0.2, 0.5
 _REPEATED_WARNING, _REPEATED_ERROR = 0.1, 0.5
 _UNKNOWN_WARNING, _UNKNOWN_ERROR = 0.01, 0.1
@@ -116,13 +117,13 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
             f"{'; if lines hold several sentences, build with --sentences split' if examined.by_lines else ''}"
             f"{paragraphs}, or train with --set data.next_sentence=false",
         )
-    elif paragraphs and single >= _SOME_SINGLE and short >= _SHORT_SHARE and median < _SHORT_DOCUMENT:
+    elif paragraphs and median < _SHORT_DOCUMENT:
         yield Finding(
-            "warning",
+            "warning" if single >= _SOME_SINGLE and short >= _SHORT_SHARE else "info",
             "paragraphs_as_documents",
-            f"{short:.1%} of the documents are one or two sentences ({single:.1%} one), with a median of {median:,.0f} "
-            f"tokens: next-sentence prediction learns little from these and sequences of {_SHORT_DOCUMENT} tokens are "
-            f"seldom full{paragraphs}, or train with --set data.next_sentence=false",
+            f"half of the documents have at most {median:,.0f} tokens ({short:.1%} are one or two sentences, "
+            f"{single:.1%} one): next-sentence prediction learns little from short ones and sequences of "
+            f"{_SHORT_DOCUMENT} tokens are seldom full{paragraphs}, or train with --set data.next_sentence=false",
         )
 
 

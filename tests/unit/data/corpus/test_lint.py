@@ -40,6 +40,7 @@ def linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
     monkeypatch.setattr(corpus_lint, "_FEW_TOKENS", 1_000)
     monkeypatch.setattr(corpus_lint, "_TOO_FEW_TOKENS", 200)
     monkeypatch.setattr(corpus_lint, "_LONG_DOCUMENT", 500)
+    monkeypatch.setattr(corpus_lint, "_SHORT_DOCUMENT", 24)
 
     def build(*files: list[str] | str | bytes, **options) -> dict[str, Finding]:
         (tmp_path / "texts").mkdir()
@@ -99,9 +100,17 @@ def test_paragraphs_of_books_that_became_documents(linted: Lint) -> None:
     found = linted(*books)
     assert {code: finding.level for code, finding in found.items()} == {"paragraphs_as_documents": "warning"}
     message = found["paragraphs_as_documents"].message
-    assert message.startswith("58.8% of the documents are one or two sentences (35.3% one), with a median of 20 tokens")
+    assert message.startswith(
+        "half of the documents have at most 20 tokens (58.8% are one or two sentences, 35.3% one)"
+    )
     assert "the 2 .txt files (85 documents each) stand between paragraphs of one text" in message
     assert "build again with --documents file" in message
+
+
+def test_short_documents_of_several_sentences_may_be_paragraphs_too(linted: Lint) -> None:
+    found = linted(documents(80, num_sentences=2), documents(80, num_sentences=2, seed=1))
+    assert {code: finding.level for code, finding in found.items()} == {"paragraphs_as_documents": "info"}
+    assert "build again with --documents file" in found["paragraphs_as_documents"].message
 
 
 def test_books_as_documents_have_no_finding_of_paragraphs(linted: Lint) -> None:
