@@ -27,6 +27,8 @@ RecipeT = TypeVar("RecipeT", bound=BaseModel)
 _MAX_RECIPE_BYTES = 1 << 20
 # Wrong keys that an error names one by one.
 _NUM_NAMED = 50
+# What pydantic calls the types of TOML.
+_TYPE_WORDS = {"dictionary": "a table", "integer": "a whole number", "boolean": "true or false"}
 # How the path of a value that may be of several types names one of them.
 _TYPES = ("literal[", "dict[", "list[", "constrained-")
 
@@ -264,6 +266,9 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
     if problem["type"] == "literal_error" and isinstance(value, str):
         choices = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
         return f"{source}: {key:.200} = {not_one_of(value, choices)}"
+    if problem["type"] == "string_pattern_mismatch":
+        meaning = next((known.meaning for known in recipe_keys(kind) if known.path == key), "")
+        return f"{source}: {key:.200} = {_shown(value)}: not a value of this key: {meaning}"
     return f"{source}: {key:.200} = {_shown(value)}: {reason_of(problem)}"
 
 
@@ -284,7 +289,8 @@ def _hint(kind: type[BaseModel], path: list[str]) -> str:
 def reason_of(problem: Any) -> str:
     """Return why pydantic refuses a value, without its own terms: its prefix, names of classes, what it parses."""
     reason = problem["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-    return reason.partition(", unable to parse ")[0].replace("Input should", "it must", 1)
+    reason = reason.partition(", unable to parse ")[0].replace("Input should", "it must", 1)
+    return re.sub(r"a valid (\w+)", lambda found: _TYPE_WORDS.get(found[1], f"a {found[1]}"), reason)
 
 
 def _shown(value: Any) -> str:

@@ -54,8 +54,10 @@ def test_the_default_cap_on_predictions_never_cuts_what_the_rate_asks_for() -> N
 
 def test_messages_are_free_of_pydantics_own_terms() -> None:
     assert reason_of({"msg": "Value error, it is odd"}) == "it is odd"
-    with pytest.raises(ConfigError, match=r"phases\.0 = 3: it must be a valid dictionary$"):
+    with pytest.raises(ConfigError, match=r"phases\.0 = 3: it must be a table$"):
         load_recipe(PretrainRecipe, None, ["phases=[3]"])
+    with pytest.raises(ConfigError, match=r"training\.device = 'gpu': not a value of this key: What computes: auto"):
+        load_recipe(PretrainRecipe, None, ["training.device=gpu"])
 
 
 def test_shares_that_exceed_one_are_refused() -> None:

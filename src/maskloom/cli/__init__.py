@@ -37,7 +37,7 @@ for name, group, panel in (
 ):
     app.add_typer(group, name=name, rich_help_panel=panel)
 for panel, commands in (
-    (PREPARE, [folders.convert]),
+    (PREPARE, [folders.convert, experiments.plan]),
     (TRAIN, [training.quickstart, training.pretrain, training.finetune, training.search]),
     (TRAIN, [use.tune, folders.rerun, folders.export, experiments.reproduce]),
     (USE, [use.predict, use.answer, use.embed, use.fill_mask, use.generate, use.features]),

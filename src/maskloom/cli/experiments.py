@@ -1,13 +1,13 @@
-"""Commands that repeat the paper's experiments."""
+"""Commands that plan a pre-training and that repeat the paper's experiments."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, show
+from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, show, trains
 from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
@@ -57,3 +57,29 @@ def reproduce(
     where = {"corpus": corpus, "tasks": tasks, "overrides": {name: found for name, found in settings.items() if found}}
     result = run(experiment, out=out, scale=scale, num_seeds=seeds, **where, progress=terminal_progress())
     show(result, as_json, lines=summary_lines)
+
+
+@trains("size", "steps", "minutes", "batch_size", "max_length", "device")
+def plan(
+    corpus: Annotated[Path, typer.Option(help="A corpus folder.")],
+    flags: Any,
+    recipe: Recipe = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time to measure each size.")] = 4.0,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what pre-training on a corpus takes on this machine, and which size a number of minutes favours.
+
+    Without a size or a recipe it compares tiny, mini, small, medium and base.
+    """
+    from maskloom.config import PretrainRecipe
+    from maskloom.data.corpus.manifest import read_manifest
+    from maskloom.runs.recipes import recipe_of_run
+
+    chosen = recipe_of_run(PretrainRecipe, recipe, changes=overrides or [], flags=flags)
+    read_manifest(corpus)
+    from maskloom.runs.plan import plan_lines, plan_pretraining
+
+    sizes = None if chosen.model.model_fields_set else ["tiny", "mini", "small", "medium", "base"]
+    result = plan_pretraining(chosen, corpus=corpus, sizes=sizes, seconds=seconds, progress=terminal_progress())
+    show(result, as_json, lines=plan_lines)

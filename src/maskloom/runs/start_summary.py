@@ -27,8 +27,8 @@ def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe,
         size = f"{recipe.model.size}{' (the default, see --size)' if is_default else ''}{changed}: "
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return (
-        f"model: {size}{_count(num_parameters)} parameters, {config.num_hidden_layers} layers of {config.hidden_size}, "
-        f"a vocabulary of {config.vocab_size:,}"
+        f"model: {size}{shown_count(num_parameters)} parameters, {config.num_hidden_layers} layers of "
+        f"{config.hidden_size}, a vocabulary of {config.vocab_size:,}"
     )
 
 
@@ -38,7 +38,7 @@ def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
     tokens = training.batch_size * account.tokens_per_instance
     epochs = training.steps * training.batch_size / account.num_instances
     steps = _counted(f"{training.steps:,}", "step")
-    whole = f"{_count(training.steps * tokens)} tokens, {_epochs(epochs)}"
+    whole = f"{shown_count(training.steps * tokens)} tokens, {_epochs(epochs)}"
     if training.minutes is not None:
         steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
     lines = [
@@ -114,7 +114,8 @@ def _epochs(number: float) -> str:
     return _counted(f"{number:,.0f}" if number >= 100 else f"{number:.3g}", "epoch")
 
 
-def _count(number: float) -> str:
+def shown_count(number: float) -> str:
+    """Return a large number in three digits, with its unit in words."""
     for unit, name in ((1e9, "billion"), (1e6, "million")):
         if number >= unit:
             return f"{number / unit:.3g} {name}"
@@ -148,7 +149,7 @@ def step_display(
 
     def rest(rate: float, left: int) -> str:
         if settings.minutes is None:
-            return f"{_in_words(left / rate)} for the {left:,} left"
+            return f"{in_words(left / rate)} for the {left:,} left"
         steps = rate * settings.minutes * 60
         epochs = f", {_epochs(steps * settings.batch_size / num_units)}" if num_units else ""
         return f"{_counted(f'{steps:,.0f}', 'step')} in {settings.minutes:g} minutes{epochs}"
@@ -156,7 +157,8 @@ def step_display(
     return show
 
 
-def _in_words(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """Return a time in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

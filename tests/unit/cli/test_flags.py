@@ -51,8 +51,8 @@ def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
 @pytest.mark.parametrize(
     ("flag", "value", "rule"),
     [
-        ("--epochs", "x", "'x': it must be a valid number"),
-        ("--seed", "1.5", "'1.5': it must be a valid integer"),
+        ("--epochs", "x", "'x': it must be a number"),
+        ("--seed", "1.5", "'1.5': it must be a whole number"),
         ("--restarts", "0", "'0': it must be greater than or equal to 1"),
     ],
 )

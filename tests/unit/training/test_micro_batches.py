@@ -56,7 +56,7 @@ def test_it_counts_what_the_longest_sequences_keep(monkeypatch, model):
 
 def test_it_is_about_what_a_forward_pass_takes(model):
     """The kept bytes are at least the hidden states of every layer, and far below the weights times anything."""
-    kept = module._kept_bytes(model, OBJECTIVE, _batch([64]))
+    kept = module.kept_bytes(model, OBJECTIVE, _batch([64]))
     assert 64 * 128 * 4 * 10 < kept < 64 * 128 * 4 * 100
 
 

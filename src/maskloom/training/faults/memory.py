@@ -110,7 +110,7 @@ def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batc
     """
     parts = batch.split(1)
     longest = sorted(parts, key=lambda part: -int(np.sum(part.lengths)))[:_NUM_TRIED]
-    per_sequence = max(1.0, sum(_kept_bytes(model, objective, part) for part in longest) / len(longest))
+    per_sequence = max(1.0, sum(kept_bytes(model, objective, part) for part in longest) / len(longest))
     device, free = model_device(model), available_memory()
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
@@ -123,7 +123,7 @@ def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batc
     return fitting
 
 
-def _kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> int:
+def kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> int:
     """Return the bytes that a forward pass keeps for the backward pass, weights left out."""
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}

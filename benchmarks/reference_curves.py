@@ -1,0 +1,70 @@
+"""Held-out losses of one run of each size on the same text, for `maskloom plan` to show beside a budget.
+
+    python benchmarks/reference_curves.py --corpus CORPUS --text "what it is" --work WORK tiny=10 mini=15 small=15
+
+trains each size for its minutes, or goes on with what lies in WORK, and writes the losses into the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import maskloom
+from maskloom.runs.plan import CURVES
+from maskloom.training.events import read_events
+
+OBJECTIVE = "masked_lm"
+RECIPE = {
+    "model": {
+        "config": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.05},
+    },
+    "data": {"max_length": 128},
+    "training": {
+        "batch_size": 64,
+        "learning_rate": 1e-3,
+        "warmup_ratio": 0.05,
+        "evaluate_every": 100,
+        "save_every": 500,
+        "max_evaluation_instances": 1024,
+    },
+}
+
+
+def curve(run: Path) -> list[list[float]]:
+    """Return step, tokens and held-out loss of each evaluation of a run, the last one at its end."""
+    events = list(read_events(run / "events.jsonl"))
+    account = next(event for event in events if event["event"] == "data")
+    per_step = RECIPE["training"]["batch_size"] * account["tokens_per_instance"]
+    found = {
+        event["step"]: [event["step"], round(event["step"] * per_step), round(event["metrics"]["mlm_loss"], 4)]
+        for event in events
+        if event["event"] in ("evaluation", "finished") and event["step"]
+    }
+    return [found[step] for step in sorted(found)]
+
+
+def main() -> None:
+    """Train what is missing and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--text", required=True, help="what the corpus is, as the planner words it")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("sizes", nargs="+", metavar="SIZE=MINUTES")
+    given = parser.parse_args()
+    sizes = {}
+    for size, minutes in (each.split("=") for each in given.sizes):
+        run = given.work / size
+        values = {**RECIPE, "model": {**RECIPE["model"], "size": size}}
+        values["training"] = {**RECIPE["training"], "minutes": float(minutes)}
+        maskloom.pretrain(values, corpus=given.corpus, out=run, resume=(run / "recipe.toml").exists())
+        sizes[size] = curve(run)
+    told = "rows of 128, steps of 64 rows, no dropout, learning rate 1e-3 that falls to 0 at the end"
+    found = {"objective": OBJECTIVE, "text": given.text, "recipe": told, "sizes": sizes}
+    lines = json.dumps(found, indent=1).replace("[\n    ", "[").replace(",\n    ", ", ").replace("\n   ]", "]")
+    CURVES.write_text(lines + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""What pre-training takes on this machine, by a few of its steps, and what runs like it have come to."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maskloom.config import PretrainRecipe
+from maskloom.data.corpus.opening import Corpus, split_documents
+from maskloom.data.loader import Account
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.pretraining import PRETRAINING
+from maskloom.runs.display import Progress, aligned
+from maskloom.runs.pretrain import initial_model
+from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, heads_of, phase_plans
+from maskloom.runs.start_summary import in_words, shown_count
+from maskloom.system.devices import chosen_device, describe_device
+from maskloom.system.resources import available_memory
+from maskloom.training.faults.memory import kept_bytes, kept_memory
+from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.precision import in_precision
+
+# Work of a step that is timed, at most, in FLOPs: a second or two of a processor, less of a GPU.
+_TIMED = {"cpu": 5e11}
+_TIMED_ELSEWHERE = 5e13
+_FEWEST_STEPS = 2
+# The paper's 256 x 128,000 tokens of 3.3 billion words, times a million steps; beyond that no one has looked.
+_MANY_EPOCHS = 40
+
+CURVES = Path(__file__).parent / "reference_curves.json"
+"""Evaluations of runs that benchmarks/reference_curves.py made: of each size a list of step, tokens and loss."""
+
+
+@dataclass(frozen=True)
+class SizePlan:
+    """What pre-training at one size takes: optimiser steps, real tokens, epochs, useful FLOPs, seconds, bytes.
+
+    `reference_loss` is the held-out loss in nats of a run of this size on other text after as many tokens; None where
+    there was none. `is_beyond` tells that it ended before, so that the loss is that of its end.
+    """
+
+    size: str
+    num_parameters: int
+    tokens_per_second: float
+    steps: int
+    tokens: float
+    epochs: float
+    flops: float
+    seconds: float
+    memory: int
+    reference_loss: float | None
+    is_beyond: bool
+
+
+def plan_pretraining(
+    recipe: PretrainRecipe,
+    *,
+    corpus: str | Path,
+    sizes: Sequence[str] | None = None,
+    seconds: float = 4.0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Return what a recipe takes on a corpus at some sizes, by default that of the recipe, timed `seconds` each.
+
+    Where the recipe has a budget of minutes, `favoured` is the size whose reference run had the lowest held-out loss
+    after the tokens that it could read in them. Raises ConfigError or DataError for wrong input; writes nothing.
+    """
+    progress, opened = progress or Progress(), Corpus.open(corpus)
+    sizes = sizes or [recipe.model.size]
+    chosen = [recipe.model_copy(update={"model": recipe.model.model_copy(update={"size": size})}) for size in sizes]
+    for one in chosen:
+        check_model(one)
+    check_corpus(recipe, opened)
+    curves = json.loads(CURVES.read_text(encoding="utf-8"))
+    device, free = chosen_device(recipe.training.device), available_memory()
+    train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
+    progress.begin("measuring", len(chosen))
+    rows, too_large = [], []
+    for number, one in enumerate(chosen, start=1):
+        if free is not None and _bytes_of_weights(config_for(one, opened.vocabulary), one) > free:
+            too_large.append(one.model.size)
+            continue
+        rows.append(_size_plan(one, opened, train, device, seconds, curves))
+        progress.advance(number)
+    progress.end()
+    with_loss = [row for row in rows if row.reference_loss is not None]
+    is_choice = recipe.training.minutes is not None and len(with_loss) > 1
+    return {
+        "corpus": {"folder": str(opened.folder), "num_tokens": opened.num_tokens, "documents": opened.num_documents},
+        "device": describe_device(device),
+        "minutes": recipe.training.minutes,
+        "sizes": [asdict(row) for row in rows],
+        "too_large": too_large,
+        "favoured": min(with_loss, key=lambda row: row.reference_loss or 0.0).size if is_choice else None,
+        "reference": {key: value for key, value in curves.items() if key != "sizes"},
+        "milestones": {size: curves["sizes"][size][-1] for size in sizes if size in curves["sizes"]},
+    }
+
+
+def _size_plan(
+    recipe: PretrainRecipe,
+    corpus: Corpus,
+    train: np.ndarray,
+    device: torch.device,
+    seconds: float,
+    curves: dict[str, Any],
+) -> SizePlan:
+    """Return what all phases of a recipe take together."""
+    model = initial_model(recipe, corpus, None)[0].to(device)
+    sums, rate, memory = dict.fromkeys(("steps", "tokens", "epochs", "flops", "seconds"), 0.0), 0.0, 0
+    plans = phase_plans(recipe)
+    for plan in plans:
+        row = PRETRAINING[recipe.objective]
+        batch_size = plan.training.batch_size
+        account = row.loader(corpus, train, plan.data, batch_size=batch_size, seed=0).account()
+        flops = _flops(model.config, account)
+        limit = _TIMED.get(device.type, _TIMED_ELSEWHERE)
+        num_timed = max(1, min(batch_size, int(limit / flops)))
+        loader = row.loader(corpus, train, plan.data, batch_size=num_timed, seed=0)
+        per_step, activations = _timed(recipe, plan, model, loader, num_timed, seconds / len(plans))
+        minutes, steps = plan.training.minutes, plan.training.steps
+        if minutes is not None:
+            steps = max(1, int(minutes * 60 / per_step))
+        tokens = steps * batch_size * account.tokens_per_instance
+        told = (steps, tokens, steps * batch_size / account.num_instances, steps * batch_size * flops, steps * per_step)
+        sums = {name: total + value for (name, total), value in zip(sums.items(), told, strict=True)}
+        micro = plan.training.micro_batch_size
+        memory = max(memory, int(activations * (micro if isinstance(micro, int) else batch_size)))
+        rate = sums["tokens"] / sums["seconds"]
+    loss, is_beyond = _reference(curves["sizes"].get(recipe.model.size, []), sums["tokens"])
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    is_like = recipe.objective == curves["objective"] and recipe.model.architecture == "bert"
+    return SizePlan(
+        recipe.model.size,
+        num_parameters,
+        rate,
+        int(sums["steps"]),
+        sums["tokens"],
+        sums["epochs"],
+        sums["flops"],
+        sums["seconds"],
+        16 * num_parameters + memory,
+        loss if is_like else None,
+        is_beyond,
+    )
+
+
+def _timed(
+    recipe: PretrainRecipe, plan: PhasePlan, model: EncoderWithHeads, loader: Any, num_rows: int, seconds: float
+) -> tuple[float, float]:
+    """Return the seconds of a step of the whole batch, timed on `num_rows` of it, and the bytes kept for each row.
+
+    The update of the weights is timed by itself, as it comes once a step whatever the batch.
+    """
+    settings = plan.training.model_copy(update={"steps": 10**9, "minutes": None, "micro_batch_size": None})
+    device = next(model.parameters()).device
+    objective = in_precision(PRETRAINING[recipe.objective].objective(plan.data.pair_task), settings.precision, device)
+    state = TrainState.fresh(model, settings)
+    kept = kept_bytes(model, objective, loader.next_batch({})[0])
+    with kept_memory():
+        steps = train_steps(state, objective, loader.next_batch, settings=settings, seed=0)
+        next(steps)  # it warms up
+        started, done = time.perf_counter(), 0
+        while done < _FEWEST_STEPS or time.perf_counter() - started < seconds:
+            next(steps)
+            done += 1
+        per_step = (time.perf_counter() - started) / done
+        started = time.perf_counter()
+        state.optimizer.step()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        update = min(time.perf_counter() - started, per_step)
+    return update + (per_step - update) * settings.batch_size / num_rows, kept / num_rows
+
+
+def _bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:
+    """Return the bytes of weights, gradients and both moments in fp32."""
+    with torch.device("meta"):
+        return 16 * sum(weights.numel() for weights in build_model(config, heads_of(recipe, config)).parameters())
+
+
+def _flops(config: ModelConfig, account: Account) -> float:
+    """Return the useful FLOPs of a sequence of mean length in training: two a weight and token, backward twice forward.
+
+    Attention has four a pair of tokens and dimension; of the vocabulary only predicted positions count.
+    """
+    length, hidden = account.tokens_per_instance, config.hidden_size
+    block = 2 * length * (4 * hidden**2 + 2 * hidden * config.intermediate_size) + 4 * length**2 * hidden
+    head = 2 * account.predictions_per_instance * (hidden**2 + hidden * config.vocab_size)
+    return 3 * (config.num_hidden_layers * block + head)
+
+
+def _reference(curve: list[list[float]], tokens: float) -> tuple[float | None, bool]:
+    """Return the loss of a reference run after so many tokens, linear between its evaluations in their logarithm.
+
+    Beside it: whether the run ended before. Before its first evaluation nothing is known.
+    """
+    if not curve or tokens < curve[0][1]:
+        return None, False
+    logs, losses = [math.log(point[1]) for point in curve], [point[2] for point in curve]
+    return float(np.interp(math.log(tokens), logs, losses)), tokens > curve[-1][1]
+
+
+def plan_lines(result: dict[str, Any]) -> list[str]:
+    """Return a plan for a person."""
+    corpus, minutes, rows = result["corpus"], result["minutes"], result["sizes"]
+    lines = [
+        f"corpus: {corpus['num_tokens']:,} tokens in {corpus['documents']:,} documents; device: {result['device']}",
+        "",
+        *_table(
+            [
+                ("size", "parameters", "tokens/s", "steps", "tokens", "epochs", "FLOPs", "time", "memory", "reference"),
+                *(_cells(row) for row in rows),
+            ]
+        ),
+    ]
+    for size in result["too_large"]:
+        lines.append(f"{size}: its weights, gradients and moments take more memory than is free")
+    shown = [(size, point) for size, point in result["milestones"].items() if any(row["size"] == size for row in rows)]
+    if shown:
+        reference = result["reference"]
+        lines += ["", f"reference: held-out masked-LM loss in nats on {reference['text']}, {reference['recipe']}"]
+        lines += aligned([(size, _milestone(point)) for size, point in shown])
+    lines += [
+        f"{row['size']}: {row['epochs']:,.0f} epochs, more than the paper's {_MANY_EPOCHS}: more text would bring more "
+        "than more steps"
+        for row in rows
+        if row["epochs"] > _MANY_EPOCHS
+    ]
+    if result["favoured"]:
+        command = f"maskloom pretrain --corpus {corpus['folder']} --size {result['favoured']} --minutes {minutes:g}"
+        lines += ["", f"{minutes:g} minutes favour {result['favoured']}: {command} --out RUN"]
+    return lines
+
+
+def _milestone(point: Sequence[float]) -> str:
+    return f"{point[2]:.2f} at step {point[0]:,.0f}, after {shown_count(point[1])} tokens"
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    loss = row["reference_loss"]
+    return (
+        row["size"],
+        shown_count(row["num_parameters"]),
+        f"{row['tokens_per_second']:,.0f}",
+        f"{row['steps']:,}",
+        shown_count(row["tokens"]),
+        f"{row['epochs']:.3g}",
+        f"{row['flops']:.2g}",
+        in_words(row["seconds"]),
+        f"{row['memory'] / 2**30:.1f} GiB",
+        "" if loss is None else f"{'<' if row['is_beyond'] else ''}{loss:.2f}",
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,125 @@
+"""`maskloom plan`: what a run would take, beside what it then takes, and the size that minutes favour."""
+
+import json
+import random
+
+import pytest
+
+from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.runs import plan as module
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.runs.plan import CURVES, plan_lines, plan_pretraining
+from maskloom.runs.pretrain import pretrain
+from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.training.events import read_events
+
+WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
+SETTINGS = ["data.max_length=24", "data.held_out_fraction=0.2", "training.batch_size=4", "training.num_threads=1"]
+CURVE = {
+    "objective": "masked_lm",
+    "text": "some text",
+    "recipe": "rows of 24",
+    "sizes": {"tiny": [[1, 1, 12.0], [100, 5e4, 4.0]], "mini": [[1, 10, 5.5], [2, 1e9, 5.0]]},
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("corpus"), random.Random(0)
+    documents = [" ".join(" ".join(draw.choices(WORDS, k=9)) + "." for _ in range(6)) for _ in range(30)]
+    (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    train_vocabulary_from_files([folder / "text.txt"], VocabularySettings(60), out=folder / "v")
+    build_corpus_from_files([folder / "text.txt"], vocab=folder / "v", out=folder / "c")
+    return folder / "c"
+
+
+def recipe(*changes: str) -> PretrainRecipe:
+    return load_recipe(PretrainRecipe, None, [*SETTINGS, *changes])
+
+
+def only(result):
+    (row,) = result["sizes"]
+    return row
+
+
+def test_a_plan_says_what_the_run_then_does(corpus, tmp_path):
+    chosen = recipe("model.size=tiny", "training.steps=6")
+    row = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
+    pretrain(chosen, corpus=corpus, out=tmp_path / "run")
+    account = next(event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "data")
+    assert row["steps"] == 6
+    assert row["tokens"] == pytest.approx(6 * 4 * account["tokens_per_instance"])
+    assert row["epochs"] == pytest.approx(6 * 4 / account["num_instances"])
+    assert row["seconds"] == pytest.approx(row["tokens"] / row["tokens_per_second"])
+    assert row["memory"] > 16 * row["num_parameters"]
+    assert not (corpus.parent / "run").exists()
+
+
+def test_work_is_counted_by_weights_and_tokens(corpus):
+    chosen = recipe("model.size=tiny", "training.steps=1", "training.batch_size=1", "data.next_sentence=false")
+    once = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
+    # without vocabulary and attention, which are little at this length: 6 FLOPs a token and weight of the blocks
+    blocks = 2 * (4 * 128**2 + 2 * 128 * 512)
+    assert once["flops"] == pytest.approx(6 * blocks * once["tokens"], rel=0.12)
+    assert once["flops"] > 6 * blocks * once["tokens"]
+
+
+def test_minutes_become_steps_shared_by_phases(corpus):
+    phases = "phases=[{max_length=12, steps=30}, {max_length=24, steps=10}]"
+    row = only(plan_pretraining(recipe(phases, "training.minutes=0.1"), corpus=corpus, seconds=0.1))
+    assert row["seconds"] == pytest.approx(6, rel=0.1)
+    assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+
+
+def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "CURVES", tmp_path / "curves.json")
+    (tmp_path / "curves.json").write_text(json.dumps(CURVE))
+    found = {}
+    for minutes in (0.001, 1):
+        chosen = recipe(f"training.minutes={minutes}")
+        found[minutes] = plan_pretraining(chosen, corpus=corpus, sizes=["tiny", "mini", "small"], seconds=0.1)
+    assert [result["favoured"] for result in found.values()] == ["mini", "tiny"]
+    rows = found[1]["sizes"]
+    assert (rows[0]["reference_loss"], rows[0]["is_beyond"]) == (4.0, True)
+    assert (rows[1]["reference_loss"], rows[2]["reference_loss"]) == (pytest.approx(5.0, abs=0.25), None)
+    said = "\n".join(plan_lines(found[1]))
+    assert "<4.00" in said
+    assert "reference: held-out masked-LM loss in nats on some text, rows of 24" in said
+    assert "tiny  4.00 at step 100, after 50,000 tokens" in said
+    assert f"1 minutes favour tiny: maskloom pretrain --corpus {corpus} --size tiny --minutes 1 --out RUN" in said
+    assert "epochs, more than the paper's 40: more text would bring more than more steps" in said
+
+
+def test_a_left_to_right_run_is_not_like_the_reference(corpus):
+    row = only(plan_pretraining(recipe("objective=causal_lm", "data.next_sentence=false"), corpus=corpus, seconds=0.1))
+    assert row["reference_loss"] is None
+
+
+def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
+    monkeypatch.setattr(module, "available_memory", lambda: 10_000_000)
+    result = plan_pretraining(recipe("training.steps=1"), corpus=corpus, sizes=["tiny", "base"], seconds=0.1)
+    assert ([row["size"] for row in result["sizes"]], result["too_large"]) == (["tiny"], ["base"])
+    assert "base: its weights, gradients and moments take more memory than is free" in plan_lines(result)
+
+
+def test_the_command_prints_a_table_and_refuses_what_pretraining_refuses(run, corpus, tmp_path):
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    text = run("plan", "--corpus", corpus, "--size", "tiny", "--steps", 5, "--seconds", 0.1, *settings)
+    assert "tokens in 30 documents; device: cpu" in text
+    assert "tiny" in text
+    said = run("plan", "--corpus", corpus, "--size", "tiny", "--seconds", 0.1, "--json", *settings)
+    result = json.loads(said.splitlines()[0])
+    assert [row["size"] for row in result["sizes"]] == ["tiny"]
+    assert "max_position_embeddings" in run("plan", "--corpus", corpus, "--size", "tiny", "--max-length", 600, code=3)
+    assert "no such folder" in run("plan", "--corpus", tmp_path / "absent", code=3)
+    assert "training.minutes = 1 decides" in run("plan", "--corpus", corpus, "--minutes", 1, "--steps", 5, code=3)
+
+
+def test_the_shipped_curves_are_runs_whose_loss_falls():
+    curves = json.loads(CURVES.read_text())
+    assert curves["sizes"]
+    for points in curves["sizes"].values():
+        steps, tokens, losses = zip(*points, strict=True)
+        assert list(steps) == sorted(set(steps))
+        assert list(tokens) == sorted(set(tokens))
+        assert losses[-1] == min(losses)
