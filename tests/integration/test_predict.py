@@ -164,6 +164,18 @@ def test_standard_output_gets_the_rows_alone(classifier, texts, tmp_path):
     assert b"23 predictions" in done.stderr
 
 
+def test_a_label_without_a_name_and_a_configuration_that_is_a_pipe_are_refused(tmp_path):
+    folder = model_folder(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "red", "1": "x", "2": None}}))
+    with pytest.raises(DataError, match=r"config\.json: id2label has an id without a name \(null\)$"):
+        Predictor.load(folder)
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(DataError, match=r"config\.json: is a named pipe"):
+        Predictor.load(folder)
+
+
 def test_cells_that_a_spreadsheet_would_run(tmp_path):
     names = {"0": "=1+1", "1": "-", "2": "fine"}
     folder = model_folder(tmp_path / "m", id2label=names, label2id={name: int(n) for n, name in names.items()})

@@ -106,6 +106,8 @@ def test_a_page_takes_the_place_of_no_other_file(setting, tmp_path):
     run(setting, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"recipe\.toml: --out names the page to write, an \.html file"):
         report([tmp_path / "run"], tmp_path / "run" / "recipe.toml")
+    with pytest.raises(ConfigError, match=r"recipe\.toml does not exist$"):
+        report([tmp_path / "run"], tmp_path / "run" / "recipe.toml" / "page.html")
 
 
 def test_a_link_to_a_page_stays(setting, tmp_path):

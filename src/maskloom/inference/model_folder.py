@@ -14,7 +14,7 @@ from maskloom.checkpoints.tensor_files import refuse_unconverted, refuse_unsafe
 from maskloom.errors import ConfigError, DataError
 from maskloom.recipe_files import validate_recipe
 from maskloom.sections import Section
-from maskloom.system.foreign_files import check_model_name, file_inside, read_json_object
+from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_json_object
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
@@ -30,7 +30,8 @@ def resolve_model_folder(path: str | Path) -> Path:
     check_model_name(path)
     path = Path(path)
     for candidate in (path, path / "model", path / ENCODER):
-        if (candidate / "config.json").is_file():
+        if (config := candidate / "config.json").exists():
+            check_regular(config)
             return candidate
     if not path.is_dir():
         refuse_unsafe(path)

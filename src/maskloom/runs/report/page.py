@@ -49,6 +49,8 @@ def report(
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
     if target.is_dir() or target.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{target}: --out names the page to write, an .html file")
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target}: the folder {target.parent} does not exist")
     folders = [Path(run).resolve() for run in runs]
     names = distinct_names((folder.name, folder.parent.name) for folder in folders)
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
