@@ -172,7 +172,7 @@ def test_a_label_without_a_name_and_a_configuration_that_is_a_pipe_are_refused(t
         Predictor.load(folder)
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
-    with pytest.raises(DataError, match=r"config\.json: is a named pipe"):
+    with pytest.raises(DataError, match=r"config\.json: is a pipe"):
         Predictor.load(folder)
 
 
