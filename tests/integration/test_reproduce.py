@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pydoc_data.topics import topics
 
 import pytest
@@ -20,6 +21,11 @@ SMALL = {
     ],
     "finetune": ["training.steps=2", "training.batch_size=4", "training.num_threads=1", "data.max_length=24"],
 }
+
+
+@pytest.fixture(autouse=True)
+def _timed_shortly(monkeypatch):
+    monkeypatch.setattr("maskloom.reproduce.running._TIMED_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +108,10 @@ def test_more_seeds_are_added_to_those_that_are_there(tmp_path, corpus, tasks):
     for arm, columns in second["scores"].items():
         assert columns["mlm_perplexity"][0] == first["scores"][arm]["mlm_perplexity"][0]
     assert {len(trend["values"]) for trend in second["trends"]} == {2}
-    assert sum("pre-training" in line for line in heard.said) == 5
+    told = next(number for number, line in enumerate(heard.said) if line.startswith("about "))
+    assert re.fullmatch(r"about .+: .+ of pre-training and .+ for 10 runs of fine-tuning", heard.said[told])
+    assert sum("pre-training" in line for line in heard.said[:told]) == 0
+    assert sum("pre-training" in line for line in heard.said[told + 1 :]) == 5
 
 
 def test_figure_4_reads_checkpoints_of_one_run(tmp_path, corpus, tasks):

@@ -84,6 +84,10 @@ class Stages:
             write_json(self._path, self._held)
         return self._held["results"][name]
 
+    def has(self, name: str) -> bool:
+        """Tell whether a stage is finished."""
+        return name in self._held["results"]
+
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds of each finished stage; of one that was interrupted, those since it was taken up again."""

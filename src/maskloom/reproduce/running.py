@@ -22,13 +22,17 @@ from maskloom.reproduce.results import write_results
 from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
+from maskloom.runs.plan import plan_pretraining
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.pretraining_plan import check_model
 from maskloom.runs.run_folder import RECIPE
+from maskloom.runs.start_summary import in_words
 from maskloom.system.folder_lock import alone_in_folder
 
 # What a scale's masked models take beside its recipe: twice the paper's targets, as in the quick start.
 _MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
+# How long steps of each model are timed, and how many bytes of a file of examples make a token, about.
+_TIMED_SECONDS, _BYTES_PER_TOKEN = 1.0, 4
 _PUBLISHED = {"pretrain": "bert-base-as-published", "finetune": "finetune-glue-as-published"}
 # The task that shows something, by what it is to show: the first one that is there.
 _ROLES = {
@@ -141,10 +145,36 @@ def reproduce(
         watch, workers = stage_callback(progress), min(2, os.cpu_count() or 1)
         progress.say("gathering the documentation on this machine")
         text = stages.run("text", lambda: write_documentation(out, seed=0, num_workers=workers, progress=watch))
+    progress.say(_expected(plan, stages))
     found = _run(plan, stages, progress)
     settings |= {"overrides": overrides, "num_seeds": num_seeds}
     results = {**settings, "text": text, **found, "seconds": stages.seconds}
     return write_results(plan.experiment, results, out, {role: probe.name for role, probe in probes.items()})
+
+
+def _expected(plan: Plan, stages: Stages) -> str:
+    """Return how long what is left will take: timed steps of each model, and as fast through the training files."""
+    pretraining = finetuning = 0.0
+    rates, left = {}, [job for job in plan.jobs() if not stages.has(_stage_of(*job))]
+    for model in plan.experiment.models:
+        num_left = sum(not stages.has(_pretraining_stage(model, seed)) for seed in plan.seeds)
+        if not num_left and all(arm.model != model for arm, _, _ in left):
+            continue
+        (row,) = plan_pretraining(plan.pretraining(model, 0), corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"]
+        rates[model], pretraining = row["tokens_per_second"], pretraining + num_left * row["seconds"]
+    for arm, role, seed in left:
+        training, train = plan.finetuning(arm, plan.probes[role], seed).training, Path(plan.probes[role].files.train)
+        finetuning += training.epochs * train.stat().st_size / _BYTES_PER_TOKEN / rates[arm.model]
+    told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
+    return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {len(left)} runs of fine-tuning"
+
+
+def _pretraining_stage(model: str, seed: int) -> str:
+    return f"pre-training {model}, seed {seed}"
+
+
+def _stage_of(arm: Arm, role: str, seed: int) -> str:
+    return f"{arm.name} on {role}, seed {seed}"
 
 
 def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
@@ -159,7 +189,7 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
             how = {"corpus": plan.corpus, "out": folder, "resume": (folder / RECIPE).exists(), "progress": progress}
             recipe = plan.pretraining(model, seed)
             models[model, seed] = stages.run(
-                f"pre-training {model}, seed {seed}", lambda recipe=recipe, how=how: pretrain(recipe, **how)
+                _pretraining_stage(model, seed), lambda recipe=recipe, how=how: pretrain(recipe, **how)
             )
     scores: dict[str, dict[str, dict[int, float]]] = {}
     references: dict[str, float] = {}
@@ -168,7 +198,7 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
         done += 1
         progress.say(f"{done}/{num_runs}  {arm.name} on {plan.probes[role].name}, seed {seed}")
         found = stages.run(
-            f"{arm.name} on {role}, seed {seed}",
+            _stage_of(arm, role, seed),
             lambda arm=arm, role=role, seed=seed: _score(plan, arm, plan.probes[role], seed, progress),
         )
         scores.setdefault(arm.name, {}).setdefault(role, {})[seed] = found["score"]
