@@ -27,6 +27,8 @@ RecipeT = TypeVar("RecipeT", bound=BaseModel)
 _MAX_RECIPE_BYTES = 1 << 20
 # Wrong keys that an error names one by one.
 _NUM_NAMED = 50
+# Numbers that hands write and TOML does not know: .3 and 5.
+_HALF_WRITTEN = re.compile(r"\s*[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 # What pydantic calls the types of TOML.
 _TYPE_WORDS = {"dictionary": "a table", "integer": "a whole number", "boolean": "true or false"}
 # How the path of a value that may be of several types names one of them.
@@ -216,7 +218,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         found = tomllib.loads(f"found = {{value = {text}}}")["found"]
         value = found["value"] if len(found) == 1 else text
     except (ValueError, RecursionError):
-        value = text
+        value = float(text) if _HALF_WRITTEN.fullmatch(text) else text
     _put(values, key, value, f"--set {override!r:.200}")
 
 

@@ -168,7 +168,7 @@ def test_a_label_without_a_name_and_a_configuration_that_is_a_pipe_are_refused(t
     folder = model_folder(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "red", "1": "x", "2": None}}))
-    with pytest.raises(DataError, match=r"config\.json: id2label has an id without a name \(null\)$"):
+    with pytest.raises(DataError, match=r"config\.json: id2label: id 2 has no name, but None$"):
         Predictor.load(folder)
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")

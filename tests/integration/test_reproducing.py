@@ -275,7 +275,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_resumes_to_the_bit(
     assert code == 74, said
     assert "WARNING: [Errno 28] No space left on device" in said
     assert "Training continues; if the next save fails too, it stops" in said
-    assert "error: [Errno 28] No space left on device" in said
+    assert "error: fault point files.write: No space left on device" in said
     assert "Traceback" not in said
     code, said = command(*_start(corpus, out, "--resume"))
     assert code == 0, said

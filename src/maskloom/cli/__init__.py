@@ -18,7 +18,7 @@ from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.runs.display import printable
-from maskloom.training.faults.interruption import Interrupted, StopRequests
+from maskloom.training.faults.interruption import RAISED, Interrupted, StopRequests
 
 app = typer.Typer(
     name="maskloom",
@@ -80,6 +80,7 @@ def main() -> None:
     says), 130 the same by SIGINT. Commands of seconds or minutes are ended by SIGTERM itself (143 in a shell), and by
     SIGINT with 130.
     """
+    RAISED.clear()
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files
             signal.signal(signal.SIGINT, _interrupt)
@@ -88,10 +89,7 @@ def main() -> None:
     except (ConfigError, DataError) as error:
         _end(EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT, _error_line(error))
     except Interrupted as stop:
-        code = stop.exit_code
-        signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # another one ends the way out at once
-        _tell_how_to_go_on(stop)
-        sys.exit(code)
+        _leave(stop)
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end, SystemExit) and end.code != EXIT_INTERRUPTED:  # which is typer's own answer to Ctrl-C
             raise
@@ -99,6 +97,8 @@ def main() -> None:
     except Exception as error:
         if _interruptions:
             _end(EXIT_INTERRUPTED, "stopped")
+        if RAISED:
+            _leave(Interrupted(RAISED[-1]))
         code = _expected_failure(error)
         if code is None:
             raise
@@ -112,6 +112,13 @@ _interruptions: list[int] = []
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _interruptions.append(number)
     signal.default_int_handler(number, frame)
+
+
+def _leave(stop: Interrupted) -> NoReturn:
+    code = stop.exit_code
+    signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # another one ends the way out at once
+    _tell_how_to_go_on(stop)
+    sys.exit(code)
 
 
 def _end(code: int, line: str) -> NoReturn:
@@ -132,6 +139,8 @@ def _check_arguments() -> None:
 
 
 def _error_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        error = OSError(f"{error.filename}: {error.strerror}")
     return f"error: {printable(str(error), keep=chr(10))}"
 
 

@@ -361,8 +361,9 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
         by_id = {int(number): str(name) for number, name in named.items()}
     except (AttributeError, ValueError):
         raise DataError(f"{path / 'config.json'}: id2label is not a mapping of ids to names") from None
-    if None in named.values():
-        raise DataError(f"{path / 'config.json'}: id2label has an id without a name (null)")
+    for number, name in named.items():
+        if not isinstance(name, str | int | float) or not str(name).strip():
+            raise DataError(f"{path / 'config.json'}: id2label: id {number} has no name, but {name!r:.80}")
     if sorted(by_id) != list(range(len(by_id))):
         raise DataError(
             f"{path / 'config.json'}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}"

@@ -1,8 +1,8 @@
 """What is wrong with the model, the data or the output that a person names, as far as it shows without torch.
 
-Importing torch takes longer than reading a usual file, so commands look here before they import it: at all labelled
-examples that they can read in `_LABELLED_SECONDS`, and of an input that may have no end at what `_SECONDS` permit, but
-always at the first `_ROWS`. What lies beyond is found when the run reads all of it, still before any training.
+Importing torch takes longer than reading a usual file, so commands look here before they import it: at what they can
+read in `_SECONDS`, and always at the first `_ROWS`. What lies beyond is found when the run reads all of it, before it
+trains.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from maskloom.tasks.tables import ReadingOptions
 _READING = {field.name for field in fields(ReadingOptions)}
 
 _ROWS = 1000
-_SECONDS = 1.0
-_LABELLED_SECONDS = 10.0  # three million rows: little beside what learning from them takes
+_SECONDS = 10.0  # two million rows: little beside what a model does with them
 _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
@@ -43,7 +42,7 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
             kind = catalog_row(reading.format).kind
         except ConfigError as error:
             raise UsageError(f"--format: {error}") from None
-    until, whole = time.monotonic() + _LABELLED_SECONDS, dict[Path, ReadExamples | None]()
+    until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
             whole[path] = _read_first(partial(_iterate, kind), path, reading, needs_label=True, until=until)
@@ -200,14 +199,18 @@ def _read_first(
     needs_label: bool,
     until: float | None = None,
 ) -> ReadExamples | None:
-    """Read as much as time permits; return the examples where they are all of the file, and any."""
-    if until is None:
-        until = time.monotonic() + (_LABELLED_SECONDS if needs_label else _SECONDS)
-    report, examples = ReadingReport(path), list[Any]()
+    """Read as much as time permits.
+
+    Where `until` is given, when the time is up, the examples are returned if they are all of the file, and any.
+    """
+    keeps, until = until is not None, time.monotonic() + _SECONDS if until is None else until
+    report, examples, num_read = ReadingReport(path), list[Any](), 0
     for piece in pieces_of(iterate(path, options, needs_label=needs_label, report=report), _ROWS):
-        if examples and time.monotonic() > until:
+        if num_read and time.monotonic() > until:
             return None
-        examples += piece
+        num_read += len(piece)
+        if keeps:
+            examples += piece
     return ReadExamples(examples, report) if examples else None
 
 

@@ -16,6 +16,7 @@ from maskloom.text.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from maskloom.data.corpus.opening import Corpus
 
+_NUM_DATA = len(PretrainingData.model_fields)
 # So large that no id of a special token is refused before the corpus tells its own number.
 _ANY_VOCABULARY = 10_000_000
 
@@ -147,7 +148,9 @@ def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
         said.append(f"training.steps = {recipe.training.steps}: ignored, {why}")
     data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
     is_cap = data.max_predictions_per_seq is not None and data.max_length in lengths
-    if {*lengths} - {data.max_length} and data.max_length != PretrainingData().max_length and not is_cap:
+    given = data.model_fields_set  # all of them in the recipe of a run
+    is_given = data.max_length != PretrainingData().max_length or ("max_length" in given and len(given) < _NUM_DATA)
+    if {*lengths} - {data.max_length} and is_given and not is_cap:
         said.append(f"data.max_length = {data.max_length}: ignored, every phase has its own length")
     others = sorted({length for length in lengths if length != data.max_length})
     if data.max_predictions_per_seq is not None and others:

@@ -69,6 +69,8 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
             for name, value in (("steps", recipe.training.steps), ("epochs", recipe.training.epochs))
             if value != getattr(plain, name)
         ]
+    elif recipe.training.steps is not None and recipe.training.epochs != FinetuneTraining().epochs:
+        lines = [f"training.epochs = {recipe.training.epochs:g}: ignored, training.steps decides"]
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
     return [
         *lines,

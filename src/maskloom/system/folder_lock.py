@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from maskloom.system.files import is_running
-from maskloom.system.foreign_files import read_json_object
+from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.system.launch import is_first_process
 from maskloom.system.resources import process_fields, system_text
 
@@ -155,6 +155,8 @@ def refuse_if_in_use(out: Path) -> None:
 def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
     """Return the descriptor of the lock file, held, with this process's name in it."""
     deadline = time.monotonic() + _PATIENCE
+    if path.exists():
+        check_regular(path)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -4,18 +4,21 @@ import errno
 import os
 import re
 import signal
+from collections.abc import Callable
 
 import pytest
 
 from maskloom import cli
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.training.faults.interruption import Interrupted
+from maskloom.training.faults.interruption import Interrupted, StopRequests
 from maskloom.training.loop import MemoryExhaustedError, NumericalError
 
 
-def _ended(monkeypatch: pytest.MonkeyPatch, error: BaseException, *arguments: str) -> int:
+def _ended(monkeypatch: pytest.MonkeyPatch, error: BaseException | Callable[[], None], *arguments: str) -> int:
     def fail(**_: object) -> None:
-        raise error
+        if isinstance(error, BaseException):
+            raise error
+        error()
 
     monkeypatch.setattr(cli, "app", fail)
     monkeypatch.setattr("sys.argv", ["maskloom", *arguments])
@@ -51,6 +54,24 @@ def test_a_run_that_was_asked_to_stop_says_how_to_go_on(monkeypatch, capsys, nam
     assert _ended(monkeypatch, stop, "pretrain", "--out", "my run") == code
     expected = f"stopped by {name}; all is saved, continue with: maskloom pretrain --out 'my run' --resume\n"
     assert capsys.readouterr().err == expected
+
+
+def test_a_stop_that_a_library_made_an_error_of_is_told_as_one(monkeypatch, capsys) -> None:
+    def built() -> None:
+        requests = StopRequests()
+        try:
+            requests._handle(signal.SIGTERM, None)
+        except Interrupted as stop:
+            raise ValueError(f"Error building 'literal' serializer: {stop}") from None
+
+    assert _ended(monkeypatch, built, "pretrain", "--out", "run") == 75
+    assert capsys.readouterr().err.startswith("stopped by SIGTERM; all is saved, continue with: maskloom pretrain")
+    assert _ended(monkeypatch, ConfigError("wrong"), "pretrain") == 3  # the next command of this process
+
+
+def test_a_failure_of_the_system_names_the_file_first(monkeypatch, capsys) -> None:
+    assert _ended(monkeypatch, NotADirectoryError(20, "Not a directory", "a.csv/x")) == 1
+    assert capsys.readouterr().err == "error: a.csv/x: Not a directory\n"
 
 
 @pytest.mark.parametrize(

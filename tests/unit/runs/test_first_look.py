@@ -26,24 +26,16 @@ def rows(path: Path, num_good: int, last: str = "") -> Path:
 def test_a_file_is_looked_at_as_far_as_time_permits(model: Path, tmp_path: Path, monkeypatch) -> None:
     late, early = rows(tmp_path / "late.csv", 20_000, "a\n"), rows(tmp_path / "early.csv", 900, "a\n")
     reading = ReadingOptions()
-    monkeypatch.setattr(first_look, "_LABELLED_SECONDS", 600.0)
+    monkeypatch.setattr(first_look, "_SECONDS", 600.0)
     with pytest.raises(DataError, match=r"late\.csv: line 20002: wrong number of fields"):
         look_at_training_data(model, [late], "single", reading)
     with pytest.raises(DataError, match=r"late\.csv: line 20002"):
         look_at_input([model], late, reading, needs_label=True)
-    monkeypatch.setattr(first_look, "_LABELLED_SECONDS", 0.0)
+    monkeypatch.setattr(first_look, "_SECONDS", 0.0)
     look_at_training_data(model, [late], "single", reading)
     look_at_input([model], late, reading, needs_label=True)
     with pytest.raises(DataError, match=r"early\.csv: line 902"):
         look_at_training_data(model, [early], "single", reading)
-
-
-def test_an_input_without_labels_is_looked_at_for_a_shorter_time(model: Path, tmp_path: Path, monkeypatch) -> None:
-    late = rows(tmp_path / "late.csv", 3000, "a\n")
-    monkeypatch.setattr(first_look, "_SECONDS", 0.0)
-    look_at_input([model], late, ReadingOptions(), needs_label=False)
-    with pytest.raises(DataError, match=r"late\.csv: line 3002: wrong number of fields"):
-        look_at_input([model], late, ReadingOptions(), needs_label=True)
 
 
 def test_small_files_come_first(model: Path, tmp_path: Path) -> None:
@@ -103,7 +95,7 @@ def test_labels_are_looked_at_where_both_files_are_read_whole(
         look_at_training_data(model, files, "single", ReadingOptions())
     rest = "".join(f"text {number},x\n" for number in range(2000))
     files[0].write_text(f"text,label\n{train}{rest}")  # more may follow, so that nothing is said
-    monkeypatch.setattr(first_look, "_LABELLED_SECONDS", 0.0)
+    monkeypatch.setattr(first_look, "_SECONDS", 0.0)
     look_at_training_data(model, files, "single", ReadingOptions())
 
 

@@ -49,6 +49,12 @@ def test_a_length_or_cap_that_phases_do_not_take_is_said():
         recipe = load_recipe(PretrainRecipe, None, [phases, f"data.max_length={length}"])
         said = f"data.max_length = {length}: ignored, every phase has its own length"
         assert left_aside(recipe, has_init=False) == [said]
+    recipe = load_recipe(PretrainRecipe, None, ["phases=[{max_length=256, steps=3}]", "data.max_length=128"])
+    assert left_aside(recipe, has_init=False) == ["data.max_length = 128: ignored, every phase has its own length"]
+    recipe = load_recipe(PretrainRecipe, None, ["phases=[{max_length=256, steps=3}]"])
+    assert left_aside(recipe, has_init=False) == []
+    resolved = PretrainRecipe.model_validate(recipe.model_dump())  # as the recipe of a run
+    assert left_aside(resolved, has_init=False) == []
 
 
 def test_phases_share_the_minutes_as_their_tokens_and_the_last_one_has_the_extensions():

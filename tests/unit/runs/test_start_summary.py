@@ -71,6 +71,12 @@ def test_the_clock_leaves_steps_and_epochs_aside():
     assert default_lines(named) == [f"by default: {expected}"]
 
 
+def test_steps_leave_epochs_aside():
+    recipe = load_recipe(FinetuneRecipe, None, ["training.epochs=9.0", "training.steps=2"])
+    lines = finetuning_lines(recipe, recipe.training.with_steps(3200), cast(EncodedData, _Windows()))
+    assert lines[0] == "training.epochs = 9: ignored, training.steps decides"
+
+
 class _Windows:
     num_examples = 3200
     lengths = np.full(6400, 10)

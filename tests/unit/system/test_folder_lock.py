@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from maskloom.errors import DataError
 from maskloom.system import folder_lock as module
 from maskloom.system.folder_lock import LOCK, FolderInUseError, alone_in_folder, folder_lock, refuse_if_in_use
 
@@ -85,6 +86,13 @@ def test_of_several_that_start_at_once_exactly_one_holds(tmp_path, before: str) 
     finally:
         _end(*processes)
     assert list(folder.iterdir()) == []
+
+
+def test_a_pipe_in_place_of_the_lock_is_named(tmp_path) -> None:
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / LOCK)
+    with pytest.raises(DataError, match=r"\.run\.lock: is a pipe"), folder_lock(tmp_path / "run"):
+        pass
 
 
 def _lock_of(folder: Path, **changed) -> None:

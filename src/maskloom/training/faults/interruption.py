@@ -14,6 +14,8 @@ EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 +
 # what a terminal (SIGINT, SIGHUP) and a scheduler (SIGTERM, SIGUSR1) send; Windows lacks some
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 STOP_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+RAISED: list[int] = []
+"""Signals for which Interrupted was raised: a library that builds a class meanwhile makes an error of its own of it."""
 _LEFT_AT_ONCE = b"\nstopped at once: the checkpoints that are whole stand, later steps are lost\n"
 
 
@@ -83,6 +85,7 @@ class StopRequests:
     def raise_if_due(self) -> None:
         """Raise Interrupted for a signal that was noted, unless it is to wait."""
         if self.received is not None and not self._is_deferred:
+            RAISED.append(self.received)
             raise Interrupted(self.received)
 
     @contextmanager
