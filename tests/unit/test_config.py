@@ -44,9 +44,9 @@ def test_a_wrong_override_names_the_key(override: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "value"), [(".3", 0.3), (" .25 ", 0.25), ("0.", 0.0), ("3e-1", 0.3), (".5e-1", 0.05)])
+@pytest.mark.parametrize(("text", "value"), [(".3", 0.3), (" .25 ", 0.25), ("1.", 1.0), ("3e-1", 0.3), (".5e-1", 0.05)])
 def test_a_number_may_be_written_as_hands_write_it(text: str, value: float) -> None:
-    assert load_recipe(PretrainRecipe, None, [f"data.masked_lm_prob={text}"]).data.masked_lm_prob == value
+    assert load_recipe(PretrainRecipe, None, [f"training.learning_rate={text}"]).training.learning_rate == value
 
 
 def test_the_default_cap_on_predictions_never_cuts_what_the_rate_asks_for() -> None:
