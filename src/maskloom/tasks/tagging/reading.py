@@ -87,7 +87,7 @@ class TaggedSentence:
         return self.line + word if self.columns is not None else self.line
 
 
-Layout = Literal["columns", "jsonl", "text"]
+Layout = Literal["columns", "jsonl", "csv", "text"]
 DOCUMENT_START = "-DOCSTART-"
 SPACES = re.compile("[ \t]+")
 
@@ -102,8 +102,8 @@ SNIFFED_LINES = 200
 def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> Layout:
     """Return how a file is laid out: as `options.format` says, by suffix, or by a look at a .txt file.
 
-    Without labels a .txt file is raw text, unless its first lines have equal numbers of columns that end in a tag.
-    Raises ConfigError for an unknown format and for one of another kind of task.
+    Without labels a .txt file is raw text, unless its first lines have equal numbers of columns that end in a tag, and
+    a .csv file is a table of texts. Raises ConfigError for an unknown format and for one of another kind of task.
     """
     path, options = Path(path), options or ReadingOptions()
     if options.format in _FORMATS:
@@ -118,6 +118,8 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
         return "jsonl"
+    if suffixes[-1:] == [".csv"] and not needs_label:
+        return "csv"
     return "text" if suffixes[-1:] == [".txt"] and not needs_label and not _is_in_columns(path) else "columns"
 
 
@@ -166,10 +168,11 @@ def iterate_sentences(
     A file in columns has one word a line and a blank line between sentences; the word is the first column and the tag
     the last unless `options` names others by number; -DOCSTART- opens a document. JSONL has `tokens` with `tags`, or
     `text` that is still to be cut into words. A .txt file without columns is one raw sentence a line, for prediction
-    only. Lines that were cut into words before are cut at blanks alone, and the report says so, as where words given
-    are not such as those of training. A file without marks of documents counts as one document. The scheme "auto" reads
-    the file once more to detect it. Raises DataError, with file and line, for a sentence that breaks a rule, unless
-    `options.on_bad_rows` is "skip", which counts it, and for a file that cannot be read.
+    only, and .csv a table with such a column. Lines that were cut into words before are cut at blanks alone, and the
+    report says so, as where words given are not such as those of training. A file without marks of documents counts as
+    one document. The scheme "auto" reads the file once more to detect it. Raises DataError, with file and line, for a
+    sentence that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it, and for a file that cannot be
+    read.
     """
     path, options, settings = Path(path), options or ReadingOptions(), settings or TaggingSettings()
     report = report or ReadingReport(path)
@@ -260,7 +263,10 @@ def _find_sentences(
         raise DataError(f"{path}: raw text has no tags; give columns or JSONL with tokens and tags")
     if layout == "text":
         return _record_sentences(tables.read_rows(path, "text"), partial(_text_record, splitter))
-    return _record_sentences(tables.read_rows(path, "jsonl"), partial(_json_record, splitter, options, needs_label))
+    rows = tables.read_rows(path, layout)
+    if layout == "csv":
+        rows = tables.by_name(rows, [name.strip() for name in next(rows).fields])
+    return _record_sentences(rows, partial(_json_record, splitter, options, needs_label))
 
 
 def _sound(found: _Found) -> TaggedSentence:

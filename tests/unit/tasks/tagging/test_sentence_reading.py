@@ -133,6 +133,8 @@ def test_raw_text_is_cut_into_words_with_their_characters(write):
     assert sentence.words == ("Héllo", ",", "Mr.", "Smith", "'s", "cat")
     assert [sentence.text[start:end] for start, end in sentence.spans] == list(sentence.words)
     assert sentence.text == "Héllo, Mr. Smith's\tcat"
+    table = write('id,text\n7,"Héllo, Mr. Smith\'s\tcat"\n', "raw.csv")
+    assert read_sentences(table, needs_label=False).examples[0].words == sentence.words
     same = read_sentences(write(jsonl({"text": sentence.text}), "raw.jsonl"), needs_label=False).examples[0]
     assert (same.words, same.spans) == (sentence.words, sentence.spans)
 
