@@ -38,36 +38,6 @@ def message(field, content):
     return varint(field << 3 | 2) + varint(len(content)) + content
 
 
-def snappy(data):
-    """Compress with literals and, where four bytes stood shortly before, copies."""
-    out, at, literal = bytearray(varint(len(data))), 0, bytearray()
-
-    def flush():
-        for start in range(0, len(literal), 60):
-            piece = literal[start : start + 60]
-            out.extend([len(piece) - 1 << 2, *piece])
-        literal.clear()
-
-    while at < len(data):
-        found = data.rfind(data[at : at + 4], max(0, at - 2000), at + 3) if at + 4 <= len(data) else -1
-        if 0 <= found < at:
-            length = 4
-            while length < 64 and at + length < len(data) and data[found + length] == data[at + length]:
-                length += 1
-            flush()
-            offset = at - found
-            if length < 12:
-                out.extend([1 | length - 4 << 2 | offset >> 8 << 5, offset & 0xFF])
-            else:
-                out.extend([2 | length - 1 << 2, *offset.to_bytes(2, "little")])
-            at += length
-        else:
-            literal.append(data[at])
-            at += 1
-    flush()
-    return bytes(out)
-
-
 def block(entries, interval=16):
     out, restarts, last = bytearray(), [], b""
     for count, (key, value) in enumerate(entries):
@@ -88,8 +58,7 @@ def table(entries, *, compress=False, entries_a_block=7):
     out, index = bytearray(), []
 
     def put(content):
-        kind = 1 if compress else 0
-        content = (snappy(content) if compress else content) + bytes([kind])
+        content += bytes([compress])  # 1 says Snappy
         handle = varint(len(out)) + varint(len(content) - 1)
         out.extend(content + struct.pack("<I", masked_crc(content)))
         return handle
@@ -114,7 +83,7 @@ def entry(array, shard, offset, content):
     return out + number(5, len(content)) + varint(6 << 3 | 5) + struct.pack("<I", masked_crc(content))
 
 
-def write_checkpoint(prefix, variables, *, num_shards=1, compress=False, entries=None):
+def write_checkpoint(prefix, variables, *, num_shards=1, entries=None):
     """Write PREFIX.index and its shards; `entries` adds raw entries to the index."""
     shards = [bytearray() for _ in range(num_shards)]
     found = {b"": header(num_shards)}
@@ -125,6 +94,6 @@ def write_checkpoint(prefix, variables, *, num_shards=1, compress=False, entries
     found |= entries or {}
     prefix = Path(prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    Path(f"{prefix}.index").write_bytes(table(sorted(found.items()), compress=compress))
+    Path(f"{prefix}.index").write_bytes(table(sorted(found.items())))
     for number_, content in enumerate(shards):
         Path(f"{prefix}.data-{number_:05d}-of-{num_shards:05d}").write_bytes(content)

@@ -107,7 +107,7 @@ def sharded(folder, state):
 
 LAYOUTS = {
     "tensorflow": lambda path, peer: google_release(path, peer),
-    "tensorflow, shards": lambda path, peer: google_release(path, peer, num_shards=3, compress=True),
+    "tensorflow, shards": lambda path, peer: google_release(path, peer, num_shards=3),
     "torch.save": lambda path, peer: hugging_face(
         path, peer, lambda folder, state: torch.save(state, folder / "pytorch_model.bin")
     ),

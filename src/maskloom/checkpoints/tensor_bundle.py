@@ -180,11 +180,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 MAX_TABLE_BYTES = 16 << 20
-"""Also what all blocks together may take when they are decompressed."""
 MAX_ENTRIES = 200_000
 _MAX_KEY_BYTES = 4096
 _FOOTER, _MAGIC = 48, (0xDB4775248B80FB57).to_bytes(8, "little")
-_RAW, _SNAPPY = 0, 1
 
 
 class DamagedError(ValueError):
@@ -221,12 +219,10 @@ def _entries_of_table(content: memoryview) -> Iterator[tuple[bytes, bytes]]:
     index, at = _handle(footer, at)
     if any(footer[at:]):
         raise DamagedError("its last bytes are not those of a table")
-    room, last, count = MAX_TABLE_BYTES, b"", 0
-    _block(content, about, room)  # about filters, which no checkpoint has
-    for _, handle in _entries_of_block(_block(content, index, room)):
-        inner = _block(content, _handle(memoryview(handle), 0)[0], room)
-        room -= len(inner)
-        for key, value in _entries_of_block(inner):
+    last, count = b"", 0
+    _block(content, about)  # about filters, which no checkpoint has
+    for _, handle in _entries_of_block(_block(content, index)):
+        for key, value in _entries_of_block(_block(content, _handle(memoryview(handle), 0)[0])):
             if count and key <= last:
                 raise DamagedError(f"key {key[:80]!r} does not come after {last[:80]!r}")
             last, count = key, count + 1
@@ -242,23 +238,17 @@ def _handle(data: memoryview, at: int) -> tuple[tuple[int, int], int]:
     return (offset, size), at
 
 
-def _block(content: memoryview, handle: tuple[int, int], room: int) -> memoryview:
-    """Return the bytes of a block, decompressed, after comparing its checksum."""
+def _block(content: memoryview, handle: tuple[int, int]) -> memoryview:
+    """Return the bytes of a block after comparing its checksum."""
     offset, size = handle
     if offset + size + 5 > len(content) - _FOOTER:
         raise DamagedError(f"a block at {offset:,} of {size:,} bytes reaches beyond the {len(content):,} of the file")
-    kind = content[offset + size]
     stored = int.from_bytes(content[offset + size + 1 : offset + size + 5], "little")
     if masked(crc32c(content[offset : offset + size + 1])) != stored:
         raise DamagedError(f"the block at {offset:,} does not agree with its checksum")
-    data = content[offset : offset + size]
-    if kind == _SNAPPY:
-        data = memoryview(decompressed(data, room))
-    elif kind != _RAW:
-        raise DamagedError(f"the block at {offset:,} is compressed in the unknown way {kind}")
-    if len(data) > room:
-        raise DamagedError(f"its blocks take more than {MAX_TABLE_BYTES:,} bytes")
-    return data
+    if content[offset + size]:
+        raise DamagedError(f"the block at {offset:,} is compressed, as TensorFlow writes none in a checkpoint")
+    return content[offset : offset + size]
 
 
 def _entries_of_block(block: memoryview) -> Iterator[tuple[bytes, bytes]]:
@@ -278,44 +268,6 @@ def _entries_of_block(block: memoryview) -> Iterator[tuple[bytes, bytes]]:
         at += fresh
         yield key, bytes(block[at : at + size])
         at += size
-
-
-def decompressed(data: memoryview, limit: int) -> bytes:
-    """Return Snappy-compressed bytes as they were; raises DamagedError for damage and for more than `limit` of them."""
-    size, at = varint(data, 0)
-    if size > limit:
-        raise DamagedError(f"a compressed block would take {size:,} bytes; {limit:,} are left for it")
-    found = bytearray()
-    while at < len(data):
-        tag = data[at]
-        at += 1
-        if tag & 3 == 0:  # bytes as they are
-            length = tag >> 2
-            if length >= 60:
-                width = length - 59
-                length, at = int.from_bytes(data[at : at + width], "little"), at + width
-            length += 1
-            if at + length > len(data):
-                raise DamagedError("a compressed block ends in the middle")
-            found += data[at : at + length]
-            at += length
-        else:
-            width = (0, 1, 2, 4)[tag & 3]
-            offset, at = int.from_bytes(data[at : at + width], "little"), at + width
-            length = (tag >> 2) + 1
-            if tag & 3 == 1:
-                offset, length = offset | (tag >> 5) << 8, 4 + (tag >> 2 & 7)
-            if not 1 <= offset <= len(found) or at > len(data):
-                raise DamagedError("a compressed block refers to bytes before its beginning")
-            start = len(found) - offset
-            # a copy may reach into what it has itself just written
-            piece = bytes(found[start : start + length])
-            found += (piece * -(-length // len(piece)))[:length]
-        if len(found) > size:
-            raise DamagedError("a compressed block is longer than it says")
-    if len(found) != size:
-        raise DamagedError("a compressed block is shorter than it says")
-    return bytes(found)
 
 
 _POLYNOMIAL = 0x82F63B78  # reflected
