@@ -101,20 +101,6 @@ def test_labels_are_tuned_and_used(tmp_path):
     assert f"f1 macro                 {before['f1_macro']:.4f} -> {after['f1_macro']:.4f}" in text
 
 
-def test_what_is_left_out_stays(tmp_path):
-    folder = model_folder(tmp_path / "model", "multilabel", bias=-2.0)
-    dev = write_rows(tmp_path / "dev.jsonl", "multilabel")
-    first = tune(folder, dev, fits_temperature=False)
-    assert list(settings_of(folder)) == ["thresholds"]
-    decided = evaluate(folder, dev)["f1_micro"]
-    tune(folder, dev, fits_thresholds=False)
-    assert settings_of(folder)["temperature"] != 1.0
-    assert settings_of(folder)["thresholds"] != first["settings"]["thresholds"]
-    assert evaluate(folder, dev)["f1_micro"] == decided
-    with pytest.raises(ConfigError, match="nothing to fit but null_threshold, temperature, thresholds"):
-        tune(folder, dev, fits_temperature=False, fits_thresholds=False)
-
-
 def test_classes_keep_their_decisions(tmp_path):
     folder = model_folder(tmp_path / "model", "single")
     dev = write_rows(tmp_path / "dev.jsonl", "single")
@@ -176,8 +162,8 @@ def test_tuning_by_command(tmp_path):
     folder = model_folder(tmp_path / "model", "multilabel", bias=-3.0)
     dev = write_rows(tmp_path / "dev.jsonl", "multilabel")
     command = [sys.executable, "-m", "maskloom", "tune", "--model", str(folder), "--dev", str(dev)]
-    done = subprocess.run([*command, "--no-temperature", "--json"], capture_output=True, text=True, check=True)
-    assert list(json.loads(done.stdout)["settings"]) == ["thresholds"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    assert list(json.loads(done.stdout)["settings"]) == ["temperature", "thresholds"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     for word in ("calibration error", "negative log likelihood", "f1 micro", "f1 macro", "temperature", " -> "):
         assert word in done.stdout

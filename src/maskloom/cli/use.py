@@ -213,10 +213,6 @@ def tune(
     model: Model,
     dev: Annotated[Path, typer.Option(help="Labelled examples that the model was not trained on.")],
     reading: Any,
-    no_temperature: Annotated[bool, typer.Option("--no-temperature", help="Leave the temperature as it is.")] = False,
-    no_thresholds: Annotated[
-        bool, typer.Option("--no-thresholds", help="Leave the thresholds as they are: of labels, or of no answer.")
-    ] = False,
     max_length: MaxLength = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -228,8 +224,7 @@ def tune(
     from maskloom.runs.evaluate import tune as run  # heavy: wrong data is refused before it
     from maskloom.runs.task_summaries import tuning_lines
 
-    fits = {"fits_temperature": not no_temperature, "fits_thresholds": not no_thresholds}
-    result = run(model, dev, **fits, reading=reading, max_length=max_length, progress=terminal_progress())
+    result = run(model, dev, reading=reading, max_length=max_length, progress=terminal_progress())
     show(result, as_json, lines=tuning_lines)
 
 

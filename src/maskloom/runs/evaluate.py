@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import changed
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import ModelOutputs, Outputs, Task, score_outputs
-from maskloom.tasks.tuning import THRESHOLD_SETTINGS
 
 _PIECE = 4096
 
@@ -94,21 +93,18 @@ def tune(
     model: str | Path,
     dev: str | Path,
     *,
-    fits_temperature: bool = True,
-    fits_thresholds: bool = True,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fit settings of a model on a labelled file, write them into its folder, and return scores before and after.
 
-    `temperature` makes probabilities honest; `thresholds` (of labels, or of the null answer) raise F1. What is not
-    fitted stays. Scores are those on that very file, which flatters them. All outputs for the file are held in memory.
-    Raises ConfigError for a kind of task that has nothing to fit, DataError for a wrong file.
+    `temperature` makes probabilities honest; `thresholds` (of labels, or of the null answer) raise F1. Scores are those
+    on that very file, which flatters them. All outputs for the file are held in memory. Raises ConfigError for a kind
+    of task that has nothing to fit, DataError for a wrong file.
     """
     progress, path = progress or Progress(), Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
-    leave_out = {*([] if fits_temperature else ["temperature"]), *([] if fits_thresholds else THRESHOLD_SETTINGS)}
     check_tunable(predictor.required_task())
     source = reading_for(predictor, path, reading, needs_label=True)
     examples = list(source.examples())
@@ -116,18 +112,15 @@ def tune(
         raise DataError(f"{path}: no usable rows: {source.report.num_rows} read")
     encoded = predictor.encoded(ReadExamples(examples, source.report))
     progress.begin("tuning", 0)
-    result = tune_folder(model, encoded, predictor=predictor, leave_out=leave_out)
+    result = tune_folder(model, encoded, predictor=predictor)
     progress.end()
     if not result["settings"]:
-        kept = f" but {', '.join(sorted(leave_out))}" if leave_out else f" in {path}"
-        raise ConfigError(f"a {predictor.required_task().kind} task has nothing to fit{kept}; nothing was changed")
+        raise ConfigError(f"a {predictor.required_task().kind} task has nothing to fit in {path}; nothing was changed")
     account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}
     return {"model": str(model), "fitted_on": str(path), **result, "data": account}
 
 
-def tune_folder(
-    folder: str | Path, encoded: EncodedData, *, predictor: Predictor | None = None, leave_out: Collection[str] = ()
-) -> dict[str, Any]:
+def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predictor | None = None) -> dict[str, Any]:
     """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
 
     Fitting starts from the model's plain outputs, so doing it again changes nothing; `before` are the scores without
@@ -140,7 +133,7 @@ def tune_folder(
     if task.targets(encoded) is None:
         raise DataError(f"{folder}: settings are fitted on labelled examples, these have no labels")
     outputs = predictor.outputs(encoded).rows
-    fitted = check_tunable(task)(encoded, outputs, leave_out)
+    fitted = check_tunable(task)(encoded, outputs)
     dropped = {"temperature", "thresholds", *fitted}
     fields = type(task.settings).model_fields
     untuned = changed(task, **{name: field.default for name, field in fields.items() if name in dropped})

@@ -65,7 +65,7 @@ def classification_task(
         thresholds = checked_thresholds(settings.thresholds, len(labels))
         decide = partial(_chosen_labels, settings.temperature, thresholds)
         decode = partial(_decode_labels, labels, settings.temperature, thresholds)
-        tune = partial(tune_labels, settings=settings, primary=primary)
+        tune = partial(tune_labels, primary=primary)
         metric = partial(MultiLabelMetric, len(labels), primary=primary)
     else:
         objective = SingleLabelClassification(checked_weights(settings.class_weights, labels))

@@ -39,10 +39,10 @@ class Task:
     outputs)` one dictionary an example, in order. `settings` are the kind's own, kept beside the model;
     `published_config` are the keys of config.json that say what its outputs mean.
 
-    `tune(encoded, outputs, leave_out)` returns settings fitted to labelled data by name, plain values, but those left
-    out; it is None for a kind that has none to fit. `scored_logits(encoded, outputs)` gives what becomes the
-    probabilities of the targets, (examples, classes) for softmax where targets are (examples,) ids, (examples, labels)
-    for the logistic function where they are 0/1, without any temperature; None for a kind without calibration.
+    `tune(encoded, outputs)` returns settings fitted to labelled data by name, plain values; it is None for a kind that
+    has none to fit. `scored_logits(encoded, outputs)` gives what becomes the probabilities of the targets, (examples,
+    classes) for softmax where targets are (examples,) ids, (examples, labels) for the logistic function where they are
+    0/1, without any temperature; None for a kind without calibration.
 
     `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
     `frames` say what stands before, between and after the examples in a form that needs it.

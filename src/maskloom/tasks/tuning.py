@@ -2,59 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from maskloom.metrics.calibration import fit_temperature, sigmoid
-from maskloom.tasks.settings import ClassificationSettings
 
 THRESHOLD = 0.5
-THRESHOLD_SETTINGS = ("thresholds", "null_threshold")
-TUNED_SETTINGS = ("temperature", *THRESHOLD_SETTINGS)
+TUNED_SETTINGS = ("temperature", "thresholds", "null_threshold")
 _EXACT_SWEEPS = 20
 
 
 def fitted(fit: Callable[..., dict[str, Any]], logits_of: Callable[[Any, Any], np.ndarray]) -> Callable[..., Any]:
     """Return a task's `tune`: `fit` on the logits that `logits_of` takes from the outputs, and on the labels."""
 
-    def tune(encoded: Any, outputs: Any, leave_out: Collection[str] = ()) -> dict[str, Any]:
-        return fit(logits_of(encoded, outputs), encoded.labels, leave_out=leave_out)
+    def tune(encoded: Any, outputs: Any) -> dict[str, Any]:
+        return fit(logits_of(encoded, outputs), encoded.labels)
 
     return tune
 
 
-def tune_classes(logits: np.ndarray, targets: np.ndarray, *, leave_out: Collection[str] = ()) -> dict[str, Any]:
+def tune_classes(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
     """Return `temperature` for logits (examples, classes) and ids (examples,); decisions do not change with it."""
-    return {} if "temperature" in leave_out else {"temperature": fit_temperature(logits, targets)}
+    return {"temperature": fit_temperature(logits, targets)}
 
 
-def tune_labels(
-    logits: np.ndarray,
-    targets: np.ndarray,
-    *,
-    settings: ClassificationSettings,
-    primary: str = "f1_macro",
-    leave_out: Collection[str] = (),
-) -> dict[str, Any]:
+def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_macro") -> dict[str, Any]:
     """Return `temperature` and `thresholds` for logits and 0/1 targets, both (examples, labels).
 
     Thresholds are those with the highest `primary` on the probabilities that the temperature gives, as
-    `best_thresholds` finds them. Where they are left out, those in `settings` move with a new temperature, so that the
-    same labels are chosen as before.
+    `best_thresholds` finds them.
     """
-    old = settings.temperature
-    new = old if "temperature" in leave_out else fit_temperature(logits, targets)
-    tuned: dict[str, Any] = {} if "temperature" in leave_out else {"temperature": new}
-    if "thresholds" not in leave_out:
-        tuned["thresholds"] = best_thresholds(sigmoid(np.asarray(logits) / new), targets, primary)
-    elif settings.thresholds is not None and new != old:
-        thresholds = checked_thresholds(settings.thresholds, np.asarray(logits).shape[1])
-        with np.errstate(divide="ignore"):
-            odds = np.log(thresholds) - np.log1p(-thresholds)
-        tuned["thresholds"] = sigmoid(odds * old / new).tolist()
-    return tuned
+    temperature = fit_temperature(logits, targets)
+    thresholds = best_thresholds(sigmoid(np.asarray(logits) / temperature), targets, primary)
+    return {"temperature": temperature, "thresholds": thresholds}
 
 
 def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> list[float]:

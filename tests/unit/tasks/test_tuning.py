@@ -8,8 +8,7 @@ from sklearn.metrics import f1_score
 
 from maskloom.errors import ConfigError
 from maskloom.tasks.kinds import make_task
-from maskloom.tasks.settings import ClassificationSettings
-from maskloom.tasks.tuning import best_threshold, best_thresholds, checked_thresholds, tune_classes, tune_labels
+from maskloom.tasks.tuning import best_threshold, best_thresholds, checked_thresholds, tune_classes
 
 
 class Encoded:
@@ -107,10 +106,6 @@ def test_labels_are_tuned_each_by_itself_on_what_the_temperature_gives():
         assert after[:, label].tolist() == (scores >= threshold).astype(int).tolist()
     chosen = [[name for name, mark in zip("abc", row, strict=True) if mark] for row in after]
     assert [row["labels"] for row in tuned.decode(encoded, rows)] == chosen
-    without = task.tune(encoded, rows, ("temperature",))
-    assert list(without) == ["thresholds"]
-    plain = make_task("multilabel", ["a", "b", "c"], settings=without)
-    assert (plain.decide(encoded, rows) == after).all()
 
 
 def test_thresholds_are_those_of_the_score_that_decides():
@@ -161,27 +156,6 @@ def test_no_pair_of_thresholds_has_a_higher_micro_f1(rows):
     assert ((scores >= exact) == targets).all(axis=1).sum() >= ((scores >= 0.5) == targets).all(axis=1).sum()
 
 
-def test_thresholds_move_with_a_new_temperature_that_they_were_not_fitted_to():
-    rng = np.random.default_rng(4)
-    logits, targets = rng.normal(size=(200, 2)) * 3, rng.integers(0, 2, (200, 2))
-    old = {"temperature": 1.5, "thresholds": [0.2, 0.7]}
-    new = tune_labels(logits, targets, settings=ClassificationSettings(**old), leave_out=("thresholds",))
-    assert new["temperature"] != old["temperature"]
-    decided = [make_task("multilabel", ["a", "b"], settings=each).decide(None, outputs(logits)) for each in (old, new)]
-    assert (decided[0] == decided[1]).all()
-    assert tune_labels(logits, targets, settings=ClassificationSettings(), leave_out=("thresholds",)).keys() == {
-        "temperature"
-    }
-    assert (
-        tune_labels(logits, targets, settings=ClassificationSettings(**old), leave_out=("temperature", "thresholds"))
-        == {}
-    )
-    edges = tune_labels(
-        logits, targets, settings=ClassificationSettings(thresholds=[0.0, 1.0]), leave_out=("thresholds",)
-    )
-    assert edges["thresholds"] == [0.0, 1.0]
-
-
 @pytest.mark.parametrize("kind", ["single", "pair"])
 def test_a_temperature_changes_probabilities_and_no_decision(kind):
     rng = np.random.default_rng(6)
@@ -190,7 +164,6 @@ def test_a_temperature_changes_probabilities_and_no_decision(kind):
     settings = task.tune(Encoded(targets), outputs(logits))
     assert settings == tune_classes(logits, targets)
     assert settings["temperature"] > 2
-    assert task.tune(Encoded(targets), outputs(logits), ("temperature",)) == {}
     tuned = make_task(kind, ["a", "b", "c"], settings=settings)
     assert (tuned.decide(None, outputs(logits)) == task.decide(None, outputs(logits))).all()
     scaled = np.exp(logits[0] / settings["temperature"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -323,12 +323,10 @@ def _official_lines(question: Question, prediction: dict[str, Any]) -> list[str]
     return [f"{name}: {text}"]
 
 
-def _tune(
-    settings: SpanSettings, primary: str, encoded: EncodedQuestions, outputs: Outputs, leave_out: Collection[str] = ()
-) -> dict[str, Any]:
+def _tune(settings: SpanSettings, primary: str, encoded: EncodedQuestions, outputs: Outputs) -> dict[str, Any]:
     """Return the null threshold that scores best; {} where every question has an answer."""
     targets = _targets(encoded) or []
-    if "null_threshold" in leave_out or all(targets):
+    if all(targets):
         return {}
     metric = AnswerMetric(primary=primary)
     metric.update(_decide(settings, encoded, outputs), targets)
