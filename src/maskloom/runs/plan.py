@@ -33,6 +33,8 @@ from maskloom.training.precision import in_precision
 _TIMED = {"cpu": 5e11}
 _TIMED_ELSEWHERE = 5e13
 _FEWEST_STEPS = 2
+# Bytes that torch, blocks of logits and a checkpoint on its way to the disk take, about.
+_PROGRAM = 600 << 20
 # The paper's 256 x 128,000 tokens of 3.3 billion words, times a million steps; beyond that no one has looked.
 _MANY_EPOCHS = 40
 
@@ -148,7 +150,7 @@ def _size_plan(
         sums["epochs"],
         sums["flops"],
         sums["seconds"],
-        16 * num_parameters + memory,
+        _PROGRAM + 16 * num_parameters + memory,
         loss if is_like else None,
         is_beyond,
     )
