@@ -90,6 +90,12 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "epochs, more than the paper's 40: more text would bring more than more steps" in said
 
 
+@pytest.mark.parametrize("precision", ["fastest", "bf16", "fp16"])
+def test_steps_are_timed_in_the_precision_of_the_recipe(corpus, precision):
+    row = only(plan_pretraining(recipe(f"training.precision={precision}"), corpus=corpus, seconds=0.1))
+    assert row["tokens_per_second"] > 0
+
+
 def test_a_left_to_right_run_is_not_like_the_reference(corpus):
     row = only(plan_pretraining(recipe("objective=causal_lm", "data.next_sentence=false"), corpus=corpus, seconds=0.1))
     assert row["reference_loss"] is None

@@ -70,7 +70,7 @@ def plan(
 ) -> None:
     """Say what pre-training on a corpus takes on this machine, and which size a number of minutes favours.
 
-    Without a size or a recipe it compares tiny, mini, small, medium and base.
+    Without a size it compares tiny, mini, small, medium and base.
     """
     from maskloom.config import PretrainRecipe
     from maskloom.data.corpus.manifest import read_manifest
@@ -80,6 +80,6 @@ def plan(
     read_manifest(corpus)
     from maskloom.runs.plan import plan_lines, plan_pretraining
 
-    sizes = None if chosen.model.model_fields_set else ["tiny", "mini", "small", "medium", "base"]
+    sizes = None if "size" in chosen.model.model_fields_set else ["tiny", "mini", "small", "medium", "base"]
     result = plan_pretraining(chosen, corpus=corpus, sizes=sizes, seconds=seconds, progress=terminal_progress())
     show(result, as_json, lines=plan_lines)

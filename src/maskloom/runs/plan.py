@@ -27,7 +27,7 @@ from maskloom.system.devices import chosen_device, describe_device
 from maskloom.system.resources import available_memory
 from maskloom.training.faults.memory import kept_bytes, kept_memory
 from maskloom.training.loop import TrainState, train_steps
-from maskloom.training.precision import in_precision
+from maskloom.training.precision import fastest_precision, in_precision
 
 # Work of a step that is timed, at most, in FLOPs: a second or two of a processor, less of a GPU.
 _TIMED = {"cpu": 5e11}
@@ -35,7 +35,7 @@ _TIMED_ELSEWHERE = 5e13
 _FEWEST_STEPS = 2
 # Bytes that torch, blocks of logits and a checkpoint on its way to the disk take, about.
 _PROGRAM = 600 << 20
-# The paper's 256 x 128,000 tokens of 3.3 billion words, times a million steps; beyond that no one has looked.
+# The paper's: a million steps of 128,000 tokens over 3.3 billion words (A.2).
 _MANY_EPOCHS = 40
 
 CURVES = Path(__file__).parent / "reference_curves.json"
@@ -82,6 +82,8 @@ def plan_pretraining(
     for one in chosen:
         check_model(one)
     check_corpus(recipe, opened)
+    if recipe.training.num_threads:
+        torch.set_num_threads(recipe.training.num_threads)
     curves = json.loads(CURVES.read_text(encoding="utf-8"))
     device, free = chosen_device(recipe.training.device), available_memory()
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
@@ -165,9 +167,13 @@ def _timed(
     """
     settings = plan.training.model_copy(update={"steps": 10**9, "minutes": None, "micro_batch_size": None})
     device = next(model.parameters()).device
-    objective = in_precision(PRETRAINING[recipe.objective].objective(plan.data.pair_task), settings.precision, device)
+    plain, first = PRETRAINING[recipe.objective].objective(plan.data.pair_task), loader.next_batch({})[0]
+    precision = settings.precision
+    if precision == "fastest":
+        precision = fastest_precision(model, plain, first) if device.type == "cpu" else "auto"
+    objective = in_precision(plain, precision, device)
     state = TrainState.fresh(model, settings)
-    kept = kept_bytes(model, objective, loader.next_batch({})[0])
+    kept = kept_bytes(model, objective, first)
     with kept_memory():
         steps = train_steps(state, objective, loader.next_batch, settings=settings, seed=0)
         next(steps)  # it warms up
