@@ -105,7 +105,12 @@ def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     monkeypatch.setattr(module, "available_memory", lambda: 10_000_000)
     result = plan_pretraining(recipe("training.steps=1"), corpus=corpus, sizes=["tiny", "base"], seconds=0.1)
     assert ([row["size"] for row in result["sizes"]], result["too_large"]) == (["tiny"], ["base"])
-    assert "base: its weights, gradients and moments take more memory than is free" in plan_lines(result)
+    lines = plan_lines(result)
+    assert "base: its weights, gradients and moments take more memory than is free" in lines
+    told = "tiny: more memory than is free; a training.micro_batch_size below the batch size takes less"
+    assert told in lines
+    monkeypatch.setattr(module, "available_memory", lambda: None)
+    assert told not in plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
 
 
 def test_the_command_prints_a_table_and_refuses_what_pretraining_refuses(run, corpus, tmp_path):
@@ -116,6 +121,8 @@ def test_the_command_prints_a_table_and_refuses_what_pretraining_refuses(run, co
     said = run("plan", "--corpus", corpus, "--size", "tiny", "--seconds", 0.1, "--json", *settings)
     result = json.loads(said.splitlines()[0])
     assert [row["size"] for row in result["sizes"]] == ["tiny"]
+    said = run("plan", "--corpus", corpus, "--size", "tiny", "--epochs", 2, "--seconds", 0.1, "--json", *settings)
+    assert json.loads(said.splitlines()[0])["sizes"][0]["epochs"] == pytest.approx(2, rel=0.1)
     assert "max_position_embeddings" in run("plan", "--corpus", corpus, "--size", "tiny", "--max-length", 600, code=3)
     assert "no such folder" in run("plan", "--corpus", tmp_path / "absent", code=3)
     assert "training.minutes = 1 decides" in run("plan", "--corpus", corpus, "--minutes", 1, "--steps", 5, code=3)

@@ -59,7 +59,7 @@ def reproduce(
     show(result, as_json, lines=summary_lines)
 
 
-@trains("size", "steps", "minutes", "batch_size", "max_length", "device")
+@trains("size", "epochs", "steps", "minutes", "batch_size", "max_length", "device")
 def plan(
     corpus: Annotated[Path, typer.Option(help="A corpus folder.")],
     flags: Any,
@@ -74,10 +74,12 @@ def plan(
     """
     from maskloom.config import PretrainRecipe
     from maskloom.data.corpus.manifest import read_manifest
-    from maskloom.runs.recipes import recipe_of_run
+    from maskloom.runs.recipes import recipe_of_run, with_epochs
 
+    epochs = flags.pop("epochs")
     chosen = recipe_of_run(PretrainRecipe, recipe, changes=overrides or [], flags=flags)
     read_manifest(corpus)
+    chosen = with_epochs(chosen, epochs, flags["steps"], corpus)
     from maskloom.runs.plan import plan_lines, plan_pretraining
 
     sizes = None if "size" in chosen.model.model_fields_set else ["tiny", "mini", "small", "medium", "base"]

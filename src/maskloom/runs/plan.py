@@ -104,6 +104,7 @@ def plan_pretraining(
         "minutes": recipe.training.minutes,
         "sizes": [asdict(row) for row in rows],
         "too_large": too_large,
+        "memory_free": free,
         "favoured": min(with_loss, key=lambda row: row.reference_loss or 0.0).size if is_choice else None,
         "reference": {key: value for key, value in curves.items() if key != "sizes"},
         "milestones": {size: curves["sizes"][size][-1] for size in sizes if size in curves["sizes"]},
@@ -233,6 +234,11 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
     ]
     for size in result["too_large"]:
         lines.append(f"{size}: its weights, gradients and moments take more memory than is free")
+    lines += [
+        f"{row['size']}: more memory than is free; a training.micro_batch_size below the batch size takes less"
+        for row in rows
+        if result["memory_free"] is not None and row["memory"] > result["memory_free"]
+    ]
     shown = [(size, point) for size, point in result["milestones"].items() if any(row["size"] == size for row in rows)]
     if shown:
         reference = result["reference"]
