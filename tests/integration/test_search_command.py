@@ -91,7 +91,7 @@ def test_a_shell_repeats_a_trial_to_the_last_digit(finished, folder, tmp_path):
     assert again["metric"] == "f1"
 
 
-def test_the_best_trial_is_repeated_to_the_bit_and_the_others_by_their_commands(finished, folder, tmp_path):
+def test_the_best_trial_is_repeated_to_the_bit_and_no_other_has_a_model(finished, folder, tmp_path):
     _, result = finished
     out, again = folder / "out", tmp_path / "again"
     done = CliRunner().invoke(app, ["rerun", str(out), "--out", str(again)])
@@ -99,7 +99,5 @@ def test_the_best_trial_is_repeated_to_the_bit_and_the_others_by_their_commands(
     weights = [path / "model" / "model.safetensors" for path in (out, again)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     other = result["trials"][1]
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match="its search kept only the best"):
         rerun(out / "trials" / other["name"], out=tmp_path / "other")
-    assert other["command"] in str(refused.value)
-    assert shlex.join(["maskloom", "rerun", str(out), "--out", "NEW"]) in str(refused.value)

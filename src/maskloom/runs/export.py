@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +32,7 @@ from maskloom.runs.model_writing import (
 from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
 from maskloom.runs.resuming import BEST_STEP
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, RunKind, described, kind_of_run, run_id, saved_sum
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, kind_of_run, run_id, saved_sum
 from maskloom.system.files import copy_files, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
@@ -47,10 +46,6 @@ from maskloom.training.checkpointing.checkpoints import (
     step_of,
 )
 
-_SHOWN = 12
-# Where the runs of a search, and the searches of a GLUE run with theirs, lie in its folder.
-_RUNS_WITHIN = ("trials/*", "*", "*/trials/*")
-
 
 def export(
     run: str | Path, out: str | Path, *, step: int | None = None, stage: str | None = None, best: bool = False
@@ -61,8 +56,8 @@ def export(
     ("phase-1") or a seed of fine-tuning ("seed-0"), and `best` takes the evaluation that did best: of fine-tuning on
     dev, of pre-training with `training.keep_best`. A finished fine-tuning gives its model, as a finished run without
     checkpoints does, a finished search that of its best trial. The run may go on meanwhile and may go on later. Raises
-    ConfigError for other folders of several runs, naming those that hold weights, and for a checkpoint that is not
-    there, naming those that are; DataError for damaged ones, and where vocabulary or base model are gone.
+    ConfigError for other folders of several runs, and for a checkpoint that is not there, naming those that are;
+    DataError for damaged ones, and where vocabulary or base model are gone.
     """
     run, out = Path(run), Path(out)
     check_new_folder(out)
@@ -71,7 +66,9 @@ def export(
     content = described(run)
     kind, found = kind_of_run(content), _stages(run)
     if kind in ("search", "glue"):
-        return _export_of_several(run, out, kind, is_any=step is None and stage is None)
+        if kind == "search" and step is None and stage is None and (run / "model" / CONFIG).exists():
+            return _copied(run, out, {}, None)
+        raise ConfigError(f"{run} holds several runs; export one of them")
     recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
     if best and not isinstance(recipe, PretrainRecipe):
         return _export_best(run, out, recipe, content, stage)
@@ -100,24 +97,6 @@ def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: boo
     config, longest = read_config(folder), load_tokenizer(folder).max_length
     longest = min(longest, config["max_position_embeddings"], read_settings(folder).get("max_length", longest))
     write_modules(folder, hidden_size=config["hidden_size"], max_length=longest, pooling=pooling, normalize=normalize)
-
-
-def _export_of_several(run: Path, out: Path, kind: RunKind, *, is_any: bool) -> dict[str, Any]:
-    """Copy the best model of a search where none other is asked for; raises ConfigError for all else, and GLUE runs."""
-    is_finished = kind == "search" and (run / "model" / CONFIG).exists()
-    if is_any and is_finished:
-        return _copied(run, out, {}, None)
-    runs = sorted(path.parent for pattern in _RUNS_WITHIN for path in run.glob(f"{pattern}/{RECIPE}"))
-    held = [
-        path for path in runs if (path / "model" / CONFIG).exists() or any(map(step_folders, _stages(path).values()))
-    ]
-    if not held and is_finished:
-        raise ConfigError(f"{run}: of its trials only the best model is kept; leave out --step and --stage")
-    if not held:
-        raise ConfigError(f"{run} holds several runs, and none of them has a checkpoint or a model yet")
-    names = ", ".join(str(path.relative_to(run)) for path in held[:_SHOWN]) + (" …" if len(held) > _SHOWN else "")
-    command = shlex.join(["maskloom", "export", str(held[0]), "--out", str(out)])
-    raise ConfigError(f"{run} holds several runs; export one of those with weights ({names}): {command}")
 
 
 def _stages(run: Path) -> dict[str, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,13 +17,11 @@ from maskloom.data.corpus.documents import source_files
 from maskloom.data.corpus.manifest import BUILD, MANIFEST, check_files, file_sum, read_manifest
 from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError, DataError
-from maskloom.runs.corpus import REPORT
 from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
 from maskloom.runs.run_folder import (
-    METRICS,
     RECIPE,
     RESULTS,
     described,
@@ -32,9 +29,7 @@ from maskloom.runs.run_folder import (
     fingerprint,
     kind_of_run,
     model_files,
-    runs_within,
 )
-from maskloom.runs.search import PLAN
 from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.system.launch import num_processes
 from maskloom.tasks.tables import ReadingOptions
@@ -64,8 +59,9 @@ def rerun(
     run, out, progress = Path(run), Path(out), progress or Progress()
     if (run / MANIFEST).exists():
         return _rerun_corpus(run, out=out, allow_version_change=allow_version_change, progress=progress)
-    _refuse_what_is_no_run(run)
     model, content = run / "model", described(run)
+    if kind_of_run(content) == "glue":
+        raise ConfigError(f"{run} holds several runs; repeat one of them")
     if kind_of_run(content) == "search":
         if not (run / RESULTS["search"]).exists():
             raise ConfigError(f"{run}: the search is not finished; finish it by `maskloom search ... --resume`")
@@ -75,7 +71,7 @@ def rerun(
     if "paths" not in content or "world_size" not in content:
         raise ConfigError(f"{run}: an older version made it, which did not record the paths of its inputs")
     if not (model / WEIGHTS).exists():
-        raise ConfigError(_without_model(run))
+        raise ConfigError(f"{run}: no model to compare with: the run is not finished, or its search kept only the best")
     _check_versions(run, content["versions"], environment()["versions"], allow_version_change, progress)
     _check_machine(run, content, progress)
     paths = _checked_paths(run, content)
@@ -95,37 +91,6 @@ def rerun(
         data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"])
         finetune(recipe, model=paths["model"], data=data, out=out, resume=resume, progress=progress)
     return _compared(model, out)
-
-
-def _refuse_what_is_no_run(folder: Path) -> None:
-    """Raise ConfigError that names the command that does it for folders of several runs and of a vocabulary."""
-    if (folder / RECIPE).exists() and kind_of_run(described(folder)) != "glue":
-        return
-    if (folder / REPORT).exists():
-        raise ConfigError(
-            f"{folder} is a vocabulary: `maskloom vocab train` with the same text and options writes the same bytes; "
-            f"the SHA-256 of its tokens is {read_json_object(folder / REPORT).get('sha256')}"
-        )
-    if runs := runs_within(folder):
-        commands = " or ".join(_command(run) for run in runs)
-        raise ConfigError(f"{folder} holds several runs; repeat one of them: {commands}")
-
-
-def _without_model(run: Path) -> str:
-    """Return why a run has no model to compare with, and what to do about that."""
-    search = run.parent.parent
-    if (run / METRICS).exists() and run.parent.name == "trials" and (search / PLAN).exists():
-        trials = read_json_object(search / PLAN)["trials"]
-        command = next((trial["command"] for trial in trials if trial["name"] == run.name), "")
-        return (
-            f"{run}: the search kept only the model of its best trial, which `{_command(search)}` repeats; "
-            f"this one without a comparison: {command}"
-        )
-    return f"{run}: the run is not finished, so there is nothing to compare with; finish it by --resume"
-
-
-def _command(run: Path) -> str:
-    return shlex.join(["maskloom", "rerun", str(run), "--out", "NEW"])
 
 
 def _check_machine(run: Path, content: dict[str, Any], progress: Progress) -> None:

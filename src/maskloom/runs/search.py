@@ -1,6 +1,6 @@
 """A search over recipes (BERT paper, A.3: the best of every batch size, learning rate and number of epochs on dev).
 
-Trials are those of a grid, or proposed by optuna, whose journal lies in the search's folder.
+Trials are those of a grid, or proposed by optuna from the outcomes of those before.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import shlex
 import shutil
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,9 +31,9 @@ from maskloom.runs.search_space import (
     space_of_data,
 )
 from maskloom.runs.search_table import markdown_of, ranked, search_rows
-from maskloom.system.files import copy_files, replacing_folder, write_bytes, write_json, write_text
+from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
-from maskloom.system.foreign_files import check_regular, read_json_object
+from maskloom.system.foreign_files import read_json_object
 from maskloom.training.events import check_log_targets
 from maskloom.training.faults.interruption import Interrupted
 
@@ -122,7 +123,7 @@ def search(
     except (DataError, UsageError):
         if not continues and not list(out.glob("trials/*")):
             # data or metric are wrong; with right ones it would be another search
-            for name in (RECIPE, DESCRIPTION, PLAN, "optuna.journal"):
+            for name in (RECIPE, DESCRIPTION, PLAN):
                 (out / name).unlink(missing_ok=True)
             if (out / "trials").exists():  # the trial that failed made it and took back what it had put there
                 (out / "trials").rmdir()
@@ -156,22 +157,20 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
     Those of optuna are asked for one by one, and written down before they run.
     """
     total = plan["num_trials"] or len(plan["trials"])
-    records, proposer = [], None
-    if plan["method"] == "optuna":
-        proposer = OptunaProposer(setup.out / "optuna.journal", space, setup.recipe.seed)
+    records: list[dict[str, Any]] = []
     for number in range(1, total + 1):
-        if proposer is not None and len(plan["trials"]) < number:
-            asked = proposer.ask(plan["trials"])
+        if plan["method"] == "optuna" and len(plan["trials"]) < number:
+            tried = [
+                (trial["settings"], record["score"]) for trial, record in zip(plan["trials"], records, strict=True)
+            ]
+            first = plan["trials"][-1]["proposal"] + 1 if tried else 0
+            asked = next_proposal(space, setup.recipe.seed, tried, first)
             if asked is None:
                 setup.progress.say(f"every combination has been tried; the search ends with {number - 1} trials")
                 break
             plan["trials"].append({**_trial(setup, number, asked[0]), "proposal": asked[1]})
             write_json(setup.out / PLAN, plan)
-        trial = plan["trials"][number - 1]
-        record = _outcome_of(setup, trial, total)
-        records.append(record)
-        if proposer is not None:
-            proposer.tell(trial["proposal"], record["score"])
+        records.append(_outcome_of(setup, plan["trials"][number - 1], total))
         if setup.keep_models == "best":
             for worse in ranked(records)[1:]:
                 shutil.rmtree(setup.out / "trials" / worse["name"] / "model", ignore_errors=True)
@@ -300,70 +299,36 @@ def _report(result: dict[str, Any]) -> str:
 _ATTEMPTS = 50
 
 
-class OptunaProposer:
-    """Asks optuna for settings and tells it how they went; a journal that exists is continued.
+def next_proposal(
+    space: Space, seed: int, tried: Sequence[tuple[Mapping[str, Any], float | None]], first: int = 0
+) -> tuple[dict[str, Any], int] | None:
+    """Return optuna's settings after trials and their dev scores, and the proposal's number; None without new ones.
 
-    The sampler is seeded by the number of proposals made, so that a search that was interrupted proposes what it would
-    have proposed. Raises ConfigError when optuna is not installed.
+    A proposal is a function of the trials, the seed and its number, which counts from `first` past those tried before,
+    so that a search that was interrupted goes on as it would have gone. A failed trial has no score. Raises ConfigError
+    when optuna is not installed.
     """
-
-    def __init__(self, journal: Path, space: Space, seed: int) -> None:
-        try:
-            import optuna
-        except ImportError:
-            raise ConfigError("optuna is not installed: pip install maskloom[search]") from None
-        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna, self._space, self._seed = optuna, space, seed
-        _mend(journal)
-        backend = JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal)))
-        self._study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(backend),
-            study_name="search",
-            direction="maximize",
-            load_if_exists=True,
-        )
-
-    def ask(self, tried: list[dict[str, Any]]) -> tuple[dict[str, Any], int] | None:
-        """Return settings that no trial in `tried` has, with optuna's number; None when none were found."""
-        known = {repr(sorted(trial["settings"].items())): trial["proposal"] for trial in tried}
-        written = {trial["proposal"] for trial in tried}
-        for trial in self._study.trials:  # the process was killed before it wrote these down
-            if not trial.state.is_finished() and trial.number not in written:
-                self.tell(trial.number, None)
-        for _ in range(_ATTEMPTS):
-            self._study.sampler = self._optuna.samplers.TPESampler(seed=self._seed + len(self._study.trials))
-            trial = self._study.ask()
-            settings = {key: self._suggest(trial, key, values) for key, values in self._space.items()}
-            earlier = known.get(repr(sorted(settings.items())))
-            if earlier is None:
-                return settings, trial.number
-            self.tell(trial.number, self._study.trials[earlier].value)  # it would end as the earlier one did
-        return None
-
-    def tell(self, number: int, score: float | None) -> None:
-        """Take in a dev score, higher being better, or None for a failure; what it was told before it keeps."""
-        if self._study.trials[number].state.is_finished():
-            return
-        if score is None:
-            self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError("optuna is not installed: pip install maskloom[search]") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    choices = optuna.distributions
+    distributions: dict[str, Any] = {}
+    for key, values in space.items():
+        if not isinstance(values, ValueRange):
+            distributions[key] = choices.CategoricalDistribution(list(values))
+        elif values.kind == "int":
+            distributions[key] = choices.IntDistribution(int(values.low), int(values.high))
         else:
-            self._study.tell(number, score)
-
-    def _suggest(self, trial: Any, key: str, values: Any) -> Any:
-        if isinstance(values, ValueRange):
-            if values.kind == "int":
-                return trial.suggest_int(key, values.low, values.high)
-            return trial.suggest_float(key, values.low, values.high, log=True)
-        return trial.suggest_categorical(key, list(values))
-
-
-def _mend(journal: Path) -> None:
-    """Take away what a killed process leaves: its lock, and half a line at the end. A search has one process."""
-    Path(f"{journal}.lock").unlink(missing_ok=True)
-    if journal.exists():
-        check_regular(journal)
-        content = journal.read_bytes()
-        if not content.endswith(b"\n"):
-            write_bytes(journal, content[: content.rfind(b"\n") + 1])
+            distributions[key] = choices.FloatDistribution(values.low, values.high, log=True)
+    study = optuna.create_study(direction="maximize")
+    for settings, score in tried:
+        if score is not None:
+            study.add_trial(optuna.trial.create_trial(params=dict(settings), distributions=distributions, value=score))
+    for number in range(first, first + _ATTEMPTS):
+        study.sampler = optuna.samplers.TPESampler(seed=seed + number)
+        proposed = study.ask(distributions).params
+        if all(proposed != settings for settings, _ in tried):
+            return proposed, number
+    return None
