@@ -29,7 +29,7 @@ def write_results(
     `names` are those of the tasks by what they are to show.
     """
     verdicts = [trend.verdict(results["scores"]) for trend in experiment.trends]
-    columns = [*experiment.measures, *(role for role in names)]
+    columns = [*experiment.measures, *names]
     metrics = {role: metric.replace("_", " ") for role, metric in results["metrics"].items()}
     heads = [_MEASURES.get(column) or f"{names[column]}, {metrics[column]}" for column in columns]
     results = {**results, "title": experiment.title, "trends": verdicts, "columns": dict(names)}
@@ -84,14 +84,6 @@ def summary_lines(results: Mapping[str, Any]) -> list[str]:
     return [*lines, f"Took {minutes:.1f} minutes. Table: {results['table']}; page: {results['report']}"]
 
 
-def machine_text() -> str:
-    """Return processor, cores, threads and versions of this machine."""
-    found = environment()
-    hardware, versions = found["hardware"], found["versions"]
-    device = hardware["cuda"] or f"{hardware['processor']}, {hardware['cores']} cores, {hardware['threads']} threads"
-    return f"{device}; Python {versions['python']}, torch {versions['torch']}"
-
-
 def _spread(values: list[float] | None) -> str:
     if values is None:
         return "–"
@@ -99,11 +91,15 @@ def _spread(values: list[float] | None) -> str:
 
 
 def _about(results: Mapping[str, Any]) -> str:
-    text, minutes = results["text"], sum(results["seconds"].values()) / 60
+    """Return scale, seeds, text, time, and processor or GPU with the versions of this machine."""
+    text, minutes, machine = results["text"], sum(results["seconds"].values()) / 60, environment()
+    hardware, versions = machine["hardware"], machine["versions"]
+    device = hardware["cuda"] or f"{hardware['processor']}, {hardware['cores']} cores, {hardware['threads']} threads"
     seeds = "1 seed" if results["num_seeds"] == 1 else f"{results['num_seeds']} seeds"
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
     return (
-        f"Scale {results['scale']}, {seeds}, text: {text['text']}{tokens}; {minutes:.0f} minutes on {machine_text()}."
+        f"Scale {results['scale']}, {seeds}, text: {text['text']}{tokens}; {minutes:.0f} minutes on {device}; "
+        f"Python {versions['python']}, torch {versions['torch']}."
     )
 
 

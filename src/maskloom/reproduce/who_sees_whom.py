@@ -68,13 +68,8 @@ def figure_1(out: str | Path) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "figure1.json", {name: matrix.tolist() for name, matrix in found.items()})
     charts = [Chart(name, _grid(matrix)) for name, matrix in found.items()]
-    told = {
-        "title": "Figure 1: who sees whom",
-        "about": _ABOUT,
-        "trends": [],
-        "command": "maskloom reproduce figure1 --out DIR",
-    }
-    write_text(out / "figure1.html", page_template("reproduce/report.html").render(**told, charts=charts))
+    page = page_template("reproduce/report.html").render(title="Figure 1: who sees whom", about=_ABOUT, charts=charts)
+    write_text(out / "figure1.html", page)
     both = {name: any(rows[i][j] for i in range(LENGTH) for j in range(i + 1, LENGTH)) for name, rows in sees.items()}
     lines = [f"{name}: a token sees {'all others' if both[name] else 'itself and those before it'}" for name in sees]
     return {"sees": sees, "lines": [*lines, f"page: {out / 'figure1.html'}"]}
