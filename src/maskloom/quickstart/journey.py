@@ -9,9 +9,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +20,14 @@ from maskloom.data.counter_random import Permutation
 from maskloom.errors import ConfigError
 from maskloom.inference import Predictor
 from maskloom.quickstart.documentation import gather_documents, write_documents
-from maskloom.quickstart.tasks import build_tasks
+from maskloom.quickstart.tasks import QuickstartTasks, build_tasks
 from maskloom.runs.charts import DotRow, dot_chart, page_template
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.recipes import KINDS
-from maskloom.runs.report.page import charts_of
+from maskloom.runs.report.page import Chart, charts_of
 from maskloom.runs.report.record import read_run
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.files import write_json, write_text
@@ -38,6 +37,7 @@ from maskloom.system.worker_processes import Work
 from maskloom.text.vocabulary_training import VocabularySettings
 
 VOCABULARY_SIZE = 8000
+TEXT = "text/documents.txt"
 TASKS: dict[str, Literal["single", "pair"]] = {"sentence": "single", "pair": "pair"}
 OURS = (
     "Returns a [MASK] of strings.",
@@ -49,6 +49,7 @@ OURS = (
 )
 _NAMES = {"pretrained": "pre-trained", "random": "random start"}
 _NUM_REAL = 8
+_NUM_WORKERS = min(2, os.cpu_count() or 1)
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
@@ -61,11 +62,9 @@ class Stages:
         if path.exists():
             self._held = read_json_object(path)
             if self._held["settings"] != settings:
-                before, now = (
-                    ", ".join(f"{name} {value!r}" for name, value in given.items())
-                    for given in (self._held["settings"], settings)
-                )
-                raise ConfigError(f"{path.parent} was started with {before}, this is {now}; choose another --out")
+                both = (self._held["settings"], settings)
+                told = [", ".join(f"{name} {value!r}" for name, value in given.items()) for given in both]
+                raise ConfigError(f"{path.parent} was started with {told[0]}, this is {told[1]}; choose another --out")
             return
         if path.parent.exists() and (
             not path.parent.is_dir() or any(entry.name != LOCK for entry in path.parent.iterdir())
@@ -109,9 +108,16 @@ def quickstart(
     `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError when `out` holds something else.
     """
     out, progress, overrides = Path(out), progress or Progress(), overrides or {}
-    recipes = {name: _recipe(kind, name, seed, overrides) for name, kind in KINDS.items()}
+    recipes: dict[str, Any] = {
+        name: load_recipe(kind, Path(__file__).with_name(f"{name}.toml"), [f"seed={seed}", *overrides.get(name, [])])
+        for name, kind in KINDS.items()
+    }
     stages = Stages(out / "stages.json", {"seed": seed, "overrides": overrides})
-    prepared = _prepare(stages, out, seed, progress)
+    progress.say("1/6  gathering the documentation of Python and of the installed packages")
+    text = stages.run("text", lambda: _account(gather_text(out, seed, progress), out))
+    progress.say("2/6  training a vocabulary and building the corpus")
+    vocabulary = stages.run("vocabulary", lambda: make_vocabulary(out, VOCABULARY_SIZE, progress))
+    corpus = stages.run("corpus", lambda: make_corpus(out, progress))
     progress.say("3/6  pre-training a BERT: the longest stage")
     folder = out / "pretrained"
     how = {"corpus": out / "corpus", "out": folder, "resume": (folder / RECIPE).exists(), "progress": progress}
@@ -124,10 +130,12 @@ def quickstart(
     progress.say("5/6  filling masks")
     masks = stages.run("masks", lambda: fill_masks(out / "pretrained", out / "tasks" / "sentence-dev.jsonl", seed=seed))
     progress.say("6/6  writing the report")
-    majority = prepared["text"]["majority_fraction"]
+    majority = text["majority_fraction"]
     results = {
         "folder": str(out),
-        **prepared,
+        "text": text,
+        "vocabulary": vocabulary,
+        "corpus": corpus,
         "pretraining": pretraining,
         "tasks": {task: _compared(runs, majority[f"{task}-dev"]) for task, runs in finetuning.items()},
         "masks": masks,
@@ -135,7 +143,7 @@ def quickstart(
         "report": str(out / "report.html"),
     }
     write_json(out / "results.json", results)
-    write_text(out / "report.html", report_page(out, results, recipes, next_commands(str(out))))
+    write_text(out / "report.html", report_page(out, results, recipes))
     return results
 
 
@@ -151,12 +159,10 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
         "",
         "Fine-tuned, accuracy on dev (mean ± standard deviation over seeds; constant answer in brackets):",
     ]
-    for task, compared in results["tasks"].items():
-        pretrained, random = compared["pretrained"], compared["random"]
-        lines.append(
-            f"  {task + ' task':<14} pre-trained {pretrained['mean']:.1%} ± {pretrained['standard_deviation']:.1%}   "
-            f"random start {random['mean']:.1%} ± {random['standard_deviation']:.1%}   ({compared['majority']:.1%})"
-        )
+    lines += [
+        f"  {task + ' task':<14} pre-trained {pretrained}   random start {random}   ({constant})"
+        for task, _, constant, random, pretrained, _ in _score_rows(results)
+    ]
     lines += ["", "Masks that it filled:"]
     lines += [f"  {row['text']}  →  {', '.join(row['tokens'])}" for row in results["masks"]["ours"][:4]]
     lines += [
@@ -181,52 +187,42 @@ def next_commands(folder: str) -> list[str]:
     ]
 
 
-def _recipe(kind: Any, name: str, seed: int, overrides: dict[str, list[str]]) -> Any:
-    with resources.as_file(resources.files("maskloom.quickstart") / f"{name}.toml") as path:
-        return load_recipe(kind, path, [f"seed={seed}", *overrides.get(name, [])])
-
-
-def _prepare(stages: Stages, out: Path, seed: int, progress: Progress) -> dict[str, dict[str, Any]]:
-    """Gather the text, train the vocabulary and build the corpus; return what each stage found."""
-    text_file, watch = out / "text" / "documents.txt", stage_callback(progress)
-    num_workers = min(2, os.cpu_count() or 1)
-    progress.say("1/6  gathering the documentation of Python and of the installed packages")
-    text = stages.run("text", lambda: _gather(out, text_file, seed, num_workers, watch))
-    progress.say("2/6  training a vocabulary and building the corpus")
-    vocabulary = stages.run(
-        "vocabulary",
-        lambda: train_vocabulary_from_files(
-            [text_file], VocabularySettings(VOCABULARY_SIZE), out=out / "vocabulary", progress=watch
-        ),
-    )
-    corpus = stages.run(
-        "corpus",
-        lambda: build_corpus_from_files(
-            text_file,
-            vocab=out / "vocabulary",
-            out=out / "corpus",
-            settings=CorpusSettings(sentences="lines"),
-            work=Work(num_workers),
-            progress=watch,
-        ),
-    )
-    return {"text": text, "vocabulary": vocabulary, "corpus": corpus}
-
-
-def _gather(
-    out: Path, text_file: Path, seed: int, num_workers: int, watch: Callable[[str, int, int], None]
-) -> dict[str, Any]:
-    tasks = build_tasks(gather_documents(num_workers=num_workers, progress=watch), seed=seed)
-    num_bytes = write_documents(tasks.pretraining, text_file)
+def gather_text(out: Path, seed: int, progress: Progress) -> QuickstartTasks:
+    """Write the documentation on this machine to text/documents.txt, and two tasks on documents left out of it."""
+    documents = gather_documents(num_workers=_NUM_WORKERS, progress=stage_callback(progress))
+    tasks = build_tasks(documents, seed=seed)
+    write_documents(tasks.pretraining, out / TEXT)
     for name, part in tasks.sets.items():
         part.write(out / "tasks" / f"{name}.jsonl")
+    return tasks
+
+
+def make_vocabulary(out: Path, size: int, progress: Progress) -> dict[str, Any]:
+    """Train the vocabulary of the gathered text."""
+    how = {"out": out / "vocabulary", "progress": stage_callback(progress)}
+    return train_vocabulary_from_files([out / TEXT], VocabularySettings(size), **how)
+
+
+def make_corpus(out: Path, progress: Progress) -> dict[str, Any]:
+    """Build the corpus of the gathered text, a sentence a line."""
+    return build_corpus_from_files(
+        out / TEXT,
+        vocab=out / "vocabulary",
+        out=out / "corpus",
+        settings=CorpusSettings(sentences="lines"),
+        work=Work(_NUM_WORKERS),
+        progress=stage_callback(progress),
+    )
+
+
+def _account(tasks: QuickstartTasks, out: Path) -> dict[str, Any]:
     packages: dict[str, dict[str, int]] = {}
     for document in tasks.pretraining:
         counts = packages.setdefault(document.area, {"documents": 0, "sentences": 0})
         counts["documents"] += 1
         counts["sentences"] += len(document.sentences)
     return {
-        "num_bytes": num_bytes,
+        "num_bytes": (out / TEXT).stat().st_size,
         "packages": packages,
         "areas": list(tasks.areas),
         "num_pretraining_documents": len(tasks.pretraining),
@@ -286,32 +282,52 @@ def _guesses(predictor: Predictor, text: str, top_k: int) -> dict[str, list[Any]
     return {"tokens": [row["token"] for row in best], "probabilities": [row["probability"] for row in best]}
 
 
-def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section], commands: Sequence[str]) -> str:
+def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section]) -> str:
     """Return the page for the figures of a finished quick start; curves come from the event logs in `out`."""
     pretrained = read_run(out / "pretrained", "pre-trained")
+    packages = sorted(results["text"]["packages"].items(), key=lambda item: -item[1]["sentences"])
     return page_template("quickstart/report.html").render(
+        title="maskloom quick start",
         phases=[phase.max_length for phase in getattr(recipes["pretrain"], "phases", [])],
         results=results,
         run=pretrained.description,
-        packages=sorted(results["text"]["packages"].items(), key=lambda item: -item[1]["sentences"]),
+        packages=[[name, f"{of['documents']:,}", f"{of['sentences']:,}"] for name, of in packages[:10]],
+        seconds=[[name, f"{seconds:.1f}"] for name, seconds in results["seconds"].items()],
         recipes={name: recipe_toml(recipe) for name, recipe in recipes.items()},
         pretraining_charts=charts_of([pretrained])["Pre-training"][:2],
-        task_charts={task: _dots(compared) for task, compared in results["tasks"].items()},
-        learning_charts={task: _learning(out, task) for task in results["tasks"]},
-        commands=commands,
+        scores=_score_rows(results),
+        task_charts=[chart for task in results["tasks"].items() for chart in _task_charts(out, *task)],
+        ours=[[row["text"], ", ".join(row["tokens"])] for row in results["masks"]["ours"]],
+        real=[
+            [row["text"], row["truth"], ", ".join(t + " ✓" * (t == row["truth"]) for t in row["tokens"])]
+            for row in results["masks"]["real"]
+        ],
+        commands=next_commands(results["folder"]),
         minutes=sum(results["seconds"].values()) / 60,
     )
 
 
-def _dots(compared: dict[str, Any]) -> str:
+def _score_rows(results: dict[str, Any]) -> list[list[str]]:
+    """Return of each task its name, examples, constant answer, scores from random and pre-trained weights, and gain."""
+    counts, rows = results["text"]["num_examples"], []
+    for task, compared in results["tasks"].items():
+        examples = f"{counts[f'{task}-train']:,} + {counts[f'{task}-dev']:,} dev"
+        random, pretrained = (
+            f"{compared[start]['mean']:.1%} ± {compared[start]['standard_deviation']:.1%}"
+            for start in ("random", "pretrained")
+        )
+        gain = f"{100 * compared['gain']:+.1f} points"
+        rows.append([task, examples, f"{compared['majority']:.1%}", random, pretrained, gain])
+    return rows
+
+
+def _task_charts(out: Path, task: str, compared: dict[str, Any]) -> list[Chart]:
+    """Draw the scores of all seeds from both starts, and dev accuracy over steps: means bold, single seeds faint."""
     rows = [
         DotRow(name, list(compared[start]["scores"].values()), f"c{place}")
         for place, (start, name) in enumerate(_NAMES.items())
     ]
-    return dot_chart(rows, level=("constant answer", compared["majority"]), name="accuracy on dev, one dot per seed")
-
-
-def _learning(out: Path, task: str) -> str:
-    """Draw dev accuracy over steps from both starts: the means over seeds bold, single seeds faint."""
+    dots = dot_chart(rows, level=("constant answer", compared["majority"]), name="accuracy on dev, one dot per seed")
     runs = [read_run(out / "finetuned" / f"{task}-{start}", name) for start, name in _NAMES.items()]
-    return charts_of(runs)["Fine-tuning"][0].svg
+    curves = charts_of(runs)["Fine-tuning"][0].svg
+    return [Chart(f"The {task} task: one dot a seed", dots), Chart(f"The {task} task: dev accuracy over steps", curves)]

@@ -170,13 +170,9 @@ def _pair_rows(
                 place = int(integers(len(other.sentences) - PASSAGE_SENTENCES + 1, *draw, _ORDER))
                 second, label = _passage(other, place), OTHER
             rows.append({"sentence1": first, "sentence2": second, "label": label})
-    fewest = min(sum(row["label"] == label for row in rows) for label in (NEXT, OTHER))
-    kept, counts = [], Counter()
-    for row in rows:
-        counts[row["label"]] += 1
-        if counts[row["label"]] <= fewest:
-            kept.append(row)
-    return _shuffled(kept, seed, part)
+    places = [[place for place, row in enumerate(rows) if row["label"] == label] for label in (NEXT, OTHER)]
+    fewest = min(map(len, places))
+    return _shuffled([rows[place] for place in sorted(places[0][:fewest] + places[1][:fewest])], seed, part)
 
 
 def _passage(document: GatheredDocument, start: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 # By arm and column, one score a seed.
 Scores = Mapping[str, Mapping[str, list[float]]]
+Measure = Callable[[Scores], list[float]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Trend:
     """A claim of the paper, and what is measured for it with each seed: a number that is positive where it holds."""
 
     claim: str
-    measure: Callable[[Scores], list[float]]
+    measure: Measure
 
     def verdict(self, scores: Scores) -> dict[str, Any]:
         """Return the mean and standard error over seeds, and what they say.
@@ -76,28 +77,24 @@ class Experiment:
     needs: str | None = None
 
 
-def above(better: str, worse: str, column: str) -> Callable[[Scores], list[float]]:
+def beyond(one: Measure, other: Measure) -> Measure:
+    """Return by how much one measure is more than another, seed by seed."""
+    return lambda scores: [high - low for high, low in zip(one(scores), other(scores), strict=True)]
+
+
+def above(better: str, worse: str, column: str) -> Measure:
     """Return how far one arm's scores are above another's, seed by seed."""
-
-    def measure(scores: Scores) -> list[float]:
-        return [high - low for high, low in zip(scores[better][column], scores[worse][column], strict=True)]
-
-    return measure
+    return beyond(lambda scores: scores[better][column], lambda scores: scores[worse][column])
 
 
-def below(better: str, worse: str, column: str) -> Callable[[Scores], list[float]]:
+def below(better: str, worse: str, column: str) -> Measure:
     """Return how far one arm's scores are below another's, seed by seed, for measures of which less is better."""
     return above(worse, better, column)
 
 
-def wider(arms: tuple[str, str], column: str, than: str) -> Callable[[Scores], list[float]]:
+def wider(arms: tuple[str, str], column: str, than: str) -> Measure:
     """Return by how much the gap between two arms is wider in one column than in another."""
-
-    def measure(scores: Scores) -> list[float]:
-        gaps = (above(*arms, name)(scores) for name in (column, than))
-        return [one - other for one, other in zip(*gaps, strict=True)]
-
-    return measure
+    return beyond(above(*arms, column), above(*arms, than))
 
 
 _PAIRS = "data.next_sentence=true"
@@ -242,14 +239,10 @@ TABLE_8 = Experiment(
         Trend("random tokens alone are worse than the mix, fine-tuned", above("80/10/10", "0/0/100", "sentence")),
         Trend(
             "features suffer more from [MASK] alone than fine-tuning does",
-            lambda scores: [
-                frozen - tuned
-                for frozen, tuned in zip(
-                    above("80/10/10, features", "100/0/0, features", "conll2003")(scores),
-                    above("80/10/10", "100/0/0", "conll2003")(scores),
-                    strict=True,
-                )
-            ],
+            beyond(
+                above("80/10/10, features", "100/0/0, features", "conll2003"),
+                above("80/10/10", "100/0/0", "conll2003"),
+            ),
         ),
     ),
     probes=("sentence", "conll2003"),

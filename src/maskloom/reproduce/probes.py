@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from maskloom.data.corpus.building import CorpusSettings
 from maskloom.data.counter_random import Permutation
 from maskloom.errors import DataError
-from maskloom.quickstart.documentation import GatheredDocument, gather_documents, write_documents
-from maskloom.quickstart.tasks import build_tasks
-from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.quickstart.documentation import GatheredDocument
+from maskloom.quickstart.journey import gather_text, make_corpus, make_vocabulary
+from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles
 from maskloom.runs.glue.files import TASKS
 from maskloom.system.files import write_json
-from maskloom.system.worker_processes import Work
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.text.vocabulary_training import VocabularySettings
 
 VOCABULARY_SIZE = 4000
 _WORD = re.compile(r"[A-Za-z]{3,}")
@@ -60,30 +57,22 @@ def documentation_probes(out: Path) -> dict[str, Probe]:
     }
 
 
-def write_documentation(out: Path, *, seed: int, num_workers: int, progress: Callable[..., None]) -> dict[str, Any]:
+def write_documentation(out: Path, *, seed: int, progress: Progress) -> dict[str, Any]:
     """Write the documentation on this machine as a corpus, and three tasks.
 
     Sentence and pair are those of the quick start, from documents that the corpus leaves out. The span task asks for
     the word before another one: the word that tells where the answer is stands to its right, where a left-to-right
     model does not look. It needs many questions, so those to learn from are on the documents of the corpus.
     """
-    tasks = build_tasks(gather_documents(num_workers=num_workers, progress=progress), seed=seed)
-    text = out / "text" / "documents.txt"
-    write_documents(tasks.pretraining, text)
-    for name, part in tasks.sets.items():
-        part.write(out / "tasks" / f"{name}.jsonl")
+    tasks = gather_text(out, seed, progress)
     parts = (("train", tasks.pretraining, _PER_TRAIN_DOCUMENT), ("dev", tasks.dev_documents, _PER_DEV_DOCUMENT))
     counts = {name: len(part.rows) for name, part in tasks.sets.items()}
     for number, (part, documents, most) in enumerate(parts):
         questions = list(span_questions(documents, most, seed=seed, part=number))
         write_json(out / "tasks" / f"span-{part}.json", {"version": "1.1", "data": questions})
         counts[f"span-{part}"] = sum(len(article["paragraphs"]) for article in questions)
-    vocabulary = VocabularySettings(VOCABULARY_SIZE)
-    train_vocabulary_from_files([text], vocabulary, out=out / "vocabulary", progress=progress)
-    settings, work = CorpusSettings(sentences="lines"), Work(num_workers)
-    how = {"settings": settings, "work": work, "progress": progress}
-    corpus = build_corpus_from_files(text, vocab=out / "vocabulary", out=out / "corpus", **how)
-    return {"text": "documentation", "num_tokens": corpus["num_tokens"], "num_examples": counts}
+    make_vocabulary(out, VOCABULARY_SIZE, progress)
+    return {"text": "documentation", "num_tokens": make_corpus(out, progress)["num_tokens"], "num_examples": counts}
 
 
 def span_questions(

@@ -9,11 +9,12 @@ from typing import Any
 
 from maskloom.reproduce.experiments import Experiment
 from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, page_template
+from maskloom.runs.report.page import NUM_COLOURS, Chart
 from maskloom.runs.run_folder import environment
+from maskloom.runs.search_table import markdown_of
 from maskloom.system.files import write_json, write_text
 
 _MEASURES = {"mlm_perplexity": "perplexity"}
-_STYLES = 6
 _HOW = (
     "Mean ± standard deviation over seeds. A trend is *shown* where the mean of its differences, one a seed, is more "
     "than two standard errors above 0, *denied* where it is more than two below, and else *not shown*."
@@ -28,7 +29,7 @@ def write_results(
     `names` are those of the tasks by what they are to show.
     """
     verdicts = [trend.verdict(results["scores"]) for trend in experiment.trends]
-    columns = [*experiment.measures, *(role for role in names)]
+    columns = [*experiment.measures, *names]
     metrics = {role: metric.replace("_", " ") for role, metric in results["metrics"].items()}
     heads = [_MEASURES.get(column) or f"{names[column]}, {metrics[column]}" for column in columns]
     results = {**results, "title": experiment.title, "trends": verdicts, "columns": dict(names)}
@@ -36,7 +37,17 @@ def write_results(
     rows = table_rows(experiment, results, columns)
     headers = ["", *heads, "the paper"]
     write_text(out / "table.md", _markdown(experiment, results, headers, rows))
-    write_text(out / "report.html", _page(experiment, results, headers, rows))
+    page = page_template("reproduce/report.html").render(
+        title=experiment.title,
+        about=f"Section {experiment.section} of the BERT paper. {_about(results)}",
+        how=_HOW.replace("*", ""),
+        trends=[_trend_row(verdict) for verdict in verdicts],
+        headers=headers,
+        rows=rows,
+        charts=_charts(experiment, results),
+        command=_command(results),
+    )
+    write_text(out / "report.html", page)
     return {**results, "table": str(out / "table.md"), "report": str(out / "report.html")}
 
 
@@ -57,10 +68,13 @@ def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
     """Return a trend with its verdict and the numbers behind it, in one sentence."""
-    if verdict["verdict"] == "not measured":
-        return f"{verdict['claim']}: **not measured** ({verdict['why']})"
-    mean, error = verdict["mean"], verdict["standard_error"]
-    return f"{verdict['claim']}: **{verdict['verdict']}** ({mean:+.2f}, standard error {error:.2f})"
+    claim, word, reason = _trend_row(verdict)
+    return f"{claim}: **{word}** ({reason})"
+
+
+def _trend_row(verdict: Mapping[str, Any]) -> list[str]:
+    found = verdict.get("why") or f"{verdict['mean']:+.2f}, standard error {verdict['standard_error']:.2f}"
+    return [verdict["claim"], verdict["verdict"], found]
 
 
 def summary_lines(results: Mapping[str, Any]) -> list[str]:
@@ -70,14 +84,6 @@ def summary_lines(results: Mapping[str, Any]) -> list[str]:
     return [*lines, f"Took {minutes:.1f} minutes. Table: {results['table']}; page: {results['report']}"]
 
 
-def machine_text() -> str:
-    """Return processor, cores, threads and versions of this machine."""
-    found = environment()
-    hardware, versions = found["hardware"], found["versions"]
-    device = hardware["cuda"] or f"{hardware['processor']}, {hardware['cores']} cores, {hardware['threads']} threads"
-    return f"{device}; Python {versions['python']}, torch {versions['torch']}"
-
-
 def _spread(values: list[float] | None) -> str:
     if values is None:
         return "–"
@@ -85,11 +91,15 @@ def _spread(values: list[float] | None) -> str:
 
 
 def _about(results: Mapping[str, Any]) -> str:
-    text, minutes = results["text"], sum(results["seconds"].values()) / 60
+    """Return scale, seeds, text, time, and processor or GPU with the versions of this machine."""
+    text, minutes, machine = results["text"], sum(results["seconds"].values()) / 60, environment()
+    hardware, versions = machine["hardware"], machine["versions"]
+    device = hardware["cuda"] or f"{hardware['processor']}, {hardware['cores']} cores, {hardware['threads']} threads"
     seeds = "1 seed" if results["num_seeds"] == 1 else f"{results['num_seeds']} seeds"
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
     return (
-        f"Scale {results['scale']}, {seeds}, text: {text['text']}{tokens}; {minutes:.0f} minutes on {machine_text()}."
+        f"Scale {results['scale']}, {seeds}, text: {text['text']}{tokens}; {minutes:.0f} minutes on {device}; "
+        f"Python {versions['python']}, torch {versions['torch']}."
     )
 
 
@@ -110,9 +120,7 @@ def _markdown(experiment: Experiment, results: Mapping[str, Any], headers: list[
         "",
         _HOW,
         "",
-        f"| {' | '.join(headers)} |",
-        f"|{'---|' * len(headers)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        markdown_of(headers, rows),
         "",
         *(f"- {verdict_text(verdict)}" for verdict in results["trends"]),
         "",
@@ -120,43 +128,28 @@ def _markdown(experiment: Experiment, results: Mapping[str, Any], headers: list[
     return "\n".join(lines)
 
 
-def _page(experiment: Experiment, results: Mapping[str, Any], headers: list[str], rows: list[list[str]]) -> str:
-    return page_template("reproduce/report.html").render(
-        title=experiment.title,
-        section=experiment.section,
-        command=_command(results),
-        about=_about(results),
-        how=_HOW.replace("*", ""),
-        headers=headers,
-        rows=rows,
-        trends=results["trends"],
-        charts=_charts(experiment, results),
-    )
-
-
-def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[dict[str, str]]:
+def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:
     """Return a chart for each task: curves over steps where arms are checkpoints, else one dot a seed and arm."""
-    charts = []
+    charts, references = [], results["references"]
     for role, name in results["columns"].items():
         found = {arm: columns[role] for arm, columns in results["scores"].items() if role in columns}
         arms = [arm for arm in experiment.arms if arm.name in found]
-        is_known = role in results["references"]
-        level = ("constant answer", results["references"][role] / 100) if is_known else ("", 0.0)
+        level = ("constant answer", references[role] / 100) if role in references else ("", 0.0)
         if any(arm.at < 1.0 for arm in arms):
             lines = [
                 Line(
                     model,
                     [(100 * arm.at, fmean(found[arm.name]) / 100) for arm in arms if arm.model == model],
-                    f"c{number % _STYLES}",
+                    f"c{number % NUM_COLOURS}",
                 )
                 for number, model in enumerate(dict.fromkeys(arm.model for arm in arms))
             ]
             svg = line_chart(lines, x_name="% of the steps", y_name=f"{name}, dev", levels=[level], as_percent=True)
         else:
             dots = [
-                DotRow(arm.name, [value / 100 for value in found[arm.name]], f"c{number % _STYLES}")
+                DotRow(arm.name, [value / 100 for value in found[arm.name]], f"c{number % NUM_COLOURS}")
                 for number, arm in enumerate(arms)
             ]
             svg = dot_chart(dots, level=level, name=f"{name} on dev, one dot a seed")
-        charts.append({"title": f"{name}, on dev", "svg": svg})
+        charts.append(Chart(f"{name}, on dev", svg))
     return charts

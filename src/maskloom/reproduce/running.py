@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from maskloom.recipe_files import SHIPPED
 from maskloom.reproduce.experiments import EXPERIMENTS, Arm, Experiment
 from maskloom.reproduce.probes import Probe, documentation_probes, own_probes, write_documentation
 from maskloom.reproduce.results import write_results
-from maskloom.runs.display import Progress, stage_callback
+from maskloom.runs.display import Progress
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
 from maskloom.runs.plan import plan_pretraining
@@ -91,11 +89,8 @@ class Plan:
 
 
 def _recipe(kind: Any, scale: str, name: str, settings: Sequence[str], seed: int) -> Any:
-    settings = [f"seed={seed}", *settings]
-    if scale == "paper":
-        return load_recipe(kind, SHIPPED / f"{_PUBLISHED[name]}.toml", settings)
-    with resources.as_file(resources.files("maskloom.reproduce") / f"{scale}-{name}.toml") as path:
-        return load_recipe(kind, path, settings)
+    own, published = Path(__file__).with_name(f"{scale}-{name}.toml"), SHIPPED / f"{_PUBLISHED[name]}.toml"
+    return load_recipe(kind, published if scale == "paper" else own, [f"seed={seed}", *settings])
 
 
 @alone_in_folder()
@@ -136,19 +131,18 @@ def reproduce(
             f"{experiment.title}: it needs tagged words, --tasks FOLDER with conll2003/train.txt and dev.txt"
         )
     settings = {"experiment": name, "scale": scale, "corpus": corpus and str(corpus), "tasks": tasks and str(tasks)}
+    settings["overrides"] = overrides
     where = out / "corpus" if corpus is None else Path(corpus)
     plan = Plan(experiment, scale, range(num_seeds), out, where, probes, overrides)
     plan.check()
-    stages = Stages(out / "stages.json", {**settings, "overrides": overrides})
+    stages = Stages(out / "stages.json", settings)
     text = {"text": str(corpus)}
     if corpus is None:
-        watch, workers = stage_callback(progress), min(2, os.cpu_count() or 1)
         progress.say("gathering the documentation on this machine")
-        text = stages.run("text", lambda: write_documentation(out, seed=0, num_workers=workers, progress=watch))
+        text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     progress.say(_expected(plan, stages))
     found = _run(plan, stages, progress)
-    settings |= {"overrides": overrides, "num_seeds": num_seeds}
-    results = {**settings, "text": text, **found, "seconds": stages.seconds}
+    results = {**settings, "num_seeds": num_seeds, "text": text, **found, "seconds": stages.seconds}
     return write_results(plan.experiment, results, out, {role: probe.name for role, probe in probes.items()})
 
 
@@ -191,7 +185,7 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
             models[model, seed] = stages.run(
                 _pretraining_stage(model, seed), lambda recipe=recipe, how=how: pretrain(recipe, **how)
             )
-    scores: dict[str, dict[str, dict[int, float]]] = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     references: dict[str, float] = {}
     metrics: dict[str, str] = {}
     for arm, role, seed in jobs:
@@ -201,20 +195,16 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
             _stage_of(arm, role, seed),
             lambda arm=arm, role=role, seed=seed: _score(plan, arm, plan.probes[role], seed, progress),
         )
-        scores.setdefault(arm.name, {}).setdefault(role, {})[seed] = found["score"]
+        scores.setdefault(arm.name, {}).setdefault(role, []).append(found["score"])
         metrics[role] = found["metric"]
         if found["reference"] is not None:
             references[role] = found["reference"]
     for arm in plan.experiment.arms:
         for measure in plan.experiment.measures:
-            values = {seed: models[arm.model, seed][measure] for seed in plan.seeds}
-            scores.setdefault(arm.name, {})[measure] = values
+            scores.setdefault(arm.name, {})[measure] = [models[arm.model, seed][measure] for seed in plan.seeds]
     return {
         "models": {model: [models[model, seed] for seed in plan.seeds] for model in plan.experiment.models},
-        "scores": {
-            arm: {column: [found[seed] for seed in plan.seeds] for column, found in columns.items()}
-            for arm, columns in scores.items()
-        },
+        "scores": scores,
         "references": references,
         "metrics": metrics,
     }

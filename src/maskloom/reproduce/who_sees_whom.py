@@ -15,6 +15,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.gpt_config import GptConfig
 from maskloom.runs.charts import page_template
+from maskloom.runs.report.page import Chart
 from maskloom.system.files import write_json, write_text
 
 LENGTH = 6
@@ -26,6 +27,10 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.3,  # with 0.02 a layer hardly changes what passes it
 }
 _CELL = 26
+_ABOUT = (
+    "Each row is an output vector T of the last of two layers with random weights, each column the embedding E of a "
+    "token. A cell is the norm of the derivative, relative to the largest; it is empty where that is exactly 0."
+)
 
 
 def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
@@ -62,8 +67,9 @@ def figure_1(out: str | Path) -> dict[str, Any]:
     sees = {name: (matrix > 0).tolist() for name, matrix in found.items()}
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "figure1.json", {name: matrix.tolist() for name, matrix in found.items()})
-    charts = [{"title": name, "svg": _grid(matrix)} for name, matrix in found.items()]
-    write_text(out / "figure1.html", page_template("reproduce/figure1.html").render(charts=charts))
+    charts = [Chart(name, _grid(matrix)) for name, matrix in found.items()]
+    page = page_template("reproduce/report.html").render(title="Figure 1: who sees whom", about=_ABOUT, charts=charts)
+    write_text(out / "figure1.html", page)
     both = {name: any(rows[i][j] for i in range(LENGTH) for j in range(i + 1, LENGTH)) for name, rows in sees.items()}
     lines = [f"{name}: a token sees {'all others' if both[name] else 'itself and those before it'}" for name in sees]
     return {"sees": sees, "lines": [*lines, f"page: {out / 'figure1.html'}"]}

@@ -72,7 +72,7 @@ def report(
         search_rows=search_rows,
         glue_rows=glue_rows,
         notes_of=notes_of,
-        seeds=[(run.name, _seeds(run.best)) for run in records if run.best and len(run.best["restarts"]["scores"]) > 1],
+        seeds=[_seeds(run.name, run.best) for run in records if run.best and len(run.best["restarts"]["scores"]) > 1],
         scores=score_table(records),
         differences=differences(records),
         names=names,
@@ -136,12 +136,13 @@ def _accounts(runs: list[RunRecord]) -> dict[str, list[list[str]]]:
     return {", ".join(names): rows for names, rows in by_content.values()}
 
 
-def _seeds(best: dict[str, Any]) -> str:
+def _seeds(name: str, best: dict[str, Any]) -> Chart:
     """Draw the scores of all seeds beside that of a constant answer."""
     spread, reference = best["restarts"], best["best"]["reference"]
     level = ("mean", spread["mean"]) if reference is None else ("constant answer", reference)
     rows = [DotRow("best on dev", list(spread["scores"].values()), "c0")]
-    return dot_chart(rows, level=level, name="one dot a seed", as_percent=False)
+    svg = dot_chart(rows, level=level, name="one dot a seed", as_percent=False)
+    return Chart(f"{name}: best on dev, one dot a seed", svg)
 
 
 NUM_COLOURS = 6
