@@ -30,7 +30,7 @@ RECIPE = {
     },
 }
 # The deviation of the first weights and the peak learning rate; what is wider takes less of both.
-OF_SIZE = {"tiny": (0.1, 1.5e-3), "mini": (0.07, 1e-3), "small": (0.05, 1e-3)}
+OF_SIZE = {"tiny": (0.1, 1.5e-3), "mini": (0.1, 1e-3), "small": (0.1, 1e-3)}
 
 
 def recipe(size: str, minutes: float) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def main() -> None:
     for size, minutes in (each.split("=") for each in given.sizes):
         run = given.work / size
         values = recipe(size, float(minutes))
-        maskloom.pretrain(values, corpus=given.corpus, out=run, resume=(run / "recipe.toml").exists())
+        maskloom.pretrain(given.corpus, run, recipe=values, resume=(run / "recipe.toml").exists())
         sizes[size] = curve(run)
     told = "3 of 10 tokens predicted, steps of 16 rows of 128, no dropout, a learning rate that falls to 0 at the end"
     found = {"objective": OBJECTIVE, "text": given.text, "recipe": told, "sizes": sizes}
