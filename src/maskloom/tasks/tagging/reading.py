@@ -182,7 +182,7 @@ def iterate_sentences(
         scheme = PLAIN
     if needs_label and scheme == "auto":
         scheme = find_scheme(path, options)
-    splitter = None if settings.words is None else WordSplitter.from_settings(settings.words)
+    splitter = settings.words
     cut = _splitter(path, options, splitter, report, needs_label=needs_label)
     found = _find_sentences(path, options, needs_label=needs_label, splitter=cut)
     make = partial(_converted, scheme, target) if needs_label else _sound

@@ -6,14 +6,17 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field
+
+from maskloom.sections import Section
 from maskloom.text.normalization import words_with_offsets
 
 Span = tuple[int, int]
+Words = list[Annotated[str, Field(min_length=1)]]
 
 # Typographic quotes are cut as the plain ones that training data mostly has.
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "“": '"', "”": '"', "„": '"'})
@@ -29,8 +32,7 @@ _LONGEST_WORD = 256
 _RARELY_INSIDE = 100
 
 
-@dataclass(frozen=True)
-class WordSplitter:
+class WordSplitter(Section):
     """Where the words of training data begin and end, in what takes little room beside a model.
 
     Text is cut at white space, and marks (punctuation and symbols) are cut off both ends of what stands between, unless
@@ -39,21 +41,10 @@ class WordSplitter:
     training, and those in `inner` are cut out of the inside of words too.
     """
 
-    kept: tuple[str, ...] = ()
-    pieces: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
-    inner: tuple[str, ...] = ()
-
-    @classmethod
-    def from_settings(cls, values: Any) -> WordSplitter:
-        """Return what `as_settings` returned; raises ValueError for anything else."""
-        names = sorted(field.name for field in fields(cls))
-        if not isinstance(values, dict) or not all(
-            name in names and isinstance(items, list | tuple) and all(isinstance(item, str) and item for item in items)
-            for name, items in values.items()
-        ):
-            raise ValueError(f"words = {values!r:.80}: lists of words named {', '.join(names)} are expected")
-        return cls(**{name: tuple(items) for name, items in values.items()})
+    kept: Words
+    pieces: Words
+    whole: Words
+    inner: Words
 
     @classmethod
     def learned(cls, sentences: Iterable[Sequence[str]]) -> WordSplitter:
@@ -75,17 +66,13 @@ class WordSplitter:
                 attached |= ends
                 shapes[_shape(word)] += count if ends else 0
         rules = cls(
-            kept=tuple(sorted(shape for shape, count in shapes.items() if count > 0)),
-            pieces=tuple(sorted({_lower(piece) for piece in pieces if len(piece) <= _LONGEST_PIECE})),
-            whole=tuple(sorted(attached - marks)),
-            inner=tuple(sorted(mark for mark in marks if inside[mark] * _RARELY_INSIDE < words[mark])),
+            kept=sorted(shape for shape, count in shapes.items() if count > 0),
+            pieces=sorted({_lower(piece) for piece in pieces if len(piece) <= _LONGEST_PIECE}),
+            whole=sorted(attached - marks),
+            inner=sorted(mark for mark in marks if inside[mark] * _RARELY_INSIDE < words[mark]),
         )
         kept = (word for word, count in sorted(surplus.items()) if count > 0 and len(rules.cut(word)) > 1)
-        return replace(rules, kept=(*rules.kept, *kept))
-
-    def as_settings(self) -> dict[str, list[str]]:
-        """Return plain values, as they are kept beside a model."""
-        return {name: list(items) for name, items in asdict(self).items()}
+        return cls(**(rules.model_dump() | {"kept": [*rules.kept, *kept]}))
 
     def spans(self, text: str) -> list[Span]:
         """Return the characters (start, end) of the words of a line; one that was cut before is cut at blanks alone."""
@@ -204,10 +191,12 @@ def _shape(word: str) -> str:
 
 
 UNKNOWN_TRAINING = WordSplitter(
-    kept=(
+    kept=[
         *("A.", "A.A.", "A.A.A.", "a.a.", "Co.", "Corp.", "Dr.", "Gen.", "Inc.", "Jr.", "Ltd.", "Mr.", "Mrs.", "Ms."),
         *("Sen.", "Sr.", "St.", "vs."),
-    ),
-    pieces=("--", "...", "''", "``", "'ll", "'re", "'ve", "n't", "'d", "'m", "'s"),
+    ],
+    pieces=["--", "...", "''", "``", "'ll", "'re", "'ve", "n't", "'d", "'m", "'s"],
+    whole=[],
+    inner=[],
 )
 """For a model that does not say how its training data was cut: English as CoNLL-2003 has it."""
