@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -181,30 +182,26 @@ def iterate_sentences(
         scheme = PLAIN
     if needs_label and scheme == "auto":
         scheme = find_scheme(path, options)
-    splitter = None if settings.words is None else WordSplitter.from_settings(settings.words)
+    splitter = settings.words
     cut = _splitter(path, options, splitter, report, needs_label=needs_label)
     found = _find_sentences(path, options, needs_label=needs_label, splitter=cut)
     make = partial(_converted, scheme, target) if needs_label else _sound
-    num_words = num_joined = num_parted = num_whole = 0
+    counts = Counter[str]()
     for sentence in kept_examples(found, make, report, skips=options.on_bad_rows == "skip"):
         if not sentence.words:
             report.blank(sentence.line)
-        if splitter is not None and sentence.source_text is None:
-            num_words += len(sentence.words)
-            num_joined += sum(len(splitter.cut(word)) > 1 for word in sentence.words)
         if splitter is not None:
-            parted, whole = splitter.count_parted(sentence.words)
-            num_parted, num_whole = num_parted + parted, num_whole + whole
+            counts.update(splitter.differences(sentence.words))
         yield sentence
-    if num_joined > _MOST_JOINED * num_words:
+    if counts["joined"] > _MOST_JOINED * counts["words"]:
         report.notes.append(
-            f"{num_joined:,} of {num_words:,} words hold marks that training data has as words of their own, such as "
-            "the full stop of a sentence; the model has not seen such words"
+            f"{counts['joined']:,} of {counts['words']:,} words hold marks that training data has as words of their "
+            "own, such as the full stop of a sentence; the model has not seen such words"
         )
-    if num_parted > max(1, num_whole):
+    if counts["parted"] > max(1, counts["whole"]):
         report.notes.append(
-            f"{num_parted:,} marks stand by themselves that training data has within words, such as the full stops of "
-            "U.N.; the model has not seen words cut there"
+            f"{counts['parted']:,} marks stand by themselves that training data has within words, such as the full "
+            "stops of U.N.; the model has not seen words cut there"
         )
 
 

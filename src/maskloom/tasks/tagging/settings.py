@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from maskloom.sections import Positive, Section, key
 from maskloom.tasks.settings import KindSettings
+from maskloom.tasks.tagging.splitting import WordSplitter
 
 Context = Literal["sentence", "document"]
 
@@ -48,11 +49,11 @@ class FeaturesSection(Section):
 class TaggingSettings(TaggingSection, KindSettings):
     """Settings of tagging.
 
-    `words` says how raw text is cut, as `WordSplitter.as_settings` does; `class_weights` are by id of tag, and
+    `words` says how raw text is cut; `class_weights` are by id of tag, and
     `trained_scheme` is that of the tags which the model gives.
     """
 
     features: FeaturesSection | None = None
-    words: dict[str, Any] | None = None
+    words: WordSplitter | None = None
     class_weights: list[Positive] | None = None
     trained_scheme: str | None = None

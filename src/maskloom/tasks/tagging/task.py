@@ -40,7 +40,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
     if not labels:
         raise ValueError("tagging needs the names of its tags")
     crf, is_plain = settings.crf, _is_plain(labels, settings)
-    splitter = UNKNOWN_TRAINING if settings.words is None else WordSplitter.from_settings(settings.words)
+    splitter = settings.words or UNKNOWN_TRAINING
     scores = PLAIN_SCORES if is_plain else SCORES
     primary = checked_primary(primary or scores[0], scores, "plain tags" if is_plain else "tagging")
     scheme = PLAIN if is_plain else TagTable.of(labels).scheme()
@@ -139,7 +139,7 @@ TAGGING = TaskKind(
     check=_check,
     make=tagging_task,
     example_of=partial(_example_of, UNKNOWN_TRAINING),
-    data_settings=lambda train: {"words": WordSplitter.learned(one.words for one in train.examples).as_settings()},
+    data_settings=lambda train: {"words": WordSplitter.learned(one.words for one in train.examples)},
     pipeline_tag="token-classification",
     section=TaggingSection,
     settings=TaggingSettings,
