@@ -97,9 +97,9 @@ def main() -> None:
     except Exception as error:
         if _interruptions:
             _end(EXIT_INTERRUPTED, "stopped")
-        if RAISED:
-            _leave(Interrupted(RAISED[-1]))
         code = _expected_failure(error)
+        if code is None and RAISED:
+            _leave(Interrupted(RAISED[-1]))
         if code is None:
             raise
         _end(code, _error_line(error))

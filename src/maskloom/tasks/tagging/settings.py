@@ -37,7 +37,8 @@ class FeaturesSection(Section):
 
     layers: str = key(
         "concat_last_four",
-        "Layers of the frozen encoder, by name (concat_last_four ...) or number (0 for the embeddings).",
+        "Layers of the frozen encoder: embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, "
+        "scalar_mix, all, or numbers such as 0,6 (0 for the embeddings).",
         pattern=_LAYERS,
     )
     lstm_size: int = key(768, "Width of the BiLSTM, both directions together.", ge=2, le=65_536, multiple_of=2)
