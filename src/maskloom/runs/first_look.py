@@ -27,6 +27,7 @@ _READING = {field.name for field in fields(ReadingOptions)}
 
 _ROWS = 1000
 _SECONDS = 10.0  # two million rows: little beside what a model does with them
+_OF_TEXTS = ("single", "pair", "regression", "multilabel")
 _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
@@ -45,7 +46,8 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
     until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
-            whole[path] = _read_first(partial(_iterate, kind), path, reading, needs_label=True, until=until)
+            how = {"needs_label": True, "keeps": kind in _OF_TEXTS, "until": until}
+            whole[path] = _read_first(partial(_iterate, kind), path, reading, **how)
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.exists():
@@ -53,7 +55,7 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
             hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
             raise DataError(f"{error}; {hint}") from None
     read = [examples for path in files if (examples := whole[path])]
-    if kind in ("single", "pair", "regression", "multilabel") and len(read) == len(files) == 2:
+    if kind in _OF_TEXTS and len(read) == len(files) == 2:
         _check_labels(kind, read[0], read[1], reading)
 
 
@@ -197,13 +199,11 @@ def _read_first(
     options: ReadingOptions,
     *,
     needs_label: bool,
+    keeps: bool = False,
     until: float | None = None,
 ) -> ReadExamples | None:
-    """Read as much as time permits.
-
-    Where `until` is given, when the time is up, the examples are returned if they are all of the file, and any.
-    """
-    keeps, until = until is not None, time.monotonic() + _SECONDS if until is None else until
+    """Read as much as time permits; with `keeps` return the examples, if they are all of the file, and any."""
+    until = time.monotonic() + _SECONDS if until is None else until
     report, examples, num_read = ReadingReport(path), list[Any](), 0
     for piece in pieces_of(iterate(path, options, needs_label=needs_label, report=report), _ROWS):
         if num_read and time.monotonic() > until:
