@@ -33,14 +33,28 @@ SMALL = {
 }
 
 
-@pytest.fixture(params=ARCHITECTURES.values(), ids=list(ARCHITECTURES))
-def architecture(request):
+PAIRED = {"hidden_size": 40, "num_attention_heads": 5}
+OPTIONS = {
+    "bert pre_norm": {"pre_norm": True},
+    "bert gated": {"gated": True},
+    "bert rotary": {"rotary": True, **PAIRED},
+    "bert causal with all": {"causal": True, "pre_norm": True, "gated": True, "rotary": True, **PAIRED},
+}
+
+
+@pytest.fixture(params=[*ARCHITECTURES, *OPTIONS])
+def row(request):
     return request.param
 
 
 @pytest.fixture
-def config(architecture):
-    return architecture.config_type(**SMALL[architecture.name])
+def architecture(row):
+    return ARCHITECTURES[row.partition(" ")[0]]
+
+
+@pytest.fixture
+def config(architecture, row):
+    return architecture.config_type(**{**SMALL[architecture.name], **OPTIONS.get(row, {})})
 
 
 @pytest.fixture

@@ -74,6 +74,7 @@ def test_strict_bilou_scores():
         predicted = [[tag if rng.random() < 0.8 else str(rng.choice(labels)) for tag in tags] for tags in true]
         ids = {label: number for number, label in enumerate(labels)}
         metric = EntityMetric(labels)
-        metric.update(*([np.array([ids[tag] for tag in tags]) for tags in side] for side in (predicted, true)))
+        found, wanted = ([np.array([ids[tag] for tag in tags]) for tags in side] for side in (predicted, true))
+        metric.update(found, np.concatenate(wanted))
         expected = expected_scores(true, predicted, mode="strict", scheme=schemes.BILOU)
         assert metric.compute()["strict_f1"] == pytest.approx(expected[0], abs=1e-9)

@@ -28,9 +28,9 @@ pytestmark = [
 ]
 
 
-def _model(heads):
+def _model(heads, options):
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "initializer_range": 0.3}
-    config = GptConfig.of_size("tiny", **sizes) if "lm" in heads else BertConfig.of_size("tiny", **sizes)
+    config = GptConfig.of_size("tiny", **sizes) if "lm" in heads else BertConfig.of_size("tiny", **sizes, **options)
     has_labels = {"classifier", "tagger"} & set(heads)
     return build_model(config, heads, num_labels=3 if has_labels else None, seed=1).eval()
 
@@ -41,9 +41,12 @@ def _quietly(caplog):
         yield
 
 
-@pytest.mark.parametrize("heads", HEADS, ids="+".join)
-def test_every_head_gives_the_same_for_any_batch_and_length(heads, tmp_path):
-    model = _model(heads)
+@pytest.mark.parametrize(
+    ("heads", "options"),
+    [*((heads, {}) for heads in HEADS), (("classifier",), {"pre_norm": True, "gated": True, "rotary": True})],
+)
+def test_every_head_gives_the_same_for_any_batch_and_length(heads, options, tmp_path):
+    model = _model(heads, options)
     save_model(model, tmp_path)
     assert write_onnx(tmp_path) == ["last_hidden_state", *HEADS[heads]]
     session = onnxruntime.InferenceSession(tmp_path / ONNX_FILE, providers=["CPUExecutionProvider"])

@@ -78,10 +78,10 @@ def load_model(
     """Read a model folder with names of any published dialect, and report what was not a plain copy.
 
     `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
-    start afresh from `seed`, as does a pooler that the file lacks; `num_labels` is for such a classifier,
-    `head_options` takes the place of config.json's. `stored` has the tensors where `open_weights` does not open them.
-    `bilstm` puts one on top of a BERT, afresh unless it is there. Raises ConfigError for another model, DataError with
-    every missing, unknown, repeated or ill-shaped tensor at once.
+    start afresh from `seed`, as does a pooler that the file lacks, unless a classifier of the file reads it;
+    `num_labels` is for such a classifier, `head_options` takes the place of config.json's. `stored` has the tensors
+    where `open_weights` does not open them. `bilstm` puts one on top of a BERT, afresh unless it is there. Raises
+    ConfigError for another model, DataError with every missing, unknown, repeated or ill-shaped tensor at once.
     """
     folder = Path(folder)
     content = read_config(folder)
@@ -98,9 +98,7 @@ def load_model(
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labels = _num_labels(contents, num_labels, any(HEADS[head].is_labelled for head in loaded_heads))
     if head_options is None:
-        source = f"{_config_path(folder)}, {HEAD_OPTIONS}"
-        own = validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source)
-        head_options = own.model_dump(exclude_none=True)
+        head_options = _own_head_options(content, f"{_config_path(folder)}, {HEAD_OPTIONS}")
     if config.num_hidden_layers > len(stored):  # planning takes milliseconds a layer
         raise DataError(
             f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but the weights are "
@@ -109,7 +107,8 @@ def load_model(
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=head_options)
     rows = _rows_of(planned, loaded_heads)
-    for part in (form.pooler, form.top if bilstm else ()):
+    pooler = () if {"classifier", "choice"}.intersection(loaded_heads) else form.pooler
+    for part in (pooler, form.top if bilstm else ()):
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]
     problems = contents.problems + _mismatches(rows, contents, planned) + contents.unknown
@@ -152,6 +151,10 @@ class _BiLSTMOptions(Section):
 
 class _OwnHeads(Section):
     bilstm_tagger: _BiLSTMOptions | None = None
+
+
+def _own_head_options(content: dict[str, Any], source: str) -> HeadOptions:
+    return validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source).model_dump(exclude_none=True)
 
 
 @dataclass(frozen=True)
@@ -277,8 +280,13 @@ def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
     tensors = {}
     heads, form = tuple(model.heads), format_of(model.config)
     has_pooler = not heads or not form.token_heads.issuperset(heads)
+    other = form.other_type(model.config, heads)
+    prefix, renamed = (f"{other.name}.", other.renamed) if other else (form.prefix, {})
     for row in _rows_of(model, heads, has_pooler=has_pooler):
-        name = row.huggingface if heads else row.huggingface.removeprefix(form.prefix)
+        stem, _, end = row.huggingface.rpartition(".")
+        inner = row.huggingface.removeprefix(form.prefix)
+        name = prefix + inner if heads and inner != row.huggingface else inner
+        name = f"{renamed[stem]}.{end}" if stem in renamed else name
         values = _part(parameters[row.ours].detach(), row).cpu()
         values = values.T if form.are_transposed and row.is_transposed else values
         tensors[name] = values.clone() if row.part is not None else values.contiguous()
@@ -294,6 +302,8 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
     architecture = next(name for heads, name in class_names if set(heads) <= set(model.heads))
     dtype = str(model.encoder.word_embeddings.dtype).removeprefix("torch.")
     content = {"architectures": [architecture], **own, "dtype": dtype}
+    if other := format_of(model.config).other_type(model.config, tuple(model.heads)):
+        content |= {"model_type": other.name, **other.keys}
     if "crf" in model.heads:
         content["model_type"] = model.config.crf_model_type
     labelled = next((name for name in model.heads if HEADS[name].is_labelled), None)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from maskloom.layers.processor.grouped_attention import grouped_attention
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.processor.packed_attention import packed_attention, prefers_packed
+from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -16,8 +17,8 @@ class SelfAttention(nn.Module):
     """Attention within sequences: (tokens, hidden) to (tokens, hidden), each token over its own sequence only.
 
     Query, key and value projections are one matrix product, rows in that order. With `causal` a token attends to itself
-    and the tokens before it. Dropout falls on the attention probabilities in training. Raises ValueError when the heads
-    do not divide the hidden size.
+    and the tokens before it; where the layout has a `rotation`, queries and keys are turned by their positions. Dropout
+    falls on the attention probabilities in training. Raises ValueError when the heads do not divide the hidden size.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, causal: bool = False) -> None:
@@ -32,7 +33,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
         """Return the projected context of every token; with `past` it attends to the tokens before it there too."""
-        qkv, dropout = self.qkv(hidden), self.dropout if self.training else 0.0
+        qkv, dropout = rotated(self.qkv(hidden), layout), self.dropout if self.training else 0.0
         if past is None or past.is_empty:
             context = attend(qkv, layout, self.num_heads, dropout, causal=self.causal)
             if past is not None:

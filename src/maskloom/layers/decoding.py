@@ -19,6 +19,7 @@ from maskloom.layers.attention import KeyValues, SelfAttention
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 
@@ -39,12 +40,12 @@ def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
     up = _product(feed_forward.up, rows, feed_forward.activation)
     norm_1, norm_2 = (_norm(part) for part in (layer.attention_layer_norm, layer.feed_forward_layer_norm))
 
-    def pre_norm(hidden: Tensor, _: SequenceLayout, past: KeyValues) -> Tensor:
-        hidden = hidden + output(past.attend(qkv(norm_1(hidden))))
+    def pre_norm(hidden: Tensor, layout: SequenceLayout, past: KeyValues) -> Tensor:
+        hidden = hidden + output(past.attend(rotated(qkv(norm_1(hidden)), layout)))
         return hidden + down(up(norm_2(hidden)))
 
-    def post_norm(hidden: Tensor, _: SequenceLayout, past: KeyValues) -> Tensor:
-        hidden = norm_1(hidden + output(past.attend(qkv(hidden))))
+    def post_norm(hidden: Tensor, layout: SequenceLayout, past: KeyValues) -> Tensor:
+        hidden = norm_1(hidden + output(past.attend(rotated(qkv(hidden), layout))))
         return norm_2(hidden + down(up(hidden)))
 
     return pre_norm if layer.pre_norm else post_norm

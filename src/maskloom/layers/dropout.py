@@ -112,10 +112,7 @@ def _hashed(words: Tensor) -> Tensor:
 
 
 class Dropout(nn.Dropout):
-    """In training, zero each value with probability `p` and scale the others by 1 / (1 - p); else nothing.
-
-    Raises ValueError for a rate outside [0, 1].
-    """
+    """In training, zero values with probability `p` and divide the others by 1 - p; ValueError for p outside [0, 1]."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the thinned values, (rows, width)."""

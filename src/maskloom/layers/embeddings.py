@@ -9,14 +9,14 @@ from maskloom.layers.dropout import Dropout
 
 
 class TokenEmbeddings(nn.Module):
-    """Word + segment + learned position embedding, then LayerNorm and dropout: (tokens,) ids to (tokens, hidden)."""
+    """Word + segment + position embedding (if it has positions), LayerNorm, dropout: (tokens,) to (tokens, hidden)."""
 
     def __init__(
         self,
         *,
         vocab_size: int,
         num_segments: int,
-        num_positions: int,
+        num_positions: int | None,
         hidden_size: int,
         layer_norm_eps: float,
         dropout: float,
@@ -24,13 +24,15 @@ class TokenEmbeddings(nn.Module):
         super().__init__()
         self.word = _table(vocab_size, hidden_size)
         self.segment = _table(num_segments, hidden_size)
-        self.position = _table(num_positions, hidden_size)
+        self.position = None if num_positions is None else _table(num_positions, hidden_size)
         self.layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
 
     def forward(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return the normed sum for every token."""
-        total = self.word(token_ids) + self.segment(segment_ids) + self.position(position_ids)
+        total = self.word(token_ids) + self.segment(segment_ids)
+        if self.position is not None:
+            total = total + self.position(position_ids)
         return self.dropout(self.layer_norm(total))
 
 

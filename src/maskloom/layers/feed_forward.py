@@ -1,4 +1,4 @@
-"""The position-wise feed-forward block (Vaswani et al. 2017, 3.3)."""
+"""The position-wise feed-forward block (Vaswani et al. 2017, 3.3), and the one with a gate (Shazeer 2020)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,31 @@ from maskloom.layers.processor.matrix_products import Dense
 
 
 class FeedForward(nn.Module):
-    """Two dense layers with an activation between: (tokens, hidden) to (tokens, hidden).
+    """Two dense layers, an activation between: (tokens, hidden) to the same; ValueError for an unknown activation."""
 
-    Raises ValueError for an activation name that is not known.
-    """
+    num_inner = 1
 
     def __init__(self, hidden_size: int, intermediate_size: int, activation_name: str) -> None:
         super().__init__()
-        self.up = Dense(hidden_size, intermediate_size)
+        self.up = Dense(hidden_size, self.num_inner * intermediate_size)
         self.down = Dense(intermediate_size, hidden_size)
         self.activation = activation(activation_name)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed tokens."""
         return self.down(self.up.activated(hidden, self.activation))
+
+
+class GatedFeedForward(FeedForward):
+    """down(act(up x) * gate x), up and gate of `intermediate_size` each: (tokens, hidden) to (tokens, hidden).
+
+    With GELU it is GEGLU (Shazeer 2020, GLU Variants Improve Transformer, equations 5-6). Both are one matrix product,
+    the rows of `up` first.
+    """
+
+    num_inner = 2
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the transformed tokens."""
+        up, gate = self.up(hidden).chunk(2, -1)
+        return self.down(self.activation(up) * gate)

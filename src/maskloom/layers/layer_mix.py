@@ -80,10 +80,7 @@ class LayerCombination:
         return [self.name] if self.join in ("sum", "concat") else [str(layer) for layer in self.layers]
 
     def select(self, hidden_states: Sequence[Tensor], places: Tensor | None = None) -> Tensor:
-        """Return (tokens, vectors, width) for hidden states (tokens, hidden) each; `places` takes those tokens only.
-
-        A concatenation begins with the lowest layer.
-        """
+        """Return (tokens, vectors, width) for states (tokens, hidden) each, at `places` only; lowest layer first."""
         states = [hidden_states[layer] for layer in self.layers]
         if places is not None:
             states = [state.index_select(0, places) for state in states]

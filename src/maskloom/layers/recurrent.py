@@ -32,10 +32,7 @@ class BiLSTM(nn.Module):
         )
 
     def forward(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
-        """Read packed vectors (tokens, inputs), each sequence of the layout by itself.
-
-        Raises ValueError when the layout is of another number of tokens.
-        """
+        """Read packed vectors (tokens, inputs), each sequence by itself; ValueError for a layout of other tokens."""
         if len(vectors) != layout.num_tokens:
             raise ValueError(f"{len(vectors)} vectors do not fit a layout of {layout.num_tokens} tokens")
         if not layout.num_tokens:

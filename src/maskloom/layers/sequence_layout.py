@@ -62,6 +62,7 @@ class SequenceLayout:
 
     `num_rows` is the number of rows that the layers see. On processors a few rows may follow the tokens, so that
     products meet numbers of rows that they have met before; they belong to no sequence and receive no gradient.
+    `rotation` (rows, 3 hidden / 2, 2) turns queries and keys by their positions, where a model has such.
     """
 
     offsets: Tensor
@@ -79,6 +80,7 @@ class SequenceLayout:
     slot_tokens: Tensor | None = None
     token_slots: Tensor | None = None
     padding_slots: Tensor | None = None
+    rotation: Tensor | None = None
 
     @classmethod
     def from_lengths(
@@ -158,11 +160,6 @@ class SequenceLayout:
     def is_packed(self) -> bool:
         """Whether rows are tokens alone, so that `offsets` say all; of padded rows the groups' masks do."""
         return self.num_tokens == 0 or self.slot_tokens is not None or self.groups[0].key_mask is None
-
-    @property
-    def num_slots(self) -> int:
-        """Number of positions that attention computes, padding inside groups included."""
-        return sum(group.num_slots for group in self.groups)
 
     def filled_up(self, packed: Tensor) -> Tensor:
         """Return (tokens, features) with rows of zeros after them: (rows, features)."""

@@ -77,10 +77,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 
 def published_config(values: Mapping[str, Any], source: str) -> ModelConfig:
-    """Read the mapping of a published config.json; one without a model_type is BERT's.
-
-    Raises DataError, with `source`, for an unknown model_type and for every wrong value.
-    """
+    """Read a config.json, BERT's without a model_type; raises DataError for an unknown type and wrong values."""
     if not isinstance(values, dict):
         raise DataError(f"{source}: a model configuration is a JSON object, not {type(values).__name__}")
     name = values.get("model_type", "bert")

@@ -53,10 +53,7 @@ class EncoderWithHeads(nn.Module):
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
-        """Keep the first rows of the word embeddings, add freshly drawn ones, and keep decoder and bias in step.
-
-        Raises ConfigError when the size leaves no room for the padding token.
-        """
+        """Keep first rows of embeddings and bias, and add new ones; ConfigError where the padding token has no row."""
         try:
             config = type(self.config).model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
         except ValueError:
@@ -103,10 +100,7 @@ def build_model(
 
 
 def _allocate(model: nn.Module, device: torch.device) -> None:
-    """Give every parameter memory on a device, without values.
-
-    torch's `to_empty` imports a computer algebra system to do this, which takes longer than loading a small model.
-    """
+    """Give every parameter memory without values; torch's `to_empty` imports a computer algebra system for it."""
     for module in model.modules():
         for name, planned in list(module.named_parameters(recurse=False)):
             memory = torch.empty(planned.shape, dtype=planned.dtype, device=device)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from maskloom.layers.activations import ACTIVATIONS
 from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import TokenPooler
@@ -16,7 +18,7 @@ __all__ = ["Bert", "BertConfig"]
 
 
 class Bert(Encoder):
-    """The encoder: embeddings, post-norm layers, pooler.
+    """The encoder: embeddings, layers, post-norm as published or with `pre_norm`, pooler.
 
     Weights start from a truncated normal of `initializer_range` cut at two sigma, biases at 0, LayerNorm at 1 and 0;
     the row of the padding token is like any other.
@@ -24,22 +26,25 @@ class Bert(Encoder):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.is_rotary = config, config.rotary
         self.embeddings = TokenEmbeddings(
             vocab_size=config.vocab_size,
             num_segments=config.type_vocab_size,
-            num_positions=config.max_position_embeddings,
+            num_positions=None if config.rotary else config.max_position_embeddings,
             hidden_size=config.hidden_size,
             layer_norm_eps=config.layer_norm_eps,
             dropout=config.hidden_dropout_prob,
         )
-        self.layers = self.transformer_layers(config)
-        self.final_norm = nn.Identity()
+        self.layers = self.transformer_layers(config, pre_norm=config.pre_norm, gated=config.gated)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
+        self.final_norm = norm
         self.top = BiLSTM(config.hidden_size, config.hidden_size, num_layers=1) if config.bilstm else None
         reads = "ends" if config.bilstm else "last" if config.causal else "first"
-        self.pooler = TokenPooler(config.hidden_size, reads=reads)
+        # RoFormer's classifiers have the activation of the layers where BERT's pooler has tanh.
+        activation = ACTIVATIONS[config.hidden_act] if config.rotary else torch.tanh
+        self.pooler = TokenPooler(config.hidden_size, reads=reads, activation=activation)
         initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the normed sum of word, segment and position embeddings (paper 3.2)."""
+        """Return the normed sum of word, segment and, unless these are rotary, position embeddings (paper 3.2)."""
         return self.embeddings(token_ids, segment_ids, layout.position_ids)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from maskloom.models.model_config import ModelConfig
 
 CAUSAL_MODEL_TYPE = "maskloom_causal_bert"
 """What config.json calls a left-to-right BERT: other programs would let its tokens see those after them."""
 
-# Other programs know none of these either: they would leave the BiLSTM out, or the field.
-_OWN_TYPES = (CAUSAL_MODEL_TYPE, "maskloom_bert_bilstm", "maskloom_causal_bert_bilstm")
-BERT_MODEL_TYPES = ("bert", *_OWN_TYPES, "maskloom_bert_crf", *(f"{name}_crf" for name in _OWN_TYPES))
+# Other programs know none of these either: they would leave the BiLSTM out, or the field, or compute other layers.
+_OWN_TYPES = ("maskloom_bert", CAUSAL_MODEL_TYPE, "maskloom_bert_bilstm", "maskloom_causal_bert_bilstm")
+ROFORMER = "roformer"
+"""What other programs call a BERT that has rotary positions and no other of our own keys."""
+
+BERT_MODEL_TYPES = ("bert", ROFORMER, *_OWN_TYPES, *(f"{name}_crf" for name in _OWN_TYPES))
+OWN_KEYS = ("causal", "bilstm", "pre_norm", "gated", "rotary")
+"""Keys that no published BERT has: with any of them on, a model has a type of its own."""
 
 
 class BertConfig(ModelConfig):
@@ -22,11 +27,19 @@ class BertConfig(ModelConfig):
     A `causal` one is the left-to-right model of the paper's Table 5: a token attends to itself and those before it, and
     the last token stands for its sequence, as the first one sees itself alone. With `bilstm` a bidirectional LSTM reads
     the last layer, as in that table's last row, and heads read what it gives.
+
+    With `pre_norm` a norm stands before each block and one after the last layer (Xiong et al. 2020, figure 1b), and
+    `gated` feed-forward blocks multiply what is activated by a second projection (Shazeer 2020, equations 5-6), each of
+    `intermediate_size`. With `rotary` queries and keys are turned by their positions in every layer, in place of the
+    table of positions (Su et al. 2021, RoFormer, 3.2.2).
     """
 
     type_vocab_size: Annotated[int, Field(ge=1, le=10_000)] = 2
     causal: bool = False
     bilstm: bool = False
+    pre_norm: bool = False
+    gated: bool = False
+    rotary: bool = False
 
     required_values: ClassVar = {
         "model_type": BERT_MODEL_TYPES,
@@ -34,7 +47,26 @@ class BertConfig(ModelConfig):
         "is_decoder": (False, None),
         "add_cross_attention": (False, None),
         "tie_word_embeddings": (True, None),
+        "rotary_value": (False, None),
     }
+
+    @model_validator(mode="after")
+    def _heads_have_pairs(self) -> Self:
+        if self.rotary and (size := self.hidden_size // self.num_attention_heads) % 2:
+            raise ValueError(
+                f"rotary = true: heads of even size are needed; hidden_size / num_attention_heads is {size}"
+            )
+        return self
+
+    @classmethod
+    def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a published mapping under the keys of this class: a RoFormer has rotary positions."""
+        return values | ({"rotary": True} if values.get("model_type") == ROFORMER else {})
+
+    @property
+    def is_roformer(self) -> bool:
+        """Whether this is the encoder of RoFormer: a BERT with rotary positions and no other key of our own."""
+        return [key for key in OWN_KEYS if getattr(self, key)] == ["rotary"]
 
     @property
     def is_causal(self) -> bool:
@@ -48,8 +80,7 @@ class BertConfig(ModelConfig):
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, model_type included."""
-        own = {key for key in ("causal", "bilstm") if getattr(self, key)}
-        values = self.model_dump(exclude={"causal", "bilstm"} - own)
-        kind = "bert" if not own else CAUSAL_MODEL_TYPE if self.causal else "maskloom_bert"
-        kind += "_bilstm" if self.bilstm else ""
-        return {"model_type": kind, **values, "position_embedding_type": "absolute"}
+        values = {key: value for key, value in self.model_dump().items() if value or key not in OWN_KEYS}
+        kind = "bert" if values.keys().isdisjoint(OWN_KEYS) else "maskloom_bert"
+        kind = (CAUSAL_MODEL_TYPE if self.causal else kind) + ("_bilstm" if self.bilstm else "")
+        return {"model_type": kind, **values} | ({} if self.rotary else {"position_embedding_type": "absolute"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import cast
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from maskloom.layers.attention import KeyValues, SelfAttention
 from maskloom.layers.copies import to_device
-from maskloom.layers.feed_forward import FeedForward
+from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
+from maskloom.layers.rotary import rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.model_config import ModelConfig
@@ -43,8 +44,11 @@ class Encoder(nn.Module):
     """A stack of layers over packed tokens; no padding is ever computed by them.
 
     A subclass makes `embeddings` (with a table `word`), `layers`, the `final_norm` and the `pooler`, and says in
-    `embedded` how ids become vectors. It may put a layer on `top`, which gets vectors and layout.
+    `embedded` how ids become vectors. It may put a layer on `top`, which gets vectors and layout. In one that
+    `is_rotary` attention turns queries and keys by their positions.
     """
+
+    is_rotary = False
 
     config: ModelConfig
     embeddings: nn.Module
@@ -63,8 +67,9 @@ class Encoder(nn.Module):
         return cast(nn.Parameter, cast(nn.Embedding, self.embeddings.word).weight)
 
     @staticmethod
-    def transformer_layers(config: ModelConfig, *, pre_norm: bool = False) -> nn.ModuleList:
+    def transformer_layers(config: ModelConfig, *, pre_norm: bool = False, gated: bool = False) -> nn.ModuleList:
         """Return the `layers` of a configuration: self-attention, causal where that is, and feed-forward."""
+        block = GatedFeedForward if gated else FeedForward
         return nn.ModuleList(
             TransformerLayer(
                 SelfAttention(
@@ -73,13 +78,21 @@ class Encoder(nn.Module):
                     config.attention_probs_dropout_prob,
                     causal=config.is_causal,
                 ),
-                FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+                block(config.hidden_size, config.intermediate_size, config.hidden_act),
                 norm=partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
             )
             for _ in range(config.num_hidden_layers)
         )
+
+    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+        """Return the layout that the layers read: with the rotation of its positions in an encoder that has one."""
+        if not self.is_rotary:
+            return layout
+        positions = layout.filled_up(layout.position_ids.unsqueeze(1))
+        num_heads = self.config.num_attention_heads
+        return replace(layout, rotation=rotation(positions, self.config.hidden_size // num_heads, num_heads))
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return what the first layer reads: (tokens, hidden)."""
@@ -110,6 +123,7 @@ class Encoder(nn.Module):
                 f"a sequence of length {layout.max_position + 1} exceeds max_position_embeddings "
                 f"{self.config.max_position_embeddings}"
             )
+        layout = self.placed(layout)
         hidden = self.embedded(token_ids, segment_ids, layout)
         states = [hidden]
         if layout.num_tokens > 0:

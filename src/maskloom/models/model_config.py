@@ -35,7 +35,10 @@ class ModelSection(Section):
     architecture: Annotated[str, row_of("model.architecture")] = key("bert", "Kind of encoder: bert or gpt.")
     size: SizeName = key("mini", "Published size: layers, hidden size, heads.")
     config: dict[str, Any] = key(
-        {}, "Overrides of single config keys under BERT's own names, such as num_hidden_layers = 3."
+        {},
+        "Overrides of single config keys under BERT's own names, such as num_hidden_layers = 3. Off by default are "
+        "pre_norm, norms before the blocks, and a BERT's gated, feed-forward blocks with a gate (GEGLU), and rotary, "
+        "rotary positions.",
     )
 
 

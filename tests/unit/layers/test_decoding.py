@@ -6,6 +6,7 @@ from maskloom.generation.search import Decoder
 from maskloom.layers.decoding import next_token_step
 from maskloom.layers.processor.matrix_products import pack_for_inference, products_by
 from maskloom.models.assembled import build_model
+from maskloom.models.bert_config import BertConfig
 from maskloom.models.gpt_config import GptConfig
 
 
@@ -37,6 +38,21 @@ def test_a_step_is_what_the_layer_computes(monkeypatch, pre_norm, number, librar
             found.append(torch.stack([decoder.step(torch.arange(number) + step) for step in range(4)]))
     assert found[0].abs().max() > 1
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@torch.no_grad()
+def test_rotary_positions_go_on_after_a_prompt(gated):
+    config = BertConfig.of_size(
+        "tiny", vocab_size=40, causal=True, rotary=True, pre_norm=gated, gated=gated, initializer_range=0.3
+    )
+    model, texts = build_model(config, ("mlm",), seed=3).eval(), [[4, 5, 6, 7, 8, 9], [9, 4, 4, 6, 5]]
+    decoder = Decoder(model, room=10)
+    decoder.start([text[:-2] for text in texts])
+    found = [decoder.step(torch.tensor([text[place] for text in texts])) for place in (-2, -1)][-1]
+    for logits, text in zip(found, texts, strict=True):
+        whole = model.heads["mlm"](model.encoder(torch.tensor([text])).last_hidden_state)
+        torch.testing.assert_close(logits, whole[0, -1], rtol=0, atol=1e-4)
 
 
 def test_known_layers_have_a_step_of_their_own():

@@ -36,10 +36,10 @@ def test_slots_hold_every_token_once_and_waste_little(lengths):
     layout = SequenceLayout.from_lengths(lengths)
     tokens = torch.arange(layout.num_tokens, dtype=torch.float32)[:, None]
     slots = layout.to_slots(tokens)
-    assert len(slots) == layout.num_slots
+    assert len(slots) == sum(group.num_slots for group in layout.groups)
     assert torch.equal(layout.from_slots(slots)[: layout.num_tokens], tokens)
     # Every group wastes at most an eighth of its length (or four positions) per sequence.
-    assert layout.num_slots <= sum(length * 8 / 7 + 4 for length in lengths)
+    assert len(slots) <= sum(length * 8 / 7 + 4 for length in lengths)
     assert sum(group.num_sequences for group in layout.groups) == sum(length > 0 for length in lengths)
     for group in layout.groups:
         rows = slots[group.first_slot : group.first_slot + group.num_slots].view(group.num_sequences, group.length)

@@ -187,6 +187,22 @@ def test_autocast_keeps_norms_and_softmax_in_single_precision():
     torch.testing.assert_close(mixed.last_hidden_state.float(), encoder(ids).last_hidden_state, atol=0.05, rtol=0)
 
 
+@torch.no_grad()
+def test_norms_before_the_blocks_and_one_at_the_end():
+    config = CONFIG.model_copy(update={"pre_norm": True})
+    encoder = build_model(config, heads=(), seed=1).encoder.eval()
+    for number, weight in enumerate(weight for name, weight in encoder.named_parameters() if "norm" in name):
+        weight.add_(torch.linspace(-0.5, 0.5, len(weight)) * (1 + number / 8))
+    ids = torch.randint(0, 99, (2, 5))
+    hidden = encoder.embeddings(ids.flatten(), torch.zeros(10, dtype=torch.long), torch.arange(5).repeat(2))
+    layout = SequenceLayout.from_lengths([5, 5])
+    for layer in encoder.layers:
+        hidden = hidden + layer.attention(layer.attention_layer_norm(hidden), layout)
+        hidden = hidden + layer.feed_forward(layer.feed_forward_layer_norm(hidden))
+    expected = torch.nn.functional.layer_norm(hidden, (28,), encoder.final_norm.weight, encoder.final_norm.bias, 1e-12)
+    torch.testing.assert_close(encoder(ids).last_hidden_state.view(10, 28), expected, rtol=0, atol=1e-6)
+
+
 def test_rows_that_fill_up_change_neither_vectors_nor_draws_nor_gradients(monkeypatch):
     lengths = np.array([9, 3, 13, 12])
     ids = torch.arange(int(lengths.sum())) % CONFIG.vocab_size

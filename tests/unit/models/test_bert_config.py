@@ -51,6 +51,29 @@ def test_what_is_written_reads_back():
 
 
 @pytest.mark.parametrize(
+    ("options", "model_type"),
+    [
+        ({}, "bert"),
+        ({"pre_norm": True}, "maskloom_bert"),
+        ({"gated": True}, "maskloom_bert"),
+        ({"rotary": True}, "maskloom_bert"),
+        ({"pre_norm": True, "bilstm": True}, "maskloom_bert_bilstm"),
+        ({"causal": True}, "maskloom_causal_bert"),
+        ({"causal": True, "pre_norm": True}, "maskloom_causal_bert"),
+    ],
+)
+def test_what_no_other_program_computes_has_a_type_of_its_own(options, model_type):
+    config = BertConfig(**options)
+    published = config.as_published()
+    assert published["model_type"] == model_type
+    assert {
+        key: published[key] for key in published if key in ("causal", "bilstm", "pre_norm", "gated", "rotary")
+    } == options
+    assert published_config(published, "x") == config
+    assert published_config({**published, "model_type": config.crf_model_type}, "x") == config
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("model_type", "roberta"),
@@ -113,6 +136,10 @@ def test_sizes_take_overrides():
         ({"name": "tiny", "num_layers": 3}, "unknown model key 'num_layers'; did you mean 'num_hidden_layers'"),
         ({"name": "tiny", "num_attention_heads": 3}, "hidden_size 128 is not divisible by num_attention_heads 3"),
         ({"name": "tiny", "hidden_act": 3}, "hidden_act = 3"),
+        (
+            {"name": "tiny", "rotary": True, "num_attention_heads": 128},
+            r"\[model.config\] rotary = true: heads of even size are needed; hidden_size / num_attention_heads is 1",
+        ),
         ({"name": "tiny", "hidden_size": "128"}, "hidden_size = '128'"),
     ],
 )

@@ -10,8 +10,9 @@ from maskloom.models.assembled import EncoderWithHeads, blocks_of, build_model, 
 from maskloom.models.bert import BertConfig
 
 
-def _model() -> EncoderWithHeads:
-    config = BertConfig.of_size("tiny", vocab_size=99, hidden_size=32, num_attention_heads=2, intermediate_size=64)
+def _model(*options: str) -> EncoderWithHeads:
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig.of_size("tiny", **sizes, **dict.fromkeys(options, True))
     return build_model(config, seed=0).train()
 
 
@@ -25,7 +26,11 @@ def _gradients(model: EncoderWithHeads) -> dict[str, torch.Tensor]:
     return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
 
-def test_recomputed_blocks_keep_less_and_give_the_same_gradients_to_the_bit() -> None:
+OPTIONS = pytest.mark.parametrize("options", [(), ("pre_norm", "gated", "rotary")], ids="+".join)
+
+
+@OPTIONS
+def test_recomputed_blocks_keep_less_and_give_the_same_gradients_to_the_bit(options: tuple[str, ...]) -> None:
     kept: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -34,7 +39,7 @@ def test_recomputed_blocks_keep_less_and_give_the_same_gradients_to_the_bit() ->
 
     found = []
     for recomputes in (False, True):
-        model = _model()
+        model = _model(*options)
         prepare_blocks(model, recompute=recomputes, compile_=False)
         kept.append(0)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -44,11 +49,12 @@ def test_recomputed_blocks_keep_less_and_give_the_same_gradients_to_the_bit() ->
     assert kept[1] < kept[0] / 2
 
 
+@OPTIONS
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
-def test_compiled_blocks_keep_their_names_and_their_values_up_to_rounding() -> None:
-    plain, compiled = _model().eval(), _model().eval()
+def test_compiled_blocks_keep_their_names_and_their_values_up_to_rounding(options: tuple[str, ...]) -> None:
+    plain, compiled = _model(*options).eval(), _model(*options).eval()
     prepare_blocks(compiled, recompute=False, compile_=True)
     assert all(block._compiled_call_impl is not None for block in blocks_of(compiled))
     assert plain.state_dict().keys() == compiled.state_dict().keys()

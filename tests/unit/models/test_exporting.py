@@ -8,10 +8,11 @@ from maskloom.models.bert import Bert, BertConfig
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask, tmp_path):
+@pytest.mark.parametrize("options", [(), ("pre_norm", "gated", "rotary"), ("rotary", "causal")], ids="+".join)
+def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask, options, tmp_path):
     config = BertConfig(
         vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=32, initializer_range=0.5,
+        max_position_embeddings=32, initializer_range=0.5, **dict.fromkeys(options, True),
     )  # fmt: skip
     model = Bert(config).eval()
     generator = torch.Generator().manual_seed(3)

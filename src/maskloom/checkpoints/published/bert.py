@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, lstm_names
+from maskloom.checkpoints.published.format import OWN_HEADS, OtherType, PublishedFormat, TensorName, lstm_names
+from maskloom.models.bert_config import ROFORMER, BertConfig
 
 
 def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
@@ -49,6 +50,9 @@ _LAYER = (
     *_norm(f"{_OURS}.feed_forward_layer_norm", f"{_HF}.output.LayerNorm", f"{_TF}/output/LayerNorm"),
 )
 
+# What `pre_norm` adds; no other program has a name for it.
+_FINAL_NORM = _norm("encoder.final_norm", "bert.encoder.final_norm", "bert/encoder/final_norm")
+
 _POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
 
 _TOP = tuple(TensorName(f"encoder.top.{name}", None, f"bert.bi{name}", f"bert/bi{name}") for name in lstm_names(1))
@@ -87,7 +91,7 @@ _TIED_COPIES = {
 
 # Buffers and optimiser state that published files hold beside the weights.
 _IGNORED_ENDS = (
-    *("embeddings.position_ids", "embeddings.token_type_ids"),
+    *("embeddings.position_ids", "embeddings.token_type_ids", "encoder.embed_positions.weight"),
     *("/adam_m", "/adam_v", "/AdamWeightDecayOptimizer", "/Adam", "/Adam_1"),
 )
 _IGNORED = (
@@ -109,10 +113,7 @@ def is_ignored(name: str) -> bool:
 
 
 def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
-    """Return the Hugging Face name, with prefix, of a name in any dialect, and whether its matrix is transposed.
-
-    `rows` are known by their names. A name that no dialect knows comes back as it is.
-    """
+    """Return the Hugging Face name of any dialect's, and whether its matrix is transposed; unknown ones as they are."""
     row = rows.get(name.removesuffix(":0"))
     if row is not None and row.huggingface != name:
         return row.huggingface, row.is_transposed
@@ -121,8 +122,19 @@ def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
             name = name.removesuffix(old) + new
     if name.startswith(("embeddings.", "encoder.", "pooler.")):
         name = f"bert.{name}"
-    return name, False
+    if name.startswith(f"{ROFORMER}."):
+        name = f"bert.{name.removeprefix(ROFORMER + '.')}"
+    stem, _, end = name.rpartition(".")
+    return (f"{_OF_ROFORMER[stem]}.{end}" if stem in _OF_ROFORMER and _POSITIONS not in rows else name), False
 
+
+_POSITIONS = "bert.embeddings.position_embeddings.weight"
+# RoFormer's names of the pooler and the head of its classifiers, before the last dot, and BERT's.
+_ROFORMER_CLASSIFIERS = {
+    "classifier": {"classifier.dense": "bert.pooler.dense", "classifier.out_proj": "classifier"},
+    "choice": {"sequence_summary.summary": "bert.pooler.dense"},
+}
+_OF_ROFORMER = {theirs: ours for names in _ROFORMER_CLASSIFIERS.values() for theirs, ours in names.items()}
 
 # What transformers calls a model with these heads; the first row whose heads are all there names it.
 _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -137,15 +149,35 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
     ((), "BertModel"),
 )
 
+
+def _rows(config: BertConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    rows = model_names(config.num_hidden_layers, heads, has_pooler=has_pooler)
+    rows += [*(_FINAL_NORM if config.pre_norm else ()), *(_TOP if config.bilstm else ())]
+    return [row for row in rows if not (config.rotary and row.ours == "encoder.embeddings.position.weight")]
+
+
+def _class_names(config: BertConfig) -> tuple[tuple[tuple[str, ...], str], ...]:
+    if not config.is_roformer:
+        return _CLASS_NAMES
+    renamed = ((heads, name.replace("Bert", "RoFormer")) for heads, name in _CLASS_NAMES)
+    return tuple((heads, name.replace("ForPreTraining", "ForMaskedLM")) for heads, name in renamed)
+
+
+def _other_type(config: BertConfig, heads: Collection[str]) -> OtherType | None:
+    """Return RoFormer's type where that is the model; our pooler is a part of its classifiers."""
+    if not config.is_roformer or not {"mlm", "nsp", "tagger", "span", *_ROFORMER_CLASSIFIERS}.issuperset(heads):
+        return None
+    renamed = next((names for head, names in _ROFORMER_CLASSIFIERS.items() if head in heads), {})
+    summary = {"summary_type": "first", "summary_use_proj": True, "summary_activation": config.hidden_act}
+    return OtherType(ROFORMER, {ours: theirs for theirs, ours in renamed.items()}, summary if "choice" in heads else {})
+
+
 BERT_FORMAT = PublishedFormat(
     name="BERT",
     prefix="bert.",
-    rows=lambda config, heads, **options: [
-        *model_names(config.num_hidden_layers, heads, **options),
-        *(_TOP if config.bilstm else ()),
-    ],
+    rows=_rows,
     heads=HEAD_NAMES,
-    class_names=lambda _: _CLASS_NAMES,
+    class_names=_class_names,
     tied_copies=lambda _: _TIED_COPIES,
     is_ignored=is_ignored,
     canonical=canonical,
@@ -153,4 +185,5 @@ BERT_FORMAT = PublishedFormat(
     top=_TOP,
     same_name=SAME_NAME,
     token_heads=frozenset({"tagger", "span", "crf"}),
+    other_type=_other_type,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,15 @@ class TensorName:
 
 
 @dataclass(frozen=True)
+class OtherType:
+    """A model_type, which is the prefix too, what differs before the last dot of names, and keys of config.json."""
+
+    name: str
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PublishedFormat:
     """How one architecture is published in the Hugging Face layout.
 
@@ -37,7 +46,8 @@ class PublishedFormat:
     of a name in any dialect, and whether its matrix is transposed; it gets the rows by all of their names. `top` has
     the rows of a layer on top of the others. Of heads with the `same_name` the class tells which one a file holds.
     Models with `token_heads` alone have no pooler. `prefix` stands before the encoder's names where there are heads;
-    files that `are_transposed` have the matrices of rows marked so with rows and columns exchanged.
+    files that `are_transposed` have the matrices of rows marked so with rows and columns exchanged. `other_type` tells
+    of a configuration and heads how transformers has them, if not by the usual type.
     """
 
     name: str
@@ -53,6 +63,7 @@ class PublishedFormat:
     same_name: tuple[str, ...] = ()
     token_heads: frozenset[str] = field(default_factory=frozenset)
     are_transposed: bool = False
+    other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 
 
 # A bidirectional LSTM has at most so many layers; a model uses the rows of those that it has.

@@ -81,11 +81,6 @@ def _has_wide_kernels() -> bool:
     )
 
 
-def chosen_library() -> Literal["onednn", "mkl"]:
-    """Return which library large fp32 products go to, where the processor has AVX-512."""
-    return _library
-
-
 def library_of_products() -> str:
     """Return in words which library makes the fp32 products of the processor."""
     if not _has_wide_kernels():
@@ -140,10 +135,7 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
 
 @lru_cache(maxsize=512)  # fewer kernels than oneDNN keeps
 def _find_room(*_shapes: object) -> None:
-    """Raise RuntimeError, in oneDNN's words, where a first product of its shapes finds no room for a kernel.
-
-    oneDNN does not look whether the C library gave it memory; it would write to address 0, and end the process.
-    """
+    """Raise RuntimeError where a kernel has no room: oneDNN would write to address 0 and end the process."""
     try:
         torch.empty(_ROOM_OF_KERNEL, dtype=torch.uint8)
     except RuntimeError as error:
