@@ -166,10 +166,13 @@ def summary(figures: dict[str, Any]) -> list[dict[str, str]]:
     """Return the README's row: what the training runs keep beside another and beside three."""
     sizes, loads = [job for job in figures["jobs"] if job != "embed"], ("1 runs", "3 runs")
     medians = {
-        side: " / ".join(f"{median(kept_shares(figures, size, side, load)):.2f}" for size in sizes for load in loads)
+        side: ", ".join(
+            f"{size} " + " / ".join(f"{median(kept_shares(figures, size, side, load)):.2f}" for load in loads)
+            for size in sizes
+        )
         for side in SIDES
     }
-    job = f"what {', '.join(sizes)} training keeps of its fair share of two cores beside one / three more runs"
+    job = "what training keeps of its fair share of two cores beside one / three more runs"
     return [{"job": job, "beside": f"transformers: {medians['transformers']}", "result": medians["maskloom"]}]
 
 

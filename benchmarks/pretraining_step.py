@@ -42,7 +42,7 @@ from maskloom.data.corpus.building import build_corpus
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
-from maskloom.layers.processor.matrix_products import Dense, chosen_library, product, products_by
+from maskloom.layers.processor.matrix_products import Dense, library_of_products, product, products_by
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -82,7 +82,7 @@ MIXES = {
     "mixed": Mix(128, 20, 1.0, False, True, {"tiny": 64, "mini": 32, "small": 16, "base": 8}),
 }
 # Which library a run takes on this processor; the other one is measured beside it.
-OWN_LIBRARY = chosen_library()
+OWN_LIBRARY: Literal["onednn", "mkl"] = "mkl" if library_of_products().startswith("MKL") else "onednn"
 
 
 class Ours:

@@ -8,6 +8,7 @@ from pydoc_data.topics import topics
 import pytest
 
 from maskloom.errors import ConfigError
+from maskloom.reproduce.experiments import Budget
 from maskloom.reproduce.running import reproduce
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress
@@ -132,9 +133,47 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
     assert not (tmp_path / "none").exists() or not list((tmp_path / "none").glob("*.json"))
 
 
+def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, tasks):
+    tiny = [*SMALL["pretrain"][:3], "training.batch_size=2", "training.num_threads=1"]
+    settings = {"pretrain": tiny, "finetune": SMALL["finetune"]}
+    how = {"num_seeds": 2, "corpus": corpus, "tasks": tasks, "overrides": settings}
+    alone = reproduce("budget", out=tmp_path / "alone", scale=Budget(0.01), **how)
+    assert list(alone["scores"]) == ["one-hour", "the paper's, smaller", "word vectors", "bag of words"]
+    assert {len(found) for found in alone["models"].values()} == {1}
+    assert {len(alone["scores"]["one-hour"][column]) for column in ("sst-2", "rte", "squad", "conll2003")} == {2}
+    assert 1 <= len(alone["scores"]["one-hour"]["masked_loss"]) <= 5
+    assert sorted(alone["scores"]["word vectors"]) == ["conll2003", "rte", "sst-2"]
+    assert sorted(alone["scores"]["bag of words"]) == ["rte", "sst-2"]
+
+    scale = Budget(0.01, {"mine": tmp_path / "alone" / "pretrained" / "one-hour-0"})
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("budget", out=tmp_path / "beside", scale=scale, **how, progress=StopsAt("mine on rte, seed 1"))
+    beside = reproduce("budget", out=tmp_path / "beside", scale=scale, **how)
+    assert beside["scores"]["mine"]["masked_loss"] == alone["scores"]["one-hour"]["masked_loss"]
+    assert beside["scores"]["mine"]["rte"] == alone["scores"]["one-hour"]["rte"]
+    claims = [trend["claim"] for trend in beside["trends"]]
+    assert claims[0] == "the loss is half a nat below that of mine"
+    assert "better than mine on conll2003" in claims
+    table = (tmp_path / "beside" / "table.md").read_text()
+    assert "--minutes 0.01 --seeds 2 --beside mine=" in table
+    assert "the paper |" not in table
+    with pytest.raises(ConfigError, match="was started with"):
+        reproduce("budget", out=tmp_path / "beside", scale=Budget(0.02, scale.beside), **how)
+
+
+def test_a_model_of_another_vocabulary_is_refused_before_the_first_run(tmp_path, corpus, tasks, minilm_folder):
+    with pytest.raises(ConfigError, match="its vocabulary is not that of the corpus"):
+        reproduce("budget", out=tmp_path, scale=Budget(1, {"x": minilm_folder}), corpus=corpus, tasks=tasks)
+    assert not (tmp_path / "pretrained").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("table5", "--minutes", "3"), "table5: --minutes and --beside are for budget"),
+        (("budget", "--scale", "paper"), "budget: its scale are --minutes; leave --scale out"),
+        (("budget", "--beside", "folder"), "--beside folder: write NAME=FOLDER, each name once"),
+        (("budget", "--beside", "x=nowhere"), "nowhere"),
         (("table5", "--corpus", "nowhere", "--tasks", "."), "nowhere: no such folder"),
         (("table5", "--corpus", "nowhere"), "a corpus of your own needs tasks: --tasks FOLDER"),
         (("table5", "--set", "training.steps=3"), "--set training.steps=3: write pretrain.KEY=VALUE or finetune.KEY"),

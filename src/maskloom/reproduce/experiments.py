@@ -1,4 +1,6 @@
-"""The experiments of the BERT paper's section 5 and its later version's Table 8: what is trained, and what should show.
+"""The experiments of the BERT paper's section 5 and its later version's Table 8, and what a number of minutes buys.
+
+Each says what is trained, and what should show.
 
 A paper's number stands in percent, or as a perplexity, under the name of its own task; the tasks here are others, so
 only orders can be compared.
@@ -6,12 +8,15 @@ only orders can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
 from math import sqrt
+from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
+
+from maskloom.recipe_files import SHIPPED
 
 # By arm and column, one score a seed.
 Scores = Mapping[str, Mapping[str, list[float]]]
@@ -24,7 +29,8 @@ class Arm:
 
     `model` names a row of the experiment's models. `settings` change the recipe of fine-tuning; `at` is the fraction of
     the steps of pre-training, 1 for the whole. `paper` holds the published numbers by column of the paper. An arm with
-    a `kind` is measured only by tasks of that kind.
+    a `kind` is measured only by tasks of that kind, and none by those of kinds that it is `not_for`. A `linear` one
+    classifies texts without a Transformer: linearly, by their tokens or by the word vectors of the model.
     """
 
     name: str
@@ -33,6 +39,8 @@ class Arm:
     paper: Mapping[str, float] = field(default_factory=dict)
     at: float = 1.0
     kind: str | None = None
+    not_for: tuple[str, ...] = ()
+    linear: Literal["tokens", "vectors"] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,20 +69,34 @@ class Trend:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper.
+    """A table or figure of the paper, or what a budget buys.
 
     `models` are settings of pre-training by name. `measures` names the metrics of pre-training that are columns, and
-    `probes` the tasks, by what they are to show. `needs` is the one without which nothing is shown.
+    `probes` the tasks, by what they are to show. `needs` is the one without which nothing is shown. With `recipes`,
+    one a model, each model is pre-trained once, and seeds are of fine-tuning; `given` are models that are there.
     """
 
     title: str
-    section: str
+    section: str | None
     models: Mapping[str, tuple[str, ...]]
     arms: tuple[Arm, ...]
     trends: tuple[Trend, ...]
     measures: tuple[str, ...] = ()
     probes: tuple[str, ...] = ("pair", "sentence", "span")
     needs: str | None = None
+    recipes: Mapping[str, Path] = field(default_factory=dict)
+    given: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Minutes of pre-training for each recipe, and model folders made elsewhere, by what a table calls them."""
+
+    minutes: float
+    beside: Mapping[str, Path] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.minutes:g} minutes"
 
 
 def beyond(one: Measure, other: Measure) -> Measure:
@@ -90,11 +112,6 @@ def above(better: str, worse: str, column: str) -> Measure:
 def below(better: str, worse: str, column: str) -> Measure:
     """Return how far one arm's scores are below another's, seed by seed, for measures of which less is better."""
     return above(worse, better, column)
-
-
-def wider(arms: tuple[str, str], column: str, than: str) -> Measure:
-    """Return by how much the gap between two arms is wider in one column than in another."""
-    return beyond(above(*arms, column), above(*arms, than))
 
 
 _PAIRS = "data.next_sentence=true"
@@ -124,7 +141,7 @@ TABLE_5 = Experiment(
         Trend("but not all of it", above("No NSP", "+ BiLSTM", "span")),
         Trend(
             "spans gain more from both directions than sentences do",
-            wider(("No NSP", "LTR & No NSP"), "span", than="sentence"),
+            beyond(above("No NSP", "LTR & No NSP", "span"), above("No NSP", "LTR & No NSP", "sentence")),
         ),
     ),
 )  # fmt: skip
@@ -179,34 +196,45 @@ def table_6(scale: str) -> Experiment:
     )
 
 
-_TABLE_7 = ("NER",)
 _LAYERS = {
     "embeddings": 91.0, "last": 94.9, "second_to_last": 95.6, "sum_last_four": 95.9, "concat_last_four": 96.1,
     "sum_all": 95.5,
 }  # fmt: skip
-_FEATURES = ("features.lstm_size=256", "training.learning_rate=1e-3", "training.epochs=10")
-_SHALLOW = {"tiny": _size(4, 128, 2)}  # four layers are to be joined
 
-TABLE_7 = Experiment(
-    title="Table 7: features of a frozen encoder",
-    section="5.4",
-    models={"BERT": ()},
-    arms=(
-        Arm("fine-tuning", "BERT", paper=_paper(_TABLE_7, 96.4), kind="tagging"),
-        *(
-            Arm(layers, "BERT", (f"features.layers={layers}", *_FEATURES), _paper(_TABLE_7, value), kind="tagging")
-            for layers, value in _LAYERS.items()
+
+def _features(layers: str, scale: str) -> tuple[str, ...]:
+    width, epochs = (128, 3) if scale == "tiny" else (256, 10)
+    return (
+        *(f"features.layers={layers}", f"features.lstm_size={width}"),
+        *("training.learning_rate=1e-3", f"training.epochs={epochs}"),
+    )
+
+
+def table_7(scale: str) -> Experiment:
+    """Return the table of features at a scale; at the smallest, of a model with the four layers that are joined."""
+    return Experiment(
+        title="Table 7: features of a frozen encoder",
+        section="5.4",
+        models={"BERT": _size(4, 128, 2) if scale == "tiny" else ()},
+        arms=(
+            Arm("fine-tuning", "BERT", paper={"NER": 96.4}, kind="tagging"),
+            *(
+                Arm(layers, "BERT", _features(layers, scale), {"NER": value}, kind="tagging")
+                for layers, value in _LAYERS.items()
+            ),
         ),
-    ),
-    trends=(
-        Trend("the last layer is better than the embeddings", above("last", "embeddings", "conll2003")),
-        Trend("the second-to-last layer is better than the last", above("second_to_last", "last", "conll2003")),
-        Trend("four layers are better than the last", above("concat_last_four", "last", "conll2003")),
-        Trend("fine-tuning is better than the best features", above("fine-tuning", "concat_last_four", "conll2003")),
-    ),
-    probes=("conll2003",),
-    needs="conll2003",
-)
+        trends=(
+            Trend("the last layer is better than the embeddings", above("last", "embeddings", "conll2003")),
+            Trend("the second-to-last layer is better than the last", above("second_to_last", "last", "conll2003")),
+            Trend("four layers are better than the last", above("concat_last_four", "last", "conll2003")),
+            Trend(
+                "fine-tuning is better than the best features", above("fine-tuning", "concat_last_four", "conll2003")
+            ),
+        ),
+        probes=("conll2003",),
+        needs="conll2003",
+    )
+
 
 _TABLE_8 = ("MNLI", "NER fine-tuned", "NER features")
 _MASKS = {
@@ -220,33 +248,39 @@ def _masking(name: str) -> tuple[str, ...]:
     return f"data.mask_prob={mask / 100}", f"data.keep_prob={keep / 100}"
 
 
-TABLE_8 = Experiment(
-    title="Table 8 of the later version: masking (mask/same/random)",
-    section="C.2",
-    models={name: _masking(name) for name in _MASKS},
-    arms=(
-        *(Arm(name, name, paper=_paper(_TABLE_8, *values)) for name, values in _MASKS.items()),
-        *(
-            Arm(f"{name}, features", name, ("features.layers=concat_last_four", *_FEATURES), kind="tagging")
-            for name in _MASKS
-        ),
-    ),
-    trends=(
-        Trend(
-            "features suffer where every predicted token is [MASK]",
-            above("80/10/10, features", "100/0/0, features", "conll2003"),
-        ),
-        Trend("random tokens alone are worse than the mix, fine-tuned", above("80/10/10", "0/0/100", "sentence")),
-        Trend(
-            "features suffer more from [MASK] alone than fine-tuning does",
-            beyond(
-                above("80/10/10, features", "100/0/0, features", "conll2003"),
-                above("80/10/10", "100/0/0", "conll2003"),
+def table_8(scale: str) -> Experiment:
+    """Return the table of masks at a scale; at the smallest, of half the steps, and features of both layers."""
+    is_tiny, kept, plain = scale == "tiny", "80/10/10", "100/0/0"
+    return Experiment(
+        title="Table 8 of the later version: masking (mask/same/random)",
+        section="C.2",
+        models={name: (*_masking(name), *(("training.steps=1500",) if is_tiny else ())) for name in _MASKS},
+        arms=(
+            *(Arm(name, name, paper=_paper(_TABLE_8, *values)) for name, values in _MASKS.items()),
+            *(
+                Arm(
+                    f"{name}, features",
+                    name,
+                    _features("1,2" if is_tiny else "concat_last_four", scale),
+                    kind="tagging",
+                )
+                for name in _MASKS
             ),
         ),
-    ),
-    probes=("sentence", "conll2003"),
-)
+        trends=(
+            Trend(
+                "features suffer where every predicted token is [MASK]",
+                above(f"{kept}, features", f"{plain}, features", "conll2003"),
+            ),
+            Trend("random tokens alone are worse than the mix, fine-tuned", above(kept, "0/0/100", "sentence")),
+            Trend(
+                "features suffer more from [MASK] alone than fine-tuning does",
+                beyond(above(f"{kept}, features", f"{plain}, features", "conll2003"), above(kept, plain, "conll2003")),
+            ),
+        ),
+        probes=("sentence", "conll2003"),
+    )
+
 
 _STEPS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 _CURVES = {"masked": "BERT", "left-to-right": "LTR"}
@@ -275,13 +309,49 @@ FIGURE_4 = Experiment(
     probes=("sentence",),
 )  # fmt: skip
 
+LOSS = "masked_loss"
+"""The column of losses on common masks."""
+BUDGET_TASKS = ("sentence", "pair", "span", "mr", "sst-2", "cola", "mrpc", "rte", "squad", "conll2003")
+_OURS, _PAPERS = "one-hour", "the paper's, smaller"
+_LEAD = 0.5  # nats
+_WORD_VECTORS = ("features.layers=embeddings", "features.lstm_size=128", "training.learning_rate=1e-3")
+
+
+def what_it_buys(budget: Budget, tasks: Sequence[str]) -> Experiment:
+    """Return the comparison of recipes that have a budget each, and of the folders beside them, on tasks."""
+    beside, lead = budget.beside, lambda scores: [_LEAD] * len(scores[_OURS][LOSS])
+    recipes = {_OURS: SHIPPED / "one-hour.toml", _PAPERS: Path(__file__).with_name("budget-paper.toml")}
+    others, texts = (*beside, _PAPERS), tuple(task for task in tasks if task not in ("span", "squad", "conll2003"))
+    compared = [
+        *((other, task) for other in others for task in tasks),
+        *product(("word vectors", "bag of words"), texts),
+    ]
+    return Experiment(
+        title=f"What {budget} buy",
+        section=None,
+        models=dict.fromkeys(recipes, (f"training.minutes={budget.minutes:g}",)),
+        arms=(
+            *(Arm(name, name) for name in (*recipes, *beside)),
+            Arm("word vectors", _OURS, _WORD_VECTORS, not_for=("span",), linear="vectors"),
+            Arm("bag of words", _OURS, not_for=("span", "tagging"), linear="tokens"),
+        ),
+        trends=(
+            *(Trend(f"the loss is half a nat below that of {other}", beyond(below(_OURS, other, LOSS), lead))
+              for other in others),
+            *(Trend(f"better than {other} on {task}", above(_OURS, other, task)) for other, task in compared),
+        ),
+        measures=(LOSS,),
+        probes=tuple(tasks),
+        recipes=recipes,
+        given=beside,
+    )  # fmt: skip
+
+
 EXPERIMENTS: dict[str, Callable[[str], Experiment]] = {
     "table5": lambda scale: TABLE_5,
     "table6": table_6,
-    "table7": lambda scale: replace(TABLE_7, models={"BERT": _SHALLOW.get(scale, ())}),
-    "table8": lambda scale: replace(
-        TABLE_8, models={n: (*m, *_SHALLOW.get(scale, ())) for n, m in TABLE_8.models.items()}
-    ),
+    "table7": table_7,
+    "table8": table_8,
     "figure4": lambda scale: FIGURE_4,
 }
 """The experiments by the names of `maskloom reproduce`, each made for a scale: tiny, one-gpu or paper."""

@@ -29,6 +29,7 @@ _SPAN = ("training.epochs=3",)
 # Where a person's own labelled files lie in a folder, beside GLUE's; the first name that is there counts.
 _OTHERS = {
     "squad": ("span", None, ("train.json", "train-v1.1.json"), ("dev.json", "dev-v1.1.json")),
+    "mr": ("single", None, ("train.jsonl", "train.csv", "train.tsv"), ("dev.jsonl", "dev.csv", "dev.tsv")),
     "conll2003": ("tagging", "conll2003", ("train.txt", "eng.train"), ("dev.txt", "valid.txt", "eng.testa")),
 }
 
@@ -114,10 +115,7 @@ def _adjacent_words(sentence: str) -> list[tuple[re.Match[str], re.Match[str]]]:
 
 
 def own_probes(folder: Path) -> dict[str, Probe]:
-    """Return the tasks in a folder: GLUE's as RTE/train.tsv and so on, squad/train.json, conll2003/train.txt.
-
-    Raises DataError where none is there.
-    """
+    """Return a folder's tasks: GLUE's as RTE/train.tsv and so on, squad/, conll2003/, mr/; DataError for none."""
     found = {}
     for task in TASKS:
         train, dev = task.training_files(folder)

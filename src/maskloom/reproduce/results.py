@@ -7,18 +7,20 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from maskloom.reproduce.experiments import Experiment
+from maskloom.reproduce.experiments import LOSS, Experiment
 from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, page_template
 from maskloom.runs.report.page import NUM_COLOURS, Chart
 from maskloom.runs.run_folder import environment
 from maskloom.runs.search_table import markdown_of
 from maskloom.system.files import write_json, write_text
 
-_MEASURES = {"mlm_perplexity": "perplexity"}
+_MEASURES = {"mlm_perplexity": "perplexity", LOSS: "masked-LM loss, nats"}
+_DIGITS = {LOSS: 2}
 _HOW = (
     "Mean ± standard deviation over seeds. A trend is *shown* where the mean of its differences, one a seed, is more "
     "than two standard errors above 0, *denied* where it is more than two below, and else *not shown*."
 )
+_FIFTHS = " Losses on common masks have one value for each fifth of the held-out text."
 
 
 def write_results(
@@ -34,13 +36,13 @@ def write_results(
     heads = [_MEASURES.get(column) or f"{names[column]}, {metrics[column]}" for column in columns]
     results = {**results, "title": experiment.title, "trends": verdicts, "columns": dict(names)}
     write_json(out / "results.json", results)
-    rows = table_rows(experiment, results, columns)
-    headers = ["", *heads, "the paper"]
+    headers = ["", *heads, *(["the paper"] if any(arm.paper for arm in experiment.arms) else [])]
+    rows = [row[: len(headers)] for row in table_rows(experiment, results, columns)]
     write_text(out / "table.md", _markdown(experiment, results, headers, rows))
     page = page_template("reproduce/report.html").render(
         title=experiment.title,
-        about=f"Section {experiment.section} of the BERT paper. {_about(results)}",
-        how=_HOW.replace("*", ""),
+        about=_section(experiment) + _about(results),
+        how=_how(experiment).replace("*", ""),
         trends=[_trend_row(verdict) for verdict in verdicts],
         headers=headers,
         rows=rows,
@@ -58,7 +60,7 @@ def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list
         found = results["scores"].get(arm.name, {})
         paper = ", ".join(f"{name} {value:g}" for name, value in arm.paper.items()) or "–"
         if found:
-            rows.append([arm.name, *(_spread(found.get(column)) for column in columns), paper])
+            rows.append([arm.name, *(_spread(found.get(column), _DIGITS.get(column, 1)) for column in columns), paper])
     references = results["references"]
     if references:
         constants = [f"{references[column]:.1f}" if column in references else "–" for column in columns]
@@ -84,18 +86,23 @@ def summary_lines(results: Mapping[str, Any]) -> list[str]:
     return [*lines, f"Took {minutes:.1f} minutes. Table: {results['table']}; page: {results['report']}"]
 
 
-def _spread(values: list[float] | None) -> str:
+def _spread(values: list[float] | None, digits: int) -> str:
     if values is None:
         return "–"
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    return f"{fmean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def _section(experiment: Experiment) -> str:
+    return f"Section {experiment.section} of the BERT paper. " if experiment.section else ""
 
 
 def _about(results: Mapping[str, Any]) -> str:
     """Return scale, seeds, text, time, and processor or GPU with the versions of this machine."""
     text, minutes, machine = results["text"], sum(results["seconds"].values()) / 60, environment()
     hardware, versions = machine["hardware"], machine["versions"]
-    device = hardware["cuda"] or f"{hardware['processor']}, {hardware['cores']} cores, {hardware['threads']} threads"
-    seeds = "1 seed" if results["num_seeds"] == 1 else f"{results['num_seeds']} seeds"
+    counts = {"core": hardware["cores"], "thread": hardware["threads"], "seed": results["num_seeds"]}
+    cores, threads, seeds = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+    device = hardware["cuda"] or f"{hardware['processor']}, {cores}, {threads}"
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
     return (
         f"Scale {results['scale']}, {seeds}, text: {text['text']}{tokens}; {minutes:.0f} minutes on {device}; "
@@ -104,28 +111,24 @@ def _about(results: Mapping[str, Any]) -> str:
 
 
 def _command(results: Mapping[str, Any]) -> str:
-    flags = [f"--scale {results['scale']}", f"--seeds {results['num_seeds']}"]
+    scale = results["scale"]
+    flags = [f"--minutes {scale.split()[0]}" if scale.endswith(" minutes") else f"--scale {scale}"]
+    flags += [f"--seeds {results['num_seeds']}"]
+    flags += [f"--beside {name}={folder}" for name, folder in results.get("beside", {}).items()]
     flags += [f"--{name} {results[name]}" for name in ("corpus", "tasks") if results[name]]
     flags += [f"--set {name}.{value}" for name, values in results["overrides"].items() for value in values]
     return f"maskloom reproduce {results['experiment']} {' '.join(flags)} --out DIR"
 
 
 def _markdown(experiment: Experiment, results: Mapping[str, Any], headers: list[str], rows: list[list[str]]) -> str:
-    lines = [
-        f"# {experiment.title}",
-        "",
-        f"Section {experiment.section} of the BERT paper. Made by `{_command(results)}`; do not edit.",
-        "",
-        _about(results),
-        "",
-        _HOW,
-        "",
-        markdown_of(headers, rows),
-        "",
-        *(f"- {verdict_text(verdict)}" for verdict in results["trends"]),
-        "",
-    ]
-    return "\n".join(lines)
+    made = f"{_section(experiment)}Made by `{_command(results)}`; do not edit."
+    trends = "\n".join(f"- {verdict_text(verdict)}" for verdict in results["trends"])
+    parts = [f"# {experiment.title}", made, _about(results), _how(experiment), markdown_of(headers, rows), trends]
+    return "\n\n".join(parts) + "\n"
+
+
+def _how(experiment: Experiment) -> str:
+    return _HOW + (_FIFTHS if LOSS in experiment.measures else "")
 
 
 def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:

@@ -11,10 +11,12 @@ from typing import Any
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.manifest import read_manifest
 from maskloom.errors import ConfigError
+from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
 from maskloom.quickstart.journey import Stages
 from maskloom.recipe_files import SHIPPED
-from maskloom.reproduce.experiments import EXPERIMENTS, Arm, Experiment
+from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
+from maskloom.reproduce.judging import HELD_OUT_FRACTION, check_vocabulary, linear_score, masked_losses
 from maskloom.reproduce.probes import Probe, documentation_probes, own_probes, write_documentation
 from maskloom.reproduce.results import write_results
 from maskloom.runs.display import Progress
@@ -29,15 +31,19 @@ from maskloom.system.folder_lock import alone_in_folder
 
 # What a scale's masked models take beside its recipe: twice the paper's targets, as in the quick start.
 _MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
-# How long steps of each model are timed, and how many bytes of a file of examples make a token, about.
-_TIMED_SECONDS, _BYTES_PER_TOKEN = 1.0, 4
+# How long steps of each model are timed, and how many bytes of a file of examples make a token, about: four, and
+# where a line has a word and three tags eleven.
+_TIMED_SECONDS, _BYTES_PER_TOKEN, _BYTES_PER_TAGGED = 1.0, 4, 11
+BUDGET = "budget"
+"""The name of the experiment that compares recipes of as many minutes."""
+
+_SCALES = ("tiny", "one-gpu", "paper")
 _PUBLISHED = {"pretrain": "bert-base-as-published", "finetune": "finetune-glue-as-published"}
 # The task that shows something, by what it is to show: the first one that is there.
 _ROLES = {
     "sentence": ("sentence", "sst-2", "cola"),
     "pair": ("pair", "mnli", "qnli", "rte", "mrpc"),
     "span": ("span", "squad"),
-    "conll2003": ("conll2003",),
 }
 
 
@@ -55,6 +61,10 @@ class Plan:
 
     def pretraining(self, model: str, seed: int) -> PretrainRecipe:
         """Return the recipe of a model; every tenth of its steps is kept where an arm asks for one."""
+        if self.experiment.recipes:
+            held_out = f"data.held_out_fraction={HELD_OUT_FRACTION}"
+            changes = [held_out, *self.experiment.models[model], *self.overrides.get("pretrain", ())]
+            return load_recipe(PretrainRecipe, self.experiment.recipes[model], changes)
         settings = list(self.experiment.models[model])
         is_masked = "objective=causal_lm" not in settings
         settings = [*(_MASKED.get(self.scale, ()) if is_masked else ()), *settings]
@@ -67,7 +77,8 @@ class Plan:
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
         """Return the recipe with which an arm is fine-tuned on a task."""
         settings = [f'task="{probe.kind}"'] if probe.kind else []
-        settings += [*probe.settings, *arm.settings, *self.overrides.get("finetune", ())]
+        own = () if arm.linear and probe.kind != "tagging" else arm.settings
+        settings += [*probe.settings, *own, *self.overrides.get("finetune", ())]
         return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
 
     def check(self) -> None:
@@ -84,8 +95,18 @@ class Plan:
             for seed in self.seeds
             for arm in self.experiment.arms
             for role, probe in self.probes.items()
-            if arm.kind in (None, probe.kind)
+            if arm.kind in (None, probe.kind) and probe.kind not in arm.not_for
         ]
+
+    def pretrainings(self) -> list[tuple[str, int]]:
+        """Return what is pre-trained: model and seed."""
+        seeds = [0] if self.experiment.recipes else self.seeds
+        return [(model, seed) for seed in seeds for model in self.experiment.models]
+
+    def model_folder(self, arm: Arm, seed: int) -> Path:
+        """Return the run folder of an arm's model, or the folder that was given."""
+        seed = 0 if self.experiment.recipes else seed
+        return self.experiment.given.get(arm.model) or self.out / "pretrained" / _slug(arm.model, seed)
 
 
 def _recipe(kind: Any, scale: str, name: str, settings: Sequence[str], seed: int) -> Any:
@@ -98,24 +119,21 @@ def reproduce(
     name: str,
     *,
     out: str | Path,
-    scale: str = "tiny",
+    scale: str | Budget = "tiny",
     num_seeds: int = 3,
     corpus: str | Path | None = None,
     tasks: str | Path | None = None,
     overrides: Mapping[str, Sequence[str]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run an experiment of the paper and return its scores and what they show of each trend.
+    """Run an experiment of the paper, or compare what a budget buys; return scores, and what they show of each trend.
 
-    Without a `corpus` folder it reads the documentation on this machine, and draws tasks from documents that it leaves
-    out; `tasks` is a folder of labelled files, as `own_probes` finds them. `out` receives results.json, table.md and
-    report.html beside all runs. An experiment that was interrupted goes on where it stood. Raises ConfigError for a
-    name, a scale or a number of seeds that is not there, and where tasks are missing.
+    The scale of the experiment "budget" is a `Budget`, of the others one of tiny, one-gpu and paper. Without a `corpus`
+    folder it reads the documentation on this machine, and draws tasks from documents that it leaves out; `tasks` is a
+    folder of labelled files, as `own_probes` finds them. `out` receives results.json, table.md and report.html beside
+    all runs. An experiment that was interrupted goes on where it stood. Raises ConfigError for a name, a scale or a
+    number of seeds that is not there, and where tasks are missing.
     """
-    if name not in EXPERIMENTS:
-        raise ConfigError(f"experiment {name!r}: known are {', '.join(EXPERIMENTS)}")
-    if scale not in ("tiny", "one-gpu", "paper"):
-        raise ConfigError(f"scale {scale!r}: known are tiny, one-gpu, paper")
     if corpus is not None and tasks is None:
         raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
     if corpus is not None:
@@ -123,27 +141,48 @@ def reproduce(
     out, progress, overrides = Path(out), progress or Progress(), dict(overrides or {})
     own = {} if tasks is None else own_probes(Path(tasks))
     known = own if corpus is not None else {**documentation_probes(out), **own}
-    experiment = EXPERIMENTS[name](scale)
-    named = {role: next((known[task] for task in _ROLES[role] if task in known), None) for role in experiment.probes}
+    experiment = _experiment(name, scale, known)
+    named = {
+        role: next((known[task] for task in _ROLES.get(role, (role,)) if task in known), None)
+        for role in experiment.probes
+    }
     probes = {role: probe for role, probe in named.items() if probe is not None}
     if experiment.needs and experiment.needs not in probes:
         raise ConfigError(
             f"{experiment.title}: it needs tagged words, --tasks FOLDER with conll2003/train.txt and dev.txt"
         )
-    settings = {"experiment": name, "scale": scale, "corpus": corpus and str(corpus), "tasks": tasks and str(tasks)}
-    settings["overrides"] = overrides
+    settings: dict[str, Any] = {"experiment": name, "scale": str(scale)}
+    settings |= {"corpus": corpus and str(corpus), "tasks": tasks and str(tasks), "overrides": overrides}
+    if experiment.given:
+        settings["beside"] = {other: str(folder) for other, folder in experiment.given.items()}
     where = out / "corpus" if corpus is None else Path(corpus)
-    plan = Plan(experiment, scale, range(num_seeds), out, where, probes, overrides)
+    plan = Plan(
+        experiment, BUDGET if experiment.recipes else str(scale), range(num_seeds), out, where, probes, overrides
+    )
     plan.check()
+    given = [resolve_model_folder(folder) for folder in experiment.given.values()]
     stages = Stages(out / "stages.json", settings)
     text = {"text": str(corpus)}
     if corpus is None:
         progress.say("gathering the documentation on this machine")
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
+    for folder in given:
+        check_vocabulary(folder, plan.corpus)
     progress.say(_expected(plan, stages))
     found = _run(plan, stages, progress)
     results = {**settings, "num_seeds": num_seeds, "text": text, **found, "seconds": stages.seconds}
     return write_results(plan.experiment, results, out, {role: probe.name for role, probe in probes.items()})
+
+
+def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> Experiment:
+    """Return the experiment of a name at a scale, with the tasks that are known."""
+    if name not in (*EXPERIMENTS, BUDGET):
+        raise ConfigError(f"experiment {name!r}: known are {', '.join((*EXPERIMENTS, BUDGET))}")
+    if name == BUDGET and isinstance(scale, Budget):
+        return what_it_buys(scale, [task for task in BUDGET_TASKS if task in known])
+    if name == BUDGET or scale not in _SCALES:
+        raise ConfigError(f"scale {scale!r}: known are {', '.join(_SCALES)}, and for {BUDGET} a Budget of minutes")
+    return EXPERIMENTS[name](str(scale))
 
 
 def _expected(plan: Plan, stages: Stages) -> str:
@@ -151,14 +190,19 @@ def _expected(plan: Plan, stages: Stages) -> str:
     pretraining = finetuning = 0.0
     rates, left = {}, [job for job in plan.jobs() if not stages.has(_stage_of(*job))]
     for model in plan.experiment.models:
-        num_left = sum(not stages.has(_pretraining_stage(model, seed)) for seed in plan.seeds)
+        num_left = sum(
+            one == model and not stages.has(_pretraining_stage(one, seed)) for one, seed in plan.pretrainings()
+        )
         if not num_left and all(arm.model != model for arm, _, _ in left):
             continue
         (row,) = plan_pretraining(plan.pretraining(model, 0), corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"]
         rates[model], pretraining = row["tokens_per_second"], pretraining + num_left * row["seconds"]
     for arm, role, seed in left:
-        training, train = plan.finetuning(arm, plan.probes[role], seed).training, Path(plan.probes[role].files.train)
-        finetuning += training.epochs * train.stat().st_size / _BYTES_PER_TOKEN / rates[arm.model]
+        probe = plan.probes[role]
+        bytes_per_token = _BYTES_PER_TAGGED if probe.kind == "tagging" else _BYTES_PER_TOKEN
+        num_tokens = Path(probe.files.train).stat().st_size / bytes_per_token
+        epochs = plan.finetuning(arm, probe, seed).training.epochs
+        finetuning += epochs * num_tokens / rates.get(arm.model, min(rates.values()))
     told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
     return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {len(left)} runs of fine-tuning"
 
@@ -173,18 +217,17 @@ def _stage_of(arm: Arm, role: str, seed: int) -> str:
 
 def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
     """Pre-train, fine-tune and return the metrics of models and the scores of arms, a list over seeds each."""
-    jobs, models = plan.jobs(), {}
-    num_runs, done = len(plan.seeds) * len(plan.experiment.models) + len(jobs), 0
-    for seed in plan.seeds:
-        for model in plan.experiment.models:
-            done += 1
-            progress.say(f"{done}/{num_runs}  pre-training {model}, seed {seed}")
-            folder = plan.out / "pretrained" / _slug(model, seed)
-            how = {"corpus": plan.corpus, "out": folder, "resume": (folder / RECIPE).exists(), "progress": progress}
-            recipe = plan.pretraining(model, seed)
-            models[model, seed] = stages.run(
-                _pretraining_stage(model, seed), lambda recipe=recipe, how=how: pretrain(recipe, **how)
-            )
+    jobs, pretrainings, models = plan.jobs(), plan.pretrainings(), {}
+    num_runs, done = len(pretrainings) + len(jobs), 0
+    for model, seed in pretrainings:
+        done += 1
+        progress.say(f"{done}/{num_runs}  pre-training {model}, seed {seed}")
+        folder = plan.out / "pretrained" / _slug(model, seed)
+        how = {"corpus": plan.corpus, "out": folder, "resume": (folder / RECIPE).exists(), "progress": progress}
+        recipe = plan.pretraining(model, seed)
+        models[model, seed] = stages.run(
+            _pretraining_stage(model, seed), lambda recipe=recipe, how=how: pretrain(recipe, **how)
+        )
     scores: dict[str, dict[str, list[float]]] = {}
     references: dict[str, float] = {}
     metrics: dict[str, str] = {}
@@ -200,29 +243,46 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
         if found["reference"] is not None:
             references[role] = found["reference"]
     for arm in plan.experiment.arms:
-        for measure in plan.experiment.measures:
-            scores.setdefault(arm.name, {})[measure] = [models[arm.model, seed][measure] for seed in plan.seeds]
+        for measure in plan.experiment.measures if arm.linear is None else ():
+            scores.setdefault(arm.name, {})[measure] = (
+                _losses(plan, arm, stages)
+                if measure == LOSS
+                else [models[arm.model, seed][measure] for seed in plan.seeds]
+            )
     return {
-        "models": {model: [models[model, seed] for seed in plan.seeds] for model in plan.experiment.models},
+        "models": {model: [models[run] for run in pretrainings if run[0] == model] for model in plan.experiment.models},
         "scores": scores,
         "references": references,
         "metrics": metrics,
     }
 
 
+def _losses(plan: Plan, arm: Arm, stages: Stages) -> list[float]:
+    model = plan.model_folder(arm, 0)
+    found = stages.run(
+        f"losses of {arm.name}", lambda: {"losses": masked_losses(resolve_model_folder(model), plan.corpus)}
+    )
+    return found["losses"]
+
+
 def _score(plan: Plan, arm: Arm, probe: Probe, seed: int, progress: Progress) -> dict[str, Any]:
     """Fine-tune an arm on a task and return its score on dev, in percent, beside that of a constant answer."""
-    model = plan.out / "pretrained" / _slug(arm.model, seed)
+    model, recipe = plan.model_folder(arm, seed), plan.finetuning(arm, probe, seed)
     if arm.at < 1.0:
-        recipe = plan.pretraining(arm.model, seed)
-        model = _checkpoint(model, round(_num_steps(recipe) * arm.at), "phase-1" if recipe.phases else None)
-    folder = plan.out / "finetuned" / _slug(arm.name, seed, probe.name)
-    how = {"model": model, "data": probe.files, "out": folder, "resume": (folder / RECIPE).exists()}
-    result = finetune(plan.finetuning(arm, probe, seed), **how, progress=progress)
-    best, metric = result["best"], result["metric"]
+        whole = plan.pretraining(arm.model, seed)
+        model = _checkpoint(model, round(_num_steps(whole) * arm.at), "phase-1" if whole.phases else None)
+    if arm.linear and probe.kind != "tagging":
+        best = linear_score(probe, resolve_model_folder(model), arm.linear, max_length=recipe.data.max_length)
+        metric = best["metric"]
+    else:
+        folder = plan.out / "finetuned" / _slug(arm.name, seed, probe.name)
+        how = {"model": model, "data": probe.files, "out": folder, "resume": (folder / RECIPE).exists()}
+        result = finetune(recipe, **how, progress=progress)
+        best, metric = result["best"], result["metric"]
+        for bulky in ("restarts", "features"):
+            shutil.rmtree(folder / bulky, ignore_errors=True)
     factor = 1.0 if is_percent(metric, best["scores"]) else 100.0
     reference = best["reference"]
-    shutil.rmtree(folder / "restarts", ignore_errors=True)
     return {
         "score": factor * best["scores"][metric],
         "reference": None if reference is None else factor * reference,

@@ -51,10 +51,7 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
 
 
 def figure_1(out: str | Path) -> dict[str, Any]:
-    """Measure BERT, its left-to-right form and GPT with random weights; write figure1.json and figure1.html.
-
-    Raises ConfigError where `out` is no folder.
-    """
+    """Measure BERT, its left-to-right form and GPT with random weights; write figure1.json and figure1.html."""
     out, ids = Path(out), torch.arange(5, 5 + LENGTH)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")

@@ -3,7 +3,7 @@
 import pytest
 
 from maskloom.config import PretrainRecipe
-from maskloom.reproduce.experiments import EXPERIMENTS, Trend, above, below, wider
+from maskloom.reproduce.experiments import EXPERIMENTS, Trend, above, below, beyond
 from maskloom.reproduce.running import Plan
 
 SCORES = {"a": {"x": [3.0, 4.0, 5.0], "y": [1.0, 1.0, 1.0]}, "b": {"x": [1.0, 1.0, 1.0], "y": [1.0, 2.0, 0.0]}}
@@ -12,7 +12,7 @@ SCORES = {"a": {"x": [3.0, 4.0, 5.0], "y": [1.0, 1.0, 1.0]}, "b": {"x": [1.0, 1.
 def test_differences_are_taken_seed_by_seed():
     assert above("a", "b", "x")(SCORES) == [2.0, 3.0, 4.0]
     assert below("b", "a", "x")(SCORES) == [2.0, 3.0, 4.0]
-    assert wider(("a", "b"), "x", than="y")(SCORES) == [2.0, 4.0, 3.0]
+    assert beyond(above("a", "b", "x"), above("a", "b", "y"))(SCORES) == [2.0, 4.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""What transformers' run_mlm makes of a number of minutes, for `maskloom reproduce budget --beside run_mlm=OUT`.
+
+    python benchmarks/run_mlm_route.py --corpus CORPUS --minutes 60 --out OUT [--learning-rate 1e-3 --batch-size 32]
+
+The tokens of the training documents, each document between [CLS] and [SEP], are joined and cut into blocks of 128, as
+run_mlm does without --line_by_line. Masks are drawn by transformers' collator at 15 %, the model is its BertForMaskedLM
+with sdpa and dropout of 0.1, and the optimiser AdamW with warm-up and linear decay. The loop is plain torch, without
+what its Trainer does beside. Documents that `budget` holds out are left out. The defaults of run_mlm are a rate of 5e-5
+and batches of 8; those here serve it better. The clock starts at the first step; the number of steps is set after
+twenty timed ones. OUT receives the model in transformers' layout, and the vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from maskloom.data.corpus.opening import Corpus, split_documents
+from maskloom.reproduce.judging import HELD_OUT_FRACTION
+
+LENGTH, NUM_TIMED = 128, 20
+TOKENIZER = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def main() -> None:
+    """Train and write the model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--warmup", type=float, default=0.05, help="share of the steps")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    steps, seconds = train(options)
+    print(json.dumps({"steps": steps, "seconds": seconds, "tokens": steps * options.batch_size * LENGTH}))
+
+
+def blocks_of(corpus: Corpus) -> np.ndarray:
+    """Return the training documents as blocks of tokens, (blocks, 128)."""
+    train, _ = split_documents(corpus, HELD_OUT_FRACTION, seed=0)
+    first, last = (corpus.vocabulary.ids[piece] for piece in ("[CLS]", "[SEP]"))
+    parts: list[np.ndarray] = []
+    for document in train:
+        ids = corpus.sentences(*(int(end) for end in corpus.document_offsets[document : document + 2]))
+        parts += [np.array([first]), ids.astype(np.int64), np.array([last])]
+    joined = np.concatenate(parts)
+    return joined[: len(joined) // LENGTH * LENGTH].reshape(-1, LENGTH)
+
+
+def train(options: argparse.Namespace) -> tuple[int, float]:
+    """Train for the minutes, write the model, and return steps and seconds."""
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        BertTokenizerFast,
+        DataCollatorForLanguageModeling,
+        get_linear_schedule_with_warmup,
+    )
+
+    corpus = Corpus.open(options.corpus)
+    torch.manual_seed(options.seed)
+    tokenizer = BertTokenizerFast.from_pretrained(options.corpus)
+    config = BertConfig(
+        vocab_size=len(corpus.vocabulary),
+        hidden_size=options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=max(1, options.hidden // 64),
+        intermediate_size=4 * options.hidden,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = BertForMaskedLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0, fused=True)
+    batches = iterate(blocks_of(corpus), options.batch_size, DataCollatorForLanguageModeling(tokenizer), options.seed)
+    schedule, steps, started = None, 0, time.perf_counter()
+    while (seconds := time.perf_counter() - started) < 60.0 * options.minutes:
+        if steps == NUM_TIMED:
+            planned = int(steps * 60.0 * options.minutes / seconds)
+            schedule = get_linear_schedule_with_warmup(optimizer, int(options.warmup * planned), planned)
+        if schedule is None:
+            optimizer.param_groups[0]["lr"] = options.learning_rate * (steps + 1) / 1000
+        loss = model(**next(batches)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if schedule is not None:
+            schedule.step()
+        steps += 1
+        if steps % 200 == 0:
+            print(f"step {steps}: loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
+    model.save_pretrained(options.out)
+    for name in TOKENIZER:
+        if (options.corpus / name).exists():
+            shutil.copy(options.corpus / name, options.out / name)
+    return steps, seconds
+
+
+def iterate(blocks: np.ndarray, batch_size: int, collate, seed: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield batches epoch after epoch, shuffled anew, with masks drawn anew."""
+    draw = np.random.default_rng(seed)
+    while True:
+        order = draw.permutation(len(blocks))
+        for start in range(0, len(order) - batch_size + 1, batch_size):
+            yield collate([{"input_ids": blocks[index]} for index in order[start : start + batch_size]])
+
+
+if __name__ == "__main__":
+    main()
