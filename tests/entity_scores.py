@@ -20,5 +20,5 @@ def entity_scores(
         [np.array([ids[tag] for tag in sentence], dtype=np.int64) for sentence in side]
         for side in (predictions, targets)
     )
-    metric.update(predicted, true)
+    metric.update(predicted, np.concatenate(true))
     return metric.compute()

@@ -138,22 +138,10 @@ def finetune(
     return run(chosen, model=model, data=data, out=out, resume=resume, verify=verify, progress=shown)
 
 
-_PATHS = {
-    "corpus": "the path of a corpus folder",
-    "model": "the path of a model folder or a run",
-    "train": "the path of a file of labelled examples",
-    "dev": "the path of a file of labelled examples",
-    "out": "the path of the folder to write",
-    "init": "the path of a model folder, or None,",
-    "labels": "the path of a file with one label name per line, or None,",
-}
-_OPTIONAL = ("init", "labels")
-
-
 def _check_paths(given: Mapping[str, Any]) -> None:
     """Raise ConfigError for an argument that is no path, and DataError for one that is not UTF-8."""
     from maskloom.system.foreign_files import check_path
 
     for name, path in given.items():
-        if path is not None or name not in _OPTIONAL:
-            check_path(name, path, _PATHS[name])
+        if path is not None or name not in ("init", "labels"):
+            check_path(name, path)

@@ -63,8 +63,9 @@ some of them."""
 MODEL_KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
     "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps",
+    "pre_norm", "gated", "rotary",
 )  # fmt: skip
-"""BERT's own names, which a recipe with a section [model.config] holds there."""
+"""The names of a BERT's configuration, which a recipe with a section [model.config] holds there."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def recipe_path(given: str | Path) -> Path:
-    """Return the file of a recipe given as a path or by the name of a shipped one.
-
-    A file at that place comes first. Raises ConfigError with the nearest names when there is neither.
-    """
+    """Return the file of a path or a shipped recipe's name, the path first; ConfigError names the nearest names."""
     path, shipped = Path(given), shipped_recipes()
     if path.exists() and not (path.is_dir() and str(given) in shipped):
         return path

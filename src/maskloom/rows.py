@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
 TaskName = Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"]
-PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
+PoolingMode = Literal["mean", "cls", "max"]
 
 _NAMES = {
     "model.architecture": ["bert", "gpt"],

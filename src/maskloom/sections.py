@@ -17,10 +17,7 @@ Length = Annotated[int, Field(le=1_000_000)]
 
 
 def key(default: ValueT, meaning: str, **limits: Any) -> ValueT:
-    """Make a key of a recipe, with limits on its values as pydantic's `Field` takes them.
-
-    The meaning, with its unit, is for `maskloom recipes show` and docs/RECIPES.md.
-    """
+    """Make a key of a recipe, with limits as pydantic's `Field` takes them and a meaning, with its unit, for docs."""
     return Field(default, description=meaning, **limits)
 
 

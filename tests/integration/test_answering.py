@@ -246,20 +246,12 @@ def test_the_command_prints_answers_for_people_and_programs(trained, tmp_path):
 
 def test_files_of_predictions_are_scored_from_the_command_line(trained, tmp_path):
     run, dev, _, v2 = trained
-    predict(run, dev, tmp_path / "predictions.jsonl")
-    predict(run, dev, tmp_path / "predictions.json")
-    found = []
-    for name in ("predictions.jsonl", "predictions.json"):
-        arguments = ["score-answers", "--data", str(dev), "--predictions", str(tmp_path / name), "--json"]
-        done = CliRunner().invoke(app, arguments)
-        assert done.exit_code == 0, done.output
-        found.append(json.loads(done.stdout))
-    assert ("best_f1" in found[0]) == v2
-    assert {name: found[0][name] for name in found[1]} == found[1]
-    assert found[1]["total"] == 40
-    (tmp_path / "wrong.jsonl").write_text('{"id": "1", "answer": "x"}\n{"id": "1", "answer": "x"}\n')
-    with pytest.raises(DataError, match="line 2: the id '1' comes twice"):
-        score_files(dev, tmp_path / "wrong.jsonl")
-    (tmp_path / "wrong.jsonl").write_text('{"id": "1"}\n')
-    with pytest.raises(DataError, match="line 1: a row needs the texts id and answer"):
-        score_files(dev, tmp_path / "wrong.jsonl")
+    path = tmp_path / "predictions.json"
+    predict(run, dev, path)
+    done = CliRunner().invoke(app, ["score-answers", "--data", str(dev), "--predictions", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["total"] == 40
+    assert ("HasAns_total" in found) == v2
+    assert found["f1"] == pytest.approx(evaluate(run, dev)["f1"])
+    assert found == score_files(dev, path)

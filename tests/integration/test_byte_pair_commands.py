@@ -13,7 +13,7 @@ from maskloom.config import PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.corpus import REPORT, build_corpus_from_files, inspect_vocabulary, train_vocabulary_from_files
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.vocabulary_extension import NewPieces, extend_vocabulary
+from maskloom.runs.vocabulary_extension import extend_vocabulary
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
 
@@ -119,7 +119,7 @@ def test_a_corpus_of_other_tokens_or_merges_is_refused(folder: Path, run: Path, 
 
 def test_what_needs_wordpiece_says_so(folder: Path, run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"vocab extend needs a WordPiece vocabulary"):
-        extend_vocabulary([folder / "a.txt"], NewPieces(3), model=run, out=tmp_path / "extended")
+        extend_vocabulary([folder / "a.txt"], 3, model=run, out=tmp_path / "extended")
     assert not any(tmp_path.iterdir())
 
 

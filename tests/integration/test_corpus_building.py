@@ -72,7 +72,7 @@ def wait_until(is_so: Callable[[], bool], process: subprocess.Popen) -> bool:
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "build.json")
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 

@@ -20,7 +20,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     held = {Path(name).relative_to("maskloom") for name in names if name.startswith("maskloom/")}
     assert held == expected
     assert Path("recipes/squad-v1.toml") in held
-    assert Path("quickstart/report.html") in held
+    assert Path("reproduce/report.html") in held
     assert "Requires-Python: >=3.11\n" in metadata
     versions = re.findall(r"Classifier: Programming Language :: Python :: (\S+)", metadata)
     assert versions == ["3.11", "3.12", "3.13", "3.14"]  # those that the tests were run on

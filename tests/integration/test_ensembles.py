@@ -220,7 +220,7 @@ def test_models_that_do_not_go_together(tmp_path, kind, other, difference):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_on_tokens_need_one_tokenizer(tmp_path, kind):
+def test_all_members_need_one_tokenizer(tmp_path, kind):
     first, second = (write_model(tmp_path / name, kind, 1) for name in ("one", "two"))
     words = (second / "vocab.txt").read_text().split()
     words[5], words[6] = words[6], words[5]

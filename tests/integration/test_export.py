@@ -1,6 +1,5 @@
 """Model folders of checkpoints: runs that were ended early and are used."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -67,8 +66,6 @@ def test_pre_training_ended_early_gives_a_model_to_go_on_from(server, data, pret
     run_whole(server, (*arguments, *(word for each in sets for word in ("--set", each))), tmp_path)
     with pytest.raises(ConfigError, match="no such checkpoint; there are: phase-1: steps 20, 21"):
         export(run, tmp_path / "none", step=7)
-    with pytest.raises(ConfigError, match="keep_best"):
-        export(run, tmp_path / "none", best=True)
     with pytest.raises(ConfigError, match="not an empty folder"):
         export(run, tmp_path / "older")
     assert not (tmp_path / "none").exists()
@@ -105,12 +102,9 @@ def test_fine_tuning_ended_early_predicts_and_is_scored(server, data, finetuned,
     newest = export(run, tmp_path / "newest")
     # the save of step 5 is over when that of step 10 begins, which the kill may have met
     assert (newest["stage"], newest["step"]) in (("seed-1", 5), ("seed-1", 10))
-    best = export(run, tmp_path / "best", best=True)
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    accuracies = [event["metrics"]["accuracy"] for event in events if event["event"] == "evaluation"]
-    assert best["scores"]["accuracy"] == max(accuracies)
-    assert export(run, tmp_path / "first", best=True, stage="seed-0")["stage"] == "seed-0"
-    for name, result in (("newest", newest), ("best", best)):
+    first = export(run, tmp_path / "first", stage="seed-0")
+    assert first["stage"] == "seed-0"
+    for name, result in (("newest", newest), ("first", first)):
         scored = evaluate([tmp_path / name], data / "dev.jsonl")
         assert scored["accuracy"] == pytest.approx(result["scores"]["accuracy"])
         assert maskloom.load(tmp_path / name).predict(["a true film"])[0]["label"] in ("good", "bad")
@@ -136,12 +130,13 @@ def test_a_finished_search_gives_its_best_model_and_its_trials_are_exported_alon
     search, trial = tmp_path / "search", tmp_path / "search" / "trials" / "trial-001"
     shutil.copytree(run, trial)
     shutil.copy(run / "recipe.toml", search)
-    write_json(search / "run.json", {"inputs": {"space": {}, "method": "grid"}})
+    told = {"id": "0", "paths": {}, "world_size": 1}
+    write_json(search / "run.json", {**told, "inputs": {"space": {}, "method": "grid"}})
     with pytest.raises(ConfigError, match="several runs; export one of them"):
         export(search, tmp_path / "out")
     assert export(trial, tmp_path / "out")["stage"] == "seed-1"
     shutil.copytree(data / "first" / "model", search / "model")
-    assert export(search, tmp_path / "best", best=True)["step"] is None
+    assert export(search, tmp_path / "best")["step"] is None
     for path in (search / "model").iterdir():
         assert (tmp_path / "best" / path.name).read_bytes() == path.read_bytes()
     with pytest.raises(ConfigError, match="several runs; export one of them"):

@@ -148,36 +148,30 @@ def test_no_word_of_a_long_sentence_is_left_out(model_folder, tmp_path):
     assert np.isfinite(file.array).all()
 
 
-def test_the_published_form_has_every_token_and_six_decimals(model_folder, tmp_path):
+def test_every_token_of_texts_and_pairs_has_its_vectors(model_folder, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("anna saw rome ||| bobs in oslo\n\nthe old bobs .\n")
-    features(model_folder, path, tmp_path / "out", wanted=Activations(layers="-1,-2,0", jsonl=True))
-    rows = [json.loads(line) for line in (tmp_path / "out" / "features.jsonl").read_text().splitlines()]
-    assert [row["linex_index"] for row in rows] == [0, 1, 2]
+    features(model_folder, path, tmp_path / "out", wanted=Activations(layers="-1,-2,0"))
+    rows = [json.loads(line) for line in (tmp_path / "out" / "tokens.jsonl").read_text().splitlines()]
     pair = ["[CLS]", "anna", "saw", "rome", "[SEP]", "bob", "##s", "in", "oslo", "[SEP]"]
-    assert [feature["token"] for feature in rows[0]["features"]] == pair
-    assert [feature["token"] for feature in rows[1]["features"]] == ["[CLS]", "[SEP]"]
+    assert [row["tokens"] for row in rows[:2]] == [pair, ["[CLS]", "[SEP]"]]
     states, _, encoding = hidden_states(model_folder, ["the", "old", "bobs", "."])
-    assert len(rows[2]["features"]) == len(encoding.ids)
-    for place, feature in enumerate(rows[2]["features"]):
-        assert [layer["index"] for layer in feature["layers"]] == [-1, -2, -5]
-        for layer in feature["layers"]:
-            np.testing.assert_allclose(layer["values"], states[layer["index"], place], atol=2e-6)
-            assert all(round(value, 6) == value for value in layer["values"])
+    vectors = FeatureFile.open(tmp_path / "out").rows([2])
+    assert len(vectors) == len(rows[2]["tokens"]) == len(encoding.ids)
+    for index, layer in enumerate([-1, -2, -5]):
+        np.testing.assert_allclose(vectors[:, index], states[layer], atol=2e-6)
 
 
 def test_links_pipes_and_folders_in_place_of_features(model_folder, data, tmp_path):
     def write(out, model=model_folder):
-        features(model, data["dev"], tmp_path / out, wanted=Activations(layers="last", jsonl=True))
+        features(model, data["dev"], tmp_path / out, wanted=Activations(layers="last"))
 
     (tmp_path / "link").symlink_to("real")
     write("link")
     assert (tmp_path / "link").is_symlink()
     assert len(FeatureFile.open(tmp_path / "real")) == 30
-    tokens, published = (tmp_path / "real" / name for name in ("tokens.jsonl", "features.jsonl"))
-    expected = tokens.read_bytes(), published.read_bytes()
-    published.rename(tmp_path / "kept.jsonl").write_text("old")
-    published.symlink_to(tmp_path / "kept.jsonl")
+    tokens = tmp_path / "real" / "tokens.jsonl"
+    expected = tokens.read_bytes()
     tokens.unlink()
     os.mkfifo(tokens)
     read = []
@@ -185,11 +179,15 @@ def test_links_pipes_and_folders_in_place_of_features(model_folder, data, tmp_pa
     reader.start()
     write("real")
     reader.join(timeout=60)
-    assert (read[0], (tmp_path / "kept.jsonl").read_bytes()) == expected
+    assert read == [expected]
     assert tokens.is_fifo()
-    assert published.is_symlink()
-    published.unlink()
-    published.mkdir()
+    tokens.unlink()
+    tokens.symlink_to(tmp_path / "kept.jsonl")
+    write("real")
+    assert (tmp_path / "kept.jsonl").read_bytes() == expected
+    assert tokens.is_symlink()
+    tokens.unlink()
+    tokens.mkdir()
     os.mkfifo(tmp_path / "pipe")
     for out, message in (("real", "the output is a file, this is a folder"), ("pipe", "no folder of features")):
         with pytest.raises(ConfigError, match=message):

@@ -12,8 +12,7 @@ from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.runs.display import Progress
-from maskloom.runs.evaluate import evaluate
-from maskloom.runs.export import export, export_lines
+from maskloom.runs.export import export
 from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
 from maskloom.runs.rerun import rerun
@@ -103,7 +102,7 @@ def test_an_extension_of_several_seeds_that_is_interrupted_goes_on_to_the_same_b
     with pytest.raises(KeyboardInterrupt):
         finetune(longer, **files, out=cut, resume=True, progress=Stop(1, 9))
     assert not describe_folder(cut)["finished"]
-    assert describe_folder(cut)["extended"] == ["at step 5, from 5 steps to 3 epochs"]
+    assert describe_folder(cut)["extensions"] == [{"at": 5, "steps": 5}]
     own = load_recipe(FinetuneRecipe, cut / "recipe.toml")
     results["cut"] = finetune(own, **files, out=cut, resume=True)
     assert {**results["cut"], "model": ""} == {**results["whole"], "model": ""}
@@ -330,21 +329,3 @@ def test_a_finished_run_without_its_model_says_so_and_how_to_get_one(kept, run, 
     command = f"maskloom export {copy} --stage seed-{again['best_seed']} --out DIR"
     assert f"{copy} is complete, but {copy / 'model'} is gone; of its last checkpoint: {command}" in said
     assert export(copy, tmp_path / "model", stage=f"seed-{again['best_seed']}")["step"] == 10
-
-
-def test_the_best_weights_are_exported_with_their_own_step_and_scores(single, tmp_path):
-    recipe, files = single
-    recipe, out = with_training(recipe, epochs=3.0, save_every=100), tmp_path / "run"
-    for resume, step in ((False, 11), (True, 2)):
-        with pytest.raises(KeyboardInterrupt):
-            finetune(recipe, **files, out=out, resume=resume, progress=Stop(0, step))
-    assert evaluated(out) == []
-    kept = out / "restarts" / "seed-0" / "best.json"
-    about = json.loads(kept.read_text())
-    result = export(out, tmp_path / "best", best=True)
-    assert (result["step"], result["scores"]) == (about["step"], about["scores"])
-    assert evaluate([tmp_path / "best"], files["dev"])["accuracy"] == pytest.approx(result["scores"]["accuracy"])
-    kept.write_text(json.dumps({**about, "step": 15, "sha256": None}))  # as a kill while step 15 is saved leaves it
-    result = export(out, tmp_path / "unknown", best=True)
-    assert (result["stage"], result["step"], result["scores"]) == ("seed-0", None, {})
-    assert export_lines(result)[0] == "exported     the best of seed-0, step and scores not known"

@@ -55,11 +55,12 @@ def test_a_plan_says_what_the_run_then_does(corpus, tmp_path):
     assert not (corpus.parent / "run").exists()
 
 
-def test_work_is_counted_by_weights_and_tokens(corpus):
-    chosen = recipe("model.size=tiny", "training.steps=1", "training.batch_size=1", "data.next_sentence=false")
+@pytest.mark.parametrize(("more", "num_projections"), [((), 2), (("model.config.gated=true",), 3)])
+def test_work_is_counted_by_weights_and_tokens(corpus, more, num_projections):
+    chosen = recipe("model.size=tiny", "training.steps=1", "training.batch_size=1", "data.next_sentence=false", *more)
     once = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
     # without vocabulary and attention, which are little at this length: 6 FLOPs a token and weight of the blocks
-    blocks = 2 * (4 * 128**2 + 2 * 128 * 512)
+    blocks = 2 * (4 * 128**2 + num_projections * 128 * 512)
     assert once["flops"] == pytest.approx(6 * blocks * once["tokens"], rel=0.12)
     assert once["flops"] > 6 * blocks * once["tokens"]
 
@@ -81,7 +82,8 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert [result["favoured"] for result in found.values()] == ["mini", "tiny"]
     rows = found[1]["sizes"]
     assert (rows[0]["reference_loss"], rows[0]["is_beyond"]) == (4.0, True)
-    assert (rows[1]["reference_loss"], rows[2]["reference_loss"]) == (pytest.approx(5.0, abs=0.25), None)
+    assert 5.0 < rows[1]["reference_loss"] < 5.5  # between its two points, however fast this machine is
+    assert rows[2]["reference_loss"] is None
     said = "\n".join(plan_lines(found[1]))
     assert "<4.00" in said
     assert "reference: held-out masked-LM loss in nats on some text, rows of 24" in said

@@ -207,8 +207,9 @@ def test_a_csv_holds_questions_with_differing_columns(tmp_path):
     predict(folder, tmp_path / "in.jsonl", tmp_path / "out.csv", csv_safe=True)
     with (tmp_path / "out.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
-    choices, probabilities = ([f"{name}{number}" for number in range(4)] for name in ("choice", "probability_"))
-    assert header == ["index", "line", "id", "context", "stem", *choices, "choice", "choice_text", *probabilities]
+    probabilities = [f"probability_{number}" for number in range(4)]
+    texts = ["context", "choice0", "choice1", "id", "stem", "choice2", "choice3"]  # in the order of their coming
+    assert header == ["index", "line", *texts, "choice", "choice_text", *probabilities]
     expected = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     for row, other in zip(rows, expected, strict=True):
         other |= {f"probability_{number}": value for number, value in other.pop("probabilities").items()}

@@ -271,6 +271,34 @@ def test_a_left_to_right_model_learns_to_predict_the_next_token(corpus: Path, tm
         assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.parity
+def test_other_layers_from_pretraining_to_predictions(corpus: Path, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    options = ("pre_norm", "gated", "rotary")
+    keys = [part for option in options for part in ("--set", f"model.config.{option}=true")]
+    keys += ["--set", "training.activation_checkpointing=true", "--set", "training.learning_rate=3e-3"]
+    run(*_pretrain(corpus, tmp_path / "run", *keys))
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["mlm_loss"] < metrics["unigram_entropy"] + 0.5
+    facts = json.loads(run("info", tmp_path / "run" / "model", "--json").stdout)
+    assert all(facts[option] is True for option in options)
+    with pytest.raises(ValueError, match="maskloom_bert"):
+        AutoModel.from_pretrained(tmp_path / "run" / "model")
+    done = run("export", tmp_path / "run", "--out", tmp_path / "no", "--for-vectors", "mean", code=3)
+    assert "sentence-transformers does not open a model of type 'maskloom_bert'" in done.stderr
+
+    rows = [f"{word} is a {kind} here\t{kind}\n" for kind in ("name", "value") for word in "abcdefghij"]
+    table = tmp_path / "table.tsv"
+    table.write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")
+    tuned = tmp_path / "tuned"
+    data = ["--train", table, "--dev", table, "--epochs", "12", "--learning-rate", "2e-3", "--batch-size", "4"]
+    run("finetune", "--task", "single", "--model", tmp_path / "run", *data, "--out", tuned)
+    run("predict", "--model", tuned, "--input", table, "--output", tmp_path / "answers.jsonl")
+    answers = [json.loads(line)["label"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert answers == ["name"] * 10 + ["value"] * 10
+
+
 def test_sentence_order_in_place_of_next_sentences(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "ordered"
     done = run(*_pretrain(corpus, out, "--set", "data.sentence_order=true", "--set", "training.steps=10"))

@@ -131,65 +131,8 @@ def test_a_rerun_goes_beside_the_run_when_no_place_is_given(command, alone: Path
     assert _model(tmp_path / "run-rerun") == _model(alone)
 
 
-def test_a_corpus_is_built_again_to_the_byte_or_the_change_is_named(command, corpus, tmp_path, monkeypatch) -> None:
-    text, vocabulary = tmp_path / "texts" / "a.txt", corpus.parent / "vocab"
-    text.parent.mkdir()
-    text.write_text((corpus.parent / "topics.txt").read_text(encoding="utf-8")[:20_000], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    run, again = tmp_path / "run", tmp_path / "again"
-    start = ["corpus", "build", "texts", "--vocab", vocabulary, "--out", "run", "--sentences", "lines"]
-    assert command(*start)[0] == 0
-    content = json.loads((run / "build.json").read_text())
-    assert content["command"] == ["maskloom", *map(str, start)]
-    assert content["working_directory"] == str(tmp_path)
-    assert content["paths"] == {"texts": [str(text.parent)], "vocab": str(vocabulary)}
-    assert {"maskloom", "python", "numpy", "tokenizers", "sentencex"} <= content["versions"].keys()
-    assert {"machine", "processor", "cores"} <= content["hardware"].keys()
-    monkeypatch.chdir(vocabulary)  # not where it was built
-    code, said = command("rerun", run, "--out", again, "--json")
-    assert code == 0, said
-    result = json.loads(said[said.index('{"run') :].splitlines()[0])
-    assert (result["identical"], result["differing"]) == (True, [])
-    names = sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file())
-    assert result["num_files"] == len(names) - 1
-    assert names == sorted(path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file())
-    assert all((again / name).read_bytes() == (run / name).read_bytes() for name in names if name != "build.json")
-
-    def refused(expected: str) -> None:
-        code, said = command("rerun", run, "--out", tmp_path / "third")
-        assert code == 3, said
-        assert expected in said
-        assert not (tmp_path / "third").exists()
-
-    code, said = command("rerun", run, "--out", again)
-    assert (code, "already holds a corpus" in said) == (3, True)
-    kept = (run / "build.json").read_text()
-    (run / "build.json").write_text(kept.replace('"sentencex": "', '"sentencex": "0'))
-    refused("sentencex was 0")
-    (run / "build.json").write_text(kept)
-    text.write_text(text.read_text(encoding="utf-8") + "More.\n", encoding="utf-8")
-    refused(f"{text}: not what {run} was built from: a.txt had the SHA-256 ")
-    text.with_name("b.txt").write_text("Yet more.\n", encoding="utf-8")
-    text.unlink()
-    refused("not what")
-    shutil.rmtree(text.parent)
-    refused(f"{text.parent}: a text of {run} no longer exists")
-    (run / "build.json").unlink()
-    refused(f"`maskloom corpus build TEXT --vocab {run} --out NEW` builds it again")
-
-
-def test_a_corpus_is_built_again_with_its_documents_and_its_language(command, corpus, tmp_path) -> None:
-    text, run, again = tmp_path / "a.txt", tmp_path / "run", tmp_path / "again"
-    text.write_text("Das ist z. B. gut.\nJa.\n\nEin Buch. Noch eins.\n", encoding="utf-8")
-    start = ["corpus", "build", text, "--vocab", corpus.parent / "vocab", "--out", run]
-    assert command(*start, "--documents", "file", "--language", "de")[0] == 0
-    code, said = command("rerun", run, "--out", again, "--json")
-    assert code == 0, said
-    assert '"identical": true' in said
-
-
-def test_a_vocabulary_and_a_folder_of_runs_are_no_runs(command, corpus, alone, tmp_path) -> None:
-    for folder in (corpus.parent / "vocab", alone.parent, tmp_path):
+def test_vocabularies_corpora_and_folders_of_runs_are_no_runs(command, corpus, alone, tmp_path) -> None:
+    for folder in (corpus.parent / "vocab", corpus, alone.parent, tmp_path):
         code, said = command("rerun", folder, "--out", tmp_path / "again")
         assert code == 3
         assert f"{folder} is not the folder of a run" in said

@@ -16,7 +16,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs.vocabulary_extension import REPORT, NewPieces, extend_vocabulary
+from maskloom.runs.vocabulary_extension import REPORT, extend_vocabulary
 from maskloom.system.worker_processes import Work
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
@@ -30,9 +30,8 @@ OLD_TEXTS = ["the heart and a hat", "hot; hearts of the art."]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "bert"
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    unused = [f"[unused{number}]" for number in range(2)]
     words = ["the", "heart", "and", "of", "card", "##io", "##my", "##path"]
-    tokens = ["[PAD]", *unused, *SPECIAL_TOKENS[1:], *".,;", *letters, *(f"##{letter}" for letter in letters), *words]
+    tokens = ["[PAD]", *SPECIAL_TOKENS[1:], *".,;", *letters, *(f"##{letter}" for letter in letters), *words]
     # two rows more than the vocabulary names, as published models have it
     config = BertConfig(
         vocab_size=len(tokens) + 2,
@@ -72,22 +71,17 @@ def logits(folder: Path, text: str) -> torch.Tensor:
     return loaded.heads["mlm"](output.last_hidden_state[0])
 
 
-@pytest.mark.parametrize("use_unused", [False, True])
-def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(
-    model: Path, text: Path, tmp_path: Path, use_unused: bool
-) -> None:
+def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "grown"
-    report = extended(model, text, out, *(["--use-unused"] if use_unused else []))
+    report = extended(model, text, out)
     old, new = Tokenizer.load(model), Tokenizer.load(out)
     first = ["cardiomyopathy", "neuropathy", "cardiology"]
     assert report["pieces"] == first
-    assert "why_none_in_unused_places" not in report
     assert report["after"]["pieces_per_word"] < report["before"]["pieces_per_word"]
     places = [new.vocabulary.ids[token] for token in first]
     size = len(old.vocabulary)
-    assert places == ([1, 2, size] if use_unused else [size, size + 1, size + 2])
-    kept = [index for index in range(size) if index not in places]
-    assert [new.vocabulary.tokens[index] for index in kept] == [old.vocabulary.tokens[index] for index in kept]
+    assert places == [size, size + 1, size + 2]
+    assert new.vocabulary.tokens[:size] == old.vocabulary.tokens
     for token in first:
         assert new.tokens(f"a {token}") == ["a", token]
     before, after = load_model(model)[0], load_model(out)[0]
@@ -101,13 +95,10 @@ def test_old_texts_give_what_they_gave_and_new_pieces_start_as_means(
         bias = after.heads["mlm"].bias[row["id"]]
         torch.testing.assert_close(bias, before.heads["mlm"].bias[sources].mean(0))
     assert after.heads["mlm"].decoder is after.encoder.word_embeddings
-    if use_unused:
-        report = extended(out, text, tmp_path / "again", "--use-unused", "--min-frequency", "1")
-        assert report["why_none_in_unused_places"] == "the vocabulary has no [unused] pieces"
     for old_text in OLD_TEXTS:
         assert new.encode(old_text).ids == old.encode(old_text).ids
         expected, found = logits(model, old_text), logits(out, old_text)
-        torch.testing.assert_close(found[:, kept], expected[:, kept], rtol=0, atol=1e-6)
+        torch.testing.assert_close(found[:, :size], expected[:, :size], rtol=0, atol=1e-6)
     np.testing.assert_allclose(
         Predictor.load(out).encode(OLD_TEXTS), Predictor.load(model).encode(OLD_TEXTS), rtol=0, atol=1e-6
     )
@@ -135,32 +126,32 @@ def test_what_belongs_to_the_model_goes_along_and_a_second_run_replaces_the_firs
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "grown"
-    extend_vocabulary([text], NewPieces(1), model=model, out=out)
+    extend_vocabulary([text], 1, model=model, out=out)
     # one piece fits into the rows that the model has
     assert load_model(out)[0].config.vocab_size == load_model(model)[0].config.vocab_size
     assert json.loads((out / "maskloom.json").read_text()) == {"max_length": 48}
-    report = extend_vocabulary([text], NewPieces(500), model=model, out=out, work=Work(2))
+    report = extend_vocabulary([text], 500, model=model, out=out, work=Work(2))
     assert 1 < report["num_new_pieces"] < 500
     assert "occurs 5 times or more" in report["why_fewer"]
-    again = extend_vocabulary([text], NewPieces(500), model=model, out=tmp_path / "again")
+    again = extend_vocabulary([text], 500, model=model, out=tmp_path / "again")
     assert again["pieces"] == report["pieces"]
 
 
 def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is the model that is extended"):
-        extend_vocabulary([text], NewPieces(1), model=model, out=model)
+        extend_vocabulary([text], 1, model=model, out=model)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match="holds files that no extension wrote"):
-        extend_vocabulary([text], NewPieces(1), model=model, out=tmp_path / "other")
+        extend_vocabulary([text], 1, model=model, out=tmp_path / "other")
     (tmp_path / "texts").mkdir()
     shutil.copy(text, tmp_path / "texts")
     with pytest.raises(ConfigError, match=r"lies inside .*texts, which is read as text"):
-        extend_vocabulary([tmp_path / "texts"], NewPieces(1), model=model, out=tmp_path / "texts" / "out")
+        extend_vocabulary([tmp_path / "texts"], 1, model=model, out=tmp_path / "texts" / "out")
     text.write_text("the heart and the heart")
     with pytest.raises(DataError, match="no piece to add: no run of pieces within a word occurs 5 times"):
-        extend_vocabulary([text], NewPieces(1), model=model, out=tmp_path / "out")
+        extend_vocabulary([text], 1, model=model, out=tmp_path / "out")
     text.write_text(" \n")
     with pytest.raises(DataError, match="hold no words"):
-        extend_vocabulary([text], NewPieces(1), model=model, out=tmp_path / "out")
+        extend_vocabulary([text], 1, model=model, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

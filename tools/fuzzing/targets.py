@@ -192,7 +192,7 @@ def _table_targets() -> list[Target]:
     return [
         table("single", "d.csv", seeds.SINGLE, b",", "CSV"),
         table("single", "d.csv", seeds.SINGLE, b",", "CSV", on_bad_rows="skip"),
-        table("single", "d.csv", seeds.SINGLE, b",", "CSV", text_column="1", label_column="2", header=True),
+        table("single", "d.csv", seeds.SINGLE, b",", "CSV", text_column="1", label_column="2"),
         table("regression", "d.csv", seeds.REGRESSION, b",", "CSV"),
         table("single", "d.tsv", seeds.SINGLE_TABS, b"\t", "TSV"),
         table("pair", "d.tsv", seeds.PAIR, b"\t", "TSV"),

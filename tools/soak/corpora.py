@@ -74,7 +74,7 @@ def _left_alone(server: ForkServer, name: str, arguments: tuple[str, ...], folde
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:
     """Return the content of every file of a folder by its name, but for the one that tells where it was made."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "build.json")
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 

@@ -107,8 +107,8 @@ MUTANTS = (
     Mutant(
         "no hash",
         "training/checkpointing/checkpoints.py",
-        """return None if file_sha256(path) == described.get("sha256") else""",
-        """return None if file_sha256(path) else""",
+        """why_changed(folder / name, described["bytes"], str(described.get("sha256")))""",
+        """why_changed(folder / name, described["bytes"], None)""",
         (
             f"{_TRAINING}/checkpointing/test_checkpoints.py::test_a_damaged_checkpoint_is_refused_by_name_and_the_older_one_taken",
         ),

@@ -150,7 +150,7 @@ def entities(draw: Any, shape: str) -> Case:
     size = len(targets)
     ends = np.unique(draw.integers(1, size, 3)) if size > 1 else []
     sentences = list(zip(np.split(_spoilt(draw, shape, predictions), ends), np.split(targets, ends), strict=True))
-    batches = [([one], [other]) for one, other in sentences if size]
+    batches = [([one], other) for one, other in sentences if size]
 
     def expected() -> dict[str, float]:
         from seqeval import metrics, scheme

@@ -1,18 +1,17 @@
 """TensorFlow 1 checkpoints, version 2 (tensor bundles), read without TensorFlow.
 
-`PREFIX.index` is a sorted table from variable names to messages that say type, shape, shard, place and checksum; the
-values lie in `PREFIX.data-00000-of-00001` and its like.
+`PREFIX.index` is a sorted table from variable names to messages that say type, shape, shard and place; the values
+lie in `PREFIX.data-00000-of-00001` and its like. Its checksums are not compared.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,14 +45,13 @@ class _Entry(NamedTuple):
     shard: int
     offset: int
     size: int
-    checksum: int
 
 
 def open_bundle(index: Path) -> dict[str, StoredTensor]:
     """Return the variables of a checkpoint by name, none of them read; `index` is the file that ends in `.index`.
 
-    Reading a variable compares its CRC-32C. Raises DataError for a damaged index, shards that are missing or too short,
-    big-endian values, variables in slices, and object-based checkpoints of TensorFlow 2.
+    Raises DataError for an index that does not hold together, shards that are missing or too short, big-endian values,
+    variables in slices, and object-based checkpoints of TensorFlow 2.
     """
     table = read_table(index)
     if b"" not in table:
@@ -96,8 +94,8 @@ def _read(name: str, entry: _Entry, path: Path) -> Tensor:
     with path.open("rb") as file:
         file.seek(entry.offset)
         values = bytearray(file.read(entry.size))
-    if len(values) != entry.size or masked(crc32c(memoryview(values))) != entry.checksum:
-        raise DataError(f"{path}: variable {name!r:.80} does not agree with its checksum: the file is damaged")
+    if len(values) != entry.size:
+        raise DataError(f"{path}: ends within variable {name!r:.80}: the file is cut short")
     if not values:
         return torch.empty(entry.shape, dtype=_TYPES[entry.dtype])
     return torch.frombuffer(values, dtype=_TYPES[entry.dtype]).reshape(entry.shape)
@@ -127,12 +125,11 @@ def _entry(name: str, message: bytes) -> _Entry:
     fields = dict(_fields(message))
     if 7 in fields:
         raise DamagedError(f"variable {name!r:.80} is stored in slices, which are not read")
-    dtype, shard, offset, size, checksum = (fields.get(number, 0) for number in (1, 3, 4, 5, 6))
+    dtype, shard, offset, size = numbers = [fields.get(number, 0) for number in (1, 3, 4, 5)]
     shape = _sizes(name, _bytes(fields.get(2, b"")))
-    numbers = (dtype, shard, offset, size, checksum)
     if not all(isinstance(number, int) and number <= _MAX_SIZE for number in numbers):
         raise DamagedError(f"variable {name!r:.80} has no whole description")
-    entry = _Entry(dtype, shape, shard, offset, size, checksum)  # pyright: ignore[reportArgumentType]
+    entry = _Entry(dtype, shape, shard, offset, size)  # pyright: ignore[reportArgumentType]
     if entry.dtype in _TYPES and entry.size != math.prod(shape) * _TYPES[entry.dtype].itemsize:
         raise DamagedError(f"variable {name!r:.80} of shape {shape} does not take the {size:,} bytes that are said")
     return entry
@@ -146,9 +143,9 @@ def _sizes(name: str, message: bytes) -> tuple[int, ...]:
             raise DamagedError(f"variable {name!r:.80} has no known shape")
         if number == 2:
             size = dict(_fields(_bytes(value))).get(1, 0)
-            if not isinstance(size, int) or size > _MAX_SIZE or len(sizes) == _MAX_DIMENSIONS:
+            sizes.append(size if isinstance(size, int) else _MAX_SIZE + 1)
+            if len(sizes) > _MAX_DIMENSIONS or math.prod(size or 1 for size in sizes) > _MAX_SIZE:
                 raise DamagedError(f"variable {name!r:.80} has a shape that no tensor has")
-            sizes.append(size)
     return tuple(sizes)
 
 
@@ -239,13 +236,10 @@ def _handle(data: memoryview, at: int) -> tuple[tuple[int, int], int]:
 
 
 def _block(content: memoryview, handle: tuple[int, int]) -> memoryview:
-    """Return the bytes of a block after comparing its checksum."""
+    """Return the bytes of a block; a byte for its compression and four of a checksum follow them."""
     offset, size = handle
     if offset + size + 5 > len(content) - _FOOTER:
         raise DamagedError(f"a block at {offset:,} of {size:,} bytes reaches beyond the {len(content):,} of the file")
-    stored = int.from_bytes(content[offset + size + 1 : offset + size + 5], "little")
-    if masked(crc32c(content[offset : offset + size + 1])) != stored:
-        raise DamagedError(f"the block at {offset:,} does not agree with its checksum")
     if content[offset + size]:
         raise DamagedError(f"the block at {offset:,} is compressed, as TensorFlow writes none in a checkpoint")
     return content[offset : offset + size]
@@ -268,78 +262,3 @@ def _entries_of_block(block: memoryview) -> Iterator[tuple[bytes, bytes]]:
         at += fresh
         yield key, bytes(block[at : at + size])
         at += size
-
-
-_POLYNOMIAL = 0x82F63B78  # reflected
-_LANE, _LANES = 256, 1 << 14
-_ALL = 0xFFFFFFFF
-
-
-def crc32c(data: bytes | memoryview) -> int:
-    """Return the CRC-32C (Castagnoli) of bytes, the checksum of TensorFlow's files, computed over many at once.
-
-    The register is linear in what it is fed: lanes of bytes are fed side by side, each from zero, and then joined.
-    """
-    state, view = np.array([_ALL], dtype=np.uint32), memoryview(data)
-    for start in range(0, len(view), _LANE * _LANES):
-        block = view[start : start + _LANE * _LANES]
-        state = _applied(_past_zeros(len(block)), state) ^ _register(block)
-    return int(state[0]) ^ _ALL
-
-
-def masked(crc: int) -> int:
-    """Return a checksum as TensorFlow stores it, so that a checksum of bytes with checksums in them tells something."""
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL
-
-
-@cache
-def _table() -> np.ndarray:
-    values = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        values = np.where(values & 1, (values >> 1) ^ np.uint32(_POLYNOMIAL), values >> 1).astype(np.uint32)
-    return values
-
-
-@cache
-def _table_of_pairs() -> np.ndarray:
-    values = np.arange(1 << 16, dtype=np.uint32)
-    for _ in range(2):
-        values = _table()[values & 0xFF] ^ (values >> 8)
-    return values
-
-
-def _register(block: memoryview) -> np.ndarray:
-    """Return what the register holds after a block, from zero; zeros before the first byte leave it at zero."""
-    lanes = 1 << max(0, (-(-len(block) // _LANE) - 1).bit_length())
-    padded = np.zeros(lanes * _LANE, dtype=np.uint8)
-    padded[len(padded) - len(block) :] = np.frombuffer(block, dtype=np.uint8)
-    columns, table = np.ascontiguousarray(padded.view("<u2").reshape(lanes, _LANE // 2).T), _table_of_pairs()
-    state = np.zeros(lanes, dtype=np.uint32)
-    for column in columns:
-        state = table[state.astype(np.uint16) ^ column] ^ (state >> 16)
-    size = _LANE
-    while len(state) > 1:
-        state = _applied(_past_zeros(size), state[0::2]) ^ state[1::2]
-        size *= 2
-    return state
-
-
-def _applied(operator: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """Apply a linear map, given by the images of the 32 bits, to registers."""
-    result = np.zeros_like(states)
-    for bit in range(32):
-        result ^= np.where((states >> np.uint32(bit)) & 1, operator[bit], 0).astype(np.uint32)
-    return result
-
-
-@cache
-def _past_zeros(num_bytes: int) -> np.ndarray:
-    """Return the map that moves a register past so many zero bytes."""
-    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    if num_bytes == 0:
-        return bits
-    if num_bytes % 2:
-        rest = _past_zeros(num_bytes - 1)
-        return _table()[rest & 0xFF] ^ (rest >> 8)
-    half = _past_zeros(num_bytes // 2)
-    return _applied(half, half)

@@ -49,10 +49,7 @@ class StoredTensor:
 
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a model folder by the names in its file.
-
-    Raises DataError when there is no weight file, or only ones that can run code, or a header does not hold together.
-    """
+    """Return the tensors of a model folder by name; DataError for no weights, unsafe ones or a broken header."""
     if (whole := file_inside(folder, WEIGHTS)) is not None:
         return _safetensors(whole)
     if (index := file_inside(folder, INDEX)) is not None:

@@ -11,13 +11,15 @@ from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, show, t
 from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
-ExperimentName = Literal["table5", "table6", "table7", "table8", "figure1", "figure4"]
+ExperimentName = Literal["table5", "table6", "table7", "table8", "figure1", "figure4", "budget"]
 
-_SEEDS = 3
+_SEEDS, _MINUTES = 3, 60.0
 
 
 def reproduce(
-    experiment: Annotated[ExperimentName, typer.Argument(help="A table or figure of the BERT paper.")],
+    experiment: Annotated[
+        ExperimentName, typer.Argument(help="A table or figure of the BERT paper, or what minutes buy.")
+    ],
     out: Out,
     *,
     scale: Annotated[
@@ -33,12 +35,25 @@ def reproduce(
         list[str] | None,
         typer.Option("--set", help="Override a key of every recipe: pretrain.training.steps=100, finetune.KEY=VALUE."),
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Of budget: what each recipe has for pre-training; by default 60.")
+    ] = None,
+    beside: Annotated[
+        list[str] | None, typer.Option(help="Of budget: NAME=FOLDER, a model of the same vocabulary made elsewhere.")
+    ] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat an experiment of the BERT paper at a scale, and say which of its trends show."""
+    """Repeat an experiment of the BERT paper at a scale, and say which of its trends show.
+
+    `budget` compares what recipes make of as many minutes: ours, the paper's made smaller, and models from elsewhere.
+    """
     from maskloom.reproduce.results import summary_lines
 
+    if experiment != "budget" and (minutes is not None or beside):
+        raise UsageError(f"{experiment}: --minutes and --beside are for budget")
+    if experiment == "budget" and scale != "tiny":
+        raise UsageError("budget: its scale are --minutes; leave --scale out")
     if experiment == "figure1":
         if corpus or tasks or overrides or scale != "tiny" or seeds != _SEEDS:
             raise UsageError("figure1 measures random weights: leave out --corpus, --tasks, --set, --scale and --seeds")
@@ -46,6 +61,7 @@ def reproduce(
 
         show(figure_1(out), as_json, lines=lambda result: result["lines"])
         return
+    from maskloom.reproduce.experiments import Budget
     from maskloom.reproduce.running import reproduce as run
 
     settings = {name: [] for name in ("pretrain", "finetune")}
@@ -54,9 +70,21 @@ def reproduce(
         if name not in settings or not setting:
             raise UsageError(f"--set {given}: write pretrain.KEY=VALUE or finetune.KEY=VALUE")
         settings[name].append(setting)
+    chosen = Budget(minutes or _MINUTES, _beside(beside or [])) if experiment == "budget" else scale
     where = {"corpus": corpus, "tasks": tasks, "overrides": {name: found for name, found in settings.items() if found}}
-    result = run(experiment, out=out, scale=scale, num_seeds=seeds, **where, progress=terminal_progress())
+    result = run(experiment, out=out, scale=chosen, num_seeds=seeds, **where, progress=terminal_progress())
     show(result, as_json, lines=summary_lines)
+
+
+def _beside(given: list[str]) -> dict[str, Path]:
+    """Return folders by the names before their equals signs."""
+    found: dict[str, Path] = {}
+    for entry in given:
+        name, _, folder = entry.partition("=")
+        if not name.strip() or not folder or name in found:
+            raise UsageError(f"--beside {entry}: write NAME=FOLDER, each name once")
+        found[name] = Path(folder)
+    return found
 
 
 @trains("size", "epochs", "steps", "minutes", "batch_size", "max_length", "device")

@@ -44,9 +44,6 @@ def export(
     stage: Annotated[
         str | None, typer.Option(help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
     ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="The best weights: on dev, or kept by training.keep_best.")
-    ] = False,
     for_vectors: Annotated[
         PoolingMode | None, typer.Option(help="Write the files that sentence-transformers reads, with this pooling.")
     ] = None,
@@ -55,14 +52,12 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Make a model folder from a checkpoint, also of a run that is still running or ended early."""
-    if best and step is not None:
-        raise typer.BadParameter("--best and --step are two different checkpoints", param_hint="--best")
     if normalize and for_vectors is None:
         raise typer.BadParameter("it goes with --for-vectors", param_hint="--normalize")
     from maskloom.runs.export import describe_vectors, export_lines, write_onnx
     from maskloom.runs.export import export as make
 
-    result = make(run, out, step=step, stage=stage, best=best)
+    result = make(run, out, step=step, stage=stage)
     if for_vectors is not None:
         describe_vectors(out, for_vectors, normalize=normalize)
     if onnx:
@@ -71,7 +66,7 @@ def export(
 
 
 def rerun(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning, search or corpus.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning or search.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; RUN-rerun next to the run by default.")] = None,
     allow_version_change: Annotated[
         bool, typer.Option("--allow-version-change", help="Repeat the run even if versions have changed.")

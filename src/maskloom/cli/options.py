@@ -144,10 +144,7 @@ def chosen_recipe(
     flags: dict[str, Any] | None = None,
     check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Return the recipe asked for, with `changes` and then `flags`; a resumed run without one takes its own.
-
-    Raises FolderInUseError where one works.
-    """
+    """Return the recipe with `changes`, then `flags`; one that resumes may take its own. Refuses a folder in use."""
     from maskloom.runs.recipes import recipe_of_run, run_to_resume
     from maskloom.system.folder_lock import refuse_if_in_use
 

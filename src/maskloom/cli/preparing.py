@@ -81,9 +81,6 @@ def vocab_extend(
     add: Annotated[int, typer.Option(min=1, help="Number of new pieces.")],
     out: Out,
     min_frequency: Annotated[int, typer.Option(min=1, help="Lowest frequency to add.")] = 5,
-    use_unused: Annotated[
-        bool, typer.Option("--use-unused", help=r"Use the ids of \[unused] pieces before the vocabulary grows.")
-    ] = False,
     workers: Workers = 1,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
@@ -94,13 +91,11 @@ def vocab_extend(
 
     check_model_name(model)
     source_files(texts)
-    from maskloom.runs.vocabulary_extension import NewPieces, extend_vocabulary  # heavy: wrong paths are refused first
+    from maskloom.runs.vocabulary_extension import extend_vocabulary  # heavy: wrong paths are refused first
     from maskloom.system.worker_processes import Work
 
-    wanted, work, watch = NewPieces(add, min_frequency, use_unused), Work(workers), stage_callback(terminal_progress())
-    report = extend_vocabulary(texts, wanted, model=model, out=out, work=work, on_bad_text=on_bad_text, progress=watch)
-    if use_unused and not report["num_in_unused_places"]:
-        report["why_none_in_unused_places"] = "the vocabulary has no [unused] pieces"
+    how = {"work": Work(workers), "on_bad_text": on_bad_text, "progress": stage_callback(terminal_progress())}
+    report = extend_vocabulary(texts, add, min_frequency=min_frequency, model=model, out=out, **how)
     if not as_json:
         report["pieces"] = " ".join(report["pieces"][:20]) + (" ..." if len(report["pieces"]) > 20 else "")
     show(report, as_json)

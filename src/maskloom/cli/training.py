@@ -125,7 +125,6 @@ def search(
     trials: Annotated[int | None, typer.Option(min=1, help="Number of trials, for optuna.")] = None,
     metric: Metric = None,
     reading: Any,
-    keep_models: Annotated[Literal["best", "all"], typer.Option(help="Trials whose models are kept.")] = "best",
     resume: Resume = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -142,7 +141,7 @@ def search(
     from maskloom.runs.search_table import print_table, search_rows
 
     data = LabelledFiles(train, dev, reading, metric)
-    tried = Trials(space_beside(grid, flags), method, trials, keep_models)
+    tried = Trials(space_beside(grid, flags), method, trials)
     result = run(chosen, model=model, data=data, out=out, trials=tried, resume=resume, progress=terminal_progress())
     if as_json:
         print_json(result)

@@ -151,7 +151,7 @@ def answer(
 
 def score_answers(
     data: Annotated[Path, typer.Option(help="Questions with answers: SQuAD's .json, or .jsonl, .csv, .tsv.")],
-    predictions: Annotated[Path, typer.Option(help="A .json with texts by id, or the .jsonl that predict writes.")],
+    predictions: Annotated[Path, typer.Option(help="A .json with texts by id, as predict writes one.")],
     null_odds: Annotated[
         Path | None, typer.Option(help="A .json with the null odds by id: how far no answer leads.")
     ] = None,
@@ -185,10 +185,7 @@ def features(
         Literal["words", "tokens"] | None,
         typer.Option(help="One vector per word (its first piece), or per token of a line."),
     ] = None,
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Also write features.jsonl, as the published extract_features does.")
-    ] = False,
-    precision: Annotated[Literal["float32", "float16"], typer.Option(help="Number format on disk.")] = ("float32"),
+    precision: Annotated[Literal["float32", "float16"], typer.Option(help="Number format on disk.")] = "float32",
     max_length: MaxLength = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -201,7 +198,7 @@ def features(
     from maskloom.runs.features import Activations  # heavy: wrong paths are refused before it
     from maskloom.runs.features import features as run
 
-    wanted, shown = Activations(layers, units, precision, jsonl), terminal_progress()
+    wanted, shown = Activations(layers, units, precision), terminal_progress()
     result = run(model, input_file, out, wanted=wanted, reading=reading, max_length=max_length, progress=shown)
     names = [f"layer {name}" if name.isdecimal() else name.replace("_", " ") for name in result["vectors"]]
     vectors = {} if as_json else {"vectors": f"{len(names)} per row: {', '.join(names)}"}

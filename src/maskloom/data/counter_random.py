@@ -40,10 +40,7 @@ def uniform(seed: int, *counters: Counter) -> np.ndarray:
 
 
 def integers(n: int | np.ndarray, seed: int, *counters: Counter) -> np.ndarray:
-    """Return uniform integers (int64) in [0, n); `n` may be an array that broadcasts with the counters.
-
-    Raises ValueError for n outside 1 ... 2^63 - 1.
-    """
+    """Return uniform integers (int64) in [0, n), an int or an array; raises ValueError outside 1 ... 2^63 - 1."""
     bound = np.asarray(n)
     if bound.size and (int(bound.min()) < 1 or int(bound.max()) >= 2**63):
         raise ValueError(f"n is {n}, a draw needs 1 <= n < 2^63")

@@ -15,7 +15,7 @@ import numpy as np
 
 from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, sync, write_bytes, write_json
-from maskloom.system.foreign_files import check_regular, read_json_object
+from maskloom.system.foreign_files import read_json_object, why_changed
 
 FORMAT_VERSION = 1
 MANIFEST, FEATURES, OFFSETS = "manifest.json", "features.bin", "offsets.bin"
@@ -103,10 +103,7 @@ class FeatureWriter:
         return np.flatnonzero(self._done == 0)
 
     def write(self, units: np.ndarray, rows: np.ndarray) -> None:
-        """Write the rows (rows, vectors, width) of some units, one after the other.
-
-        Raises ValueError for other shapes than the plan's, and for numbers that are not finite in its precision.
-        """
+        """Write the rows (rows, vectors, width) of units; raises ValueError for other shapes or numbers not finite."""
         expected = (int(self._plan.row_counts[units].sum()), len(self._plan.vectors), self._plan.width)
         if rows.shape != expected:
             raise ValueError(f"rows of shape {rows.shape} for units that have {expected}")
@@ -177,15 +174,8 @@ class FeatureFile:
         if plan is not None:
             _check_same(folder, manifest, plan.as_dict())
         for name, size in {FEATURES: _num_bytes(manifest), OFFSETS: 8 * (manifest["num_units"] + 1)}.items():
-            path = folder / name
-            check_regular(path)
-            found = path.stat().st_size
-            if found != size:
-                raise DataError(f"{path}: has {found} bytes, {MANIFEST} says {size}; write the features again")
-            if verify and file_sha256(path) != manifest["sha256"][name]:
-                raise DataError(
-                    f"{path}: its SHA-256 is not that of {MANIFEST}: it is damaged; write the features again"
-                )
+            if problem := why_changed(folder / name, size, manifest["sha256"][name] if verify else None):
+                raise DataError(f"{folder / name}: {problem}; write the features again")
         offsets = np.fromfile(folder / OFFSETS, dtype="<i8")
         if offsets[0] != 0 or offsets[-1] != manifest["num_rows"] or (np.diff(offsets) < 0).any():
             raise DataError(f"{folder / OFFSETS}: its numbers do not ascend from 0 to {manifest['num_rows']}")

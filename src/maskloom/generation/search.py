@@ -179,7 +179,7 @@ class Decoder:
             self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
             rows = encoder.word_embeddings.index_select(0, token_ids)
             self._steps = [next_token_step(cast(TransformerLayer, layer), rows) for layer in encoder.layers]
-        layout = replace(self._single, position_ids=past.lengths, max_position=past.longest)
+        layout = encoder.placed(replace(self._single, position_ids=past.lengths, max_position=past.longest))
         past.add_token()
         hidden = encoder.embedded(token_ids, torch.zeros_like(token_ids), layout)
         for step, layer in zip(self._steps, past.layers, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from maskloom.inference.predictor import Predictor, TaskModel
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog import Kind
-from maskloom.tasks.encoding import EncodedData, EncodedExamples, batches_by_length
+from maskloom.tasks.encoding import EncodedData, batches_by_length
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.settings import ClassificationSettings
@@ -29,13 +28,6 @@ Average = Literal["probabilities", "logits"]
 
 # Settings in which members may differ: they say how outputs are read, not how they come about.
 _FREE_SETTINGS = {*TUNED_SETTINGS, "class_weights", "words"}
-
-
-@dataclass(frozen=True)
-class _EncodedForEach(EncodedExamples):
-    """Examples as the first member encodes them, with those of the others, whose tokenizers differ."""
-
-    others: tuple[EncodedData, ...] = ()
 
 
 class Ensemble(TaskModel):
@@ -64,7 +56,6 @@ class Ensemble(TaskModel):
         self.tokenizer: Tokenizer = first.tokenizer
         self.max_length = first.max_length
         self.settings = first.settings
-        self._shares_tokens = all(member.tokenizer.identity() == first.tokenizer.identity() for member in members)
         self.task = _task_of([member.required_task() for member in members])
 
     @classmethod
@@ -90,18 +81,14 @@ class Ensemble(TaskModel):
         return self.task
 
     def encoded(self, data: ReadExamples) -> EncodedData:
-        """Return examples as token ids; each member encodes for itself where tokenizers differ."""
-        first = self.members[0].encoded(data)
-        if self._shares_tokens:
-            return first
-        return _EncodedForEach(**vars(first), others=tuple(member.encoded(data) for member in self.members[1:]))
+        """Return examples as token ids."""
+        return self.members[0].encoded(data)
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the average outputs for encoded examples, with their loss where there are labels."""
-        others = encoded.others if isinstance(encoded, _EncodedForEach) else (encoded,) * (len(self.members) - 1)
         parts = [
-            [_at_temperature(member.required_task(), row) for row in member.outputs(data).rows]
-            for member, data in zip(self.members, (encoded, *others), strict=True)
+            [_at_temperature(member.required_task(), row) for row in member.outputs(encoded).rows]
+            for member in self.members
         ]
         average = _average_chains if "crf" in self.task.heads else average_rows
         rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
@@ -169,10 +156,7 @@ def _at_temperature(task: Task, rows: np.ndarray) -> np.ndarray:
 
 
 def _average_chains(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
-    """Return the average of rows of a conditional random field: log probabilities of tags, then the best paths.
-
-    Paths become the fraction of the members that take each tag.
-    """
+    """Return average log probabilities of tags, then the fraction of members whose best path takes each."""
     stacked = np.stack(members).astype(np.float64)
     num_tags = stacked.shape[2] // 2
     logs, paths = stacked[..., :num_tags], stacked[..., num_tags:]
@@ -221,8 +205,7 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
             raise ConfigError(
                 f"model {number} of the ensemble differs in its {name}: {there!r}, the first has {here!r}"
             )
-    if not KINDS[one.kind].per_text and first.tokenizer.identity() != other.tokenizer.identity():
+    if first.tokenizer.identity() != other.tokenizer.identity():
         raise ConfigError(
-            f"model {number} of the ensemble differs in its tokenizer; models of a {one.kind} task answer on tokens, "
-            "so they must share one"
+            f"model {number} of the ensemble has another tokenizer than the first one; all of them read the same tokens"
         )

@@ -23,10 +23,7 @@ FORMAT_VERSION = 1
 
 
 def resolve_model_folder(path: str | Path) -> Path:
-    """Return the folder with config.json: the one named, or one inside a run or a sentence-transformers folder.
-
-    Raises DataError that says what the folder holds instead.
-    """
+    """Return the folder of config.json in a model, run or sentence-transformers folder; raises DataError for others."""
     check_model_name(path)
     path = Path(path)
     for candidate in (path, path / "model", path / ENCODER):
@@ -85,11 +82,7 @@ class _Settings(Section):
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return what fine-tuning wrote beside a model (kind of task, labels, metric, max_length, columns), or {}.
-
-    Raises DataError or ConfigError that names the file and what is wrong in it, so that those who use a setting need
-    not ask what it is.
-    """
+    """Return what fine-tuning wrote beside a model, checked, or {}; raises DataError or ConfigError with the file."""
     path = file_inside(folder, SETTINGS_FILE)
     if path is None:
         return {}

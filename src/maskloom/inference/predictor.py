@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -170,7 +170,7 @@ class Predictor(TaskModel):
     @property
     def hidden_size(self) -> int:
         """Width of the vectors that `encode` returns."""
-        return self.modules.width(self.model.encoder.config.hidden_size)
+        return self.model.encoder.config.hidden_size
 
     @torch.inference_mode()
     def encode(
@@ -179,26 +179,19 @@ class Predictor(TaskModel):
         """Return one vector per text, (texts, hidden) float32, in order, for any iterable of texts or pairs of texts.
 
         `pooling` "mean" averages the last hidden states of all tokens of a text, [CLS] and [SEP] included; "cls" is the
-        last hidden state of [CLS], before the pooler; "max", "mean_sqrt_len" and "weightedmean" are those of
-        sentence-transformers. `normalize` scales each vector to length 1. The defaults are those of a
-        sentence-transformers folder, otherwise mean pooling without normalisation. Raises ConfigError for an unknown
-        pooling, DataError for an input that is not a text.
+        last hidden state of [CLS], before the pooler; "max" takes the largest value of each dimension. `normalize`
+        scales each vector to length 1. The defaults are those of a sentence-transformers folder, otherwise mean pooling
+        without normalisation. Raises ConfigError for an unknown pooling, DataError for an input that is not a text.
         """
         modules = self.modules.changed(pooling, normalize)
-        examples = _examples_of(texts, text_example).examples
-        if modules.prompt or modules.lowercase:
-            examples = [
-                replace(example, text=modules.text(example.text), pair=example.pair and modules.text(example.pair))
-                for example in examples
-            ]
-        data = encode_examples(examples, self.tokenizer, max_length=self.max_length)
+        data = encode_examples(_examples_of(texts, text_example).examples, self.tokenizer, max_length=self.max_length)
         self._count(data)
         vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)
         max_tokens = self.max_tokens or tokens_at_once(self.model)
         for batch in batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size):
             hidden = encode_batch(self.model, batch).last_hidden_state
             lengths = torch.from_numpy(batch.lengths).to(hidden.device)
-            vectors[batch.indices] = modules.vectors(hidden, lengths, lengths.cumsum(0) - lengths).cpu().numpy()
+            vectors[batch.indices] = modules.vectors(hidden, lengths).cpu().numpy()
         return _finite(vectors)
 
     def encoded(self, data: ReadExamples) -> EncodedData:

@@ -184,10 +184,7 @@ class AnswerMetric:
         return scores
 
     def best_null_threshold(self) -> float:
-        """Return the threshold on the null odds, of answers that are not empty, that gives the best primary score.
-
-        Raises ValueError where a question came without null odds.
-        """
+        """Return the null-odds threshold of the best primary score; raises ValueError for a question without odds."""
         rows = self._rows()
         if np.isnan(rows.odds).any():
             raise ValueError("a threshold on null odds needs the null odds of every question")
@@ -218,10 +215,7 @@ class AnswerMetric:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is kept of the questions, each (questions,), and whether the rules of v2.0 count.
-
-    `odds` are -inf for a question that nothing was said about.
-    """
+    """What is kept of questions, (questions,) each, and whether v2.0 counts; `odds` are -inf where nothing was said."""
 
     has_unanswerable: bool
     has_answer: np.ndarray

@@ -147,19 +147,8 @@ class EntityMetric:
         self._predicted_labels = np.zeros(len(labels), dtype=np.int64)
         self._num_right = 0
 
-    def update(self, predictions: Sequence[np.ndarray], targets: Sequence[np.ndarray] | np.ndarray) -> None:
-        """Take in label numbers, one array (words,) a sentence; targets may also be one array of all words in order.
-
-        Raises ValueError where the sides do not agree.
-        """
-        if not isinstance(targets, np.ndarray):
-            num_predicted, num_true = len(predictions), len(targets)
-            if num_predicted != num_true:
-                raise ValueError(f"entities: {num_predicted} sentences predicted, {num_true} true; they must agree")
-            for number, shapes in enumerate(zip(map(np.shape, predictions), map(np.shape, targets), strict=True)):
-                if shapes[0] != shapes[1]:
-                    raise ValueError(f"entities: sentence {number} has predictions {shapes[0]} and targets {shapes[1]}")
-            targets = np.concatenate(targets) if len(targets) else np.empty(0, dtype=np.int64)
+    def update(self, predictions: Sequence[np.ndarray], targets: np.ndarray) -> None:
+        """Take in label numbers, predicted (words,) a sentence and true of all words; ValueError where sides differ."""
         lengths = np.array([len(part) for part in predictions], dtype=np.int64)
         if lengths.sum() != len(targets):
             raise ValueError(f"entities: {lengths.sum()} words predicted, {len(targets)} true; they must agree")

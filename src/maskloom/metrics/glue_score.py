@@ -44,10 +44,7 @@ def paper_average(scores: Scores) -> dict[str, Any]:
 
 
 def leaderboard_score(scores: Scores) -> dict[str, Any]:
-    """Return the mean of nine tasks: two metrics of a task are averaged first, MNLI is one task, WNLI counts, AX not.
-
-    Takes and raises what `paper_average` does.
-    """
+    """Return the mean of nine tasks without AX, two metrics averaged first, MNLI one; raises as `paper_average`."""
     return _average(scores, [{column: OFFICIAL_METRICS[column] for column in columns} for columns in _LEADERBOARD])
 
 

@@ -57,10 +57,7 @@ class CarriedBatch:
 
 
 def with_carry(batch: Any, objective: Objective, model: EncoderWithHeads, carry: Carry | None) -> Any:
-    """Return a batch with what its rows carry, None for a first batch; as it is where the objective carries nothing.
-
-    Raises ConfigError where the batch before it had another number of sequences.
-    """
+    """Return a batch with what its rows carry, if anything; raises ConfigError for another number of sequences."""
     if not isinstance(objective, Carrying):
         return batch
     number, begins = len(batch.lengths), getattr(batch, "begins", None)

@@ -77,10 +77,7 @@ class MultiLabelClassification(TaskObjective):
 
 @dataclass(frozen=True)
 class MultipleChoice(TaskObjective):
-    """Cross-entropy over the scores of an example's choices; a score is a product with one learned vector.
-
-    Examples may differ in their number of choices.
-    """
+    """Cross-entropy over the scores of an example's choices, of any number; a score is a product with one vector."""
 
     name: ClassVar[str] = "choice"
     head: ClassVar[str] = "choice"

@@ -68,10 +68,7 @@ class CrfTagging(TaskObjective):
         return {self.name: self._loss_sum(model, self.logits(model, batch), batch)}
 
     def loss_sum_of(self, logits: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the summed negative log probability of each tag by itself: all that rows of `outputs` tell.
-
-        The loss of a chain needs the model; `loss_sums` and `outputs` have that one.
-        """
+        """Return the summed negative log probability of each tag by itself; that of a chain needs the model."""
         alone = logits[:, : logits.shape[1] // 2]
         return F.cross_entropy(alone, label_tensor(batch, logits), ignore_index=NOT_SCORED, reduction="sum")
 
@@ -99,10 +96,7 @@ class CrfTagging(TaskObjective):
 
 
 class _OnFrozenVectors(TaskObjective):
-    """The head "bilstm_tagger" in place of "tagger": it reads the words of each chain of a batch (Table 7).
-
-    The vectors come with the batch, or from the encoder, without dropout or gradients either way.
-    """
+    """The head "bilstm_tagger" on words of chains (Table 7); frozen vectors come with the batch or from the encoder."""
 
     def logits(self, model: EncoderWithHeads, batch: TokenBatch) -> Tensor:
         """Return one score a tag for every token, (tokens, tags); zeros outside chains."""

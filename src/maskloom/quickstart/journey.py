@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from maskloom.config import FinetuneRecipe, Section, load_recipe, recipe_toml
+from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
-from maskloom.data.counter_random import Permutation
 from maskloom.errors import ConfigError
 from maskloom.inference import Predictor
 from maskloom.quickstart.documentation import gather_documents, write_documents
 from maskloom.quickstart.tasks import QuickstartTasks, build_tasks
-from maskloom.runs.charts import DotRow, dot_chart, page_template
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress, stage_callback
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.recipes import KINDS
-from maskloom.runs.report.page import Chart, charts_of
-from maskloom.runs.report.record import read_run
+from maskloom.runs.report.page import report
 from maskloom.runs.run_folder import RECIPE
-from maskloom.system.files import write_json, write_text
+from maskloom.system.files import write_json
 from maskloom.system.folder_lock import LOCK, alone_in_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.system.worker_processes import Work
@@ -47,10 +43,9 @@ OURS = (
     "The name of the [MASK] to open.",
     "Raises an [MASK] when the file does not exist.",
 )
-_NAMES = {"pretrained": "pre-trained", "random": "random start"}
-_NUM_REAL = 8
+_STARTS = ("pretrained", "random")
 _NUM_WORKERS = min(2, os.cpu_count() or 1)
-_WORD = re.compile(r"[A-Za-z]{4,}")
+_NUM_EXAMPLES = 200
 
 
 class Stages:
@@ -124,11 +119,11 @@ def quickstart(
     pretraining = stages.run("pretraining", lambda: pretrain(recipes["pretrain"], **how))
     progress.say("4/6  fine-tuning it on two tasks, and for comparison a BERT with random weights")
     finetuning: dict[str, dict[str, dict[str, Any]]] = {task: {} for task in TASKS}
-    for task, start in itertools.product(TASKS, _NAMES):
+    for task, start in itertools.product(TASKS, _STARTS):
         work = partial(_finetune, recipes["finetune"], out, task, start, progress)
         finetuning[task][start] = stages.run(f"{task} task from {start} weights", work)
     progress.say("5/6  filling masks")
-    masks = stages.run("masks", lambda: fill_masks(out / "pretrained", out / "tasks" / "sentence-dev.jsonl", seed=seed))
+    masks = stages.run("masks", lambda: _fill_masks(folder))
     progress.say("6/6  writing the report")
     majority = text["majority_fraction"]
     results = {
@@ -143,7 +138,8 @@ def quickstart(
         "report": str(out / "report.html"),
     }
     write_json(out / "results.json", results)
-    write_text(out / "report.html", report_page(out, results, recipes))
+    runs = [folder, *(out / "finetuned" / f"{task}-{start}" for task, start in itertools.product(TASKS, _STARTS))]
+    report(runs, out / "report.html", num_examples=_NUM_EXAMPLES, progress=progress)
     return results
 
 
@@ -159,12 +155,14 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
         "",
         "Fine-tuned, accuracy on dev (mean ± standard deviation over seeds; constant answer in brackets):",
     ]
-    lines += [
-        f"  {task + ' task':<14} pre-trained {pretrained}   random start {random}   ({constant})"
-        for task, _, constant, random, pretrained, _ in _score_rows(results)
-    ]
+    for task, compared in results["tasks"].items():
+        pretrained, random = (
+            f"{compared[start]['mean']:.1%} ± {compared[start]['standard_deviation']:.1%}" for start in _STARTS
+        )
+        name, constant = f"{task} task", f"{compared['majority']:.1%}"
+        lines.append(f"  {name:<14} pre-trained {pretrained}   random start {random}   ({constant})")
     lines += ["", "Masks that it filled:"]
-    lines += [f"  {row['text']}  →  {', '.join(row['tokens'])}" for row in results["masks"]["ours"][:4]]
+    lines += [f"  {row['text']}  →  {', '.join(row['tokens'])}" for row in results["masks"]["ours"]]
     lines += [
         "",
         f"Took {sum(results['seconds'].values()) / 60:.1f} minutes. Everything is in {folder}; the report with its "
@@ -216,18 +214,10 @@ def make_corpus(out: Path, progress: Progress) -> dict[str, Any]:
 
 
 def _account(tasks: QuickstartTasks, out: Path) -> dict[str, Any]:
-    packages: dict[str, dict[str, int]] = {}
-    for document in tasks.pretraining:
-        counts = packages.setdefault(document.area, {"documents": 0, "sentences": 0})
-        counts["documents"] += 1
-        counts["sentences"] += len(document.sentences)
     return {
         "num_bytes": (out / TEXT).stat().st_size,
-        "packages": packages,
+        "documents_of_packages": Counter(document.area for document in tasks.pretraining),
         "areas": list(tasks.areas),
-        "num_pretraining_documents": len(tasks.pretraining),
-        "num_train_documents": len(tasks.train_documents),
-        "num_dev_documents": len(tasks.dev_documents),
         "num_examples": {name: len(part.rows) for name, part in tasks.sets.items()},
         "majority_fraction": {name: part.majority_fraction for name, part in tasks.sets.items()},
     }
@@ -247,87 +237,13 @@ def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any
     found: dict[str, Any] = {"majority": majority}
     for start, run in runs.items():
         found[start] = {name: run["restarts"][name] for name in ("scores", "mean", "standard_deviation", "degenerate")}
-    lowest = min(found["pretrained"]["scores"].values())
-    found["gain"] = found["pretrained"]["mean"] - found["random"]["mean"]
-    found["every_seed_wins"] = lowest > max(found["random"]["scores"].values())
-    return found
+    return {**found, "gain": found["pretrained"]["mean"] - found["random"]["mean"]}
 
 
-def fill_masks(model: Path, held_out: Path, *, seed: int, top_k: int = 5) -> dict[str, Any]:
-    """Return the likeliest tokens for our sentences, and for sentences of a dev set with one word of each masked.
-
-    `held_out` is a JSONL file with a `text` field that pre-training never saw. A real row also has the word that stood
-    there and whether it is among the tokens. Only words that are one token are masked.
-    """
+def _fill_masks(model: Path) -> dict[str, Any]:
+    """Return for each of our sentences the five likeliest tokens and their probabilities."""
     predictor = Predictor.load(model)
-    ours = [{"text": text, **_guesses(predictor, text, top_k)} for text in OURS]
-    texts = [json.loads(line)["text"] for line in held_out.read_text(encoding="utf-8").splitlines()]
-    order = Permutation(len(texts), seed)
-    real: list[dict[str, Any]] = []
-    for place in range(len(texts)):
-        text = texts[order[place]]
-        words = [m for m in _WORD.finditer(text) if len(predictor.tokenizer.token_ids(m.group())) == 1]
-        if len(real) == _NUM_REAL or not words or len(text) > 110:
-            continue
-        word = words[Permutation(len(words), seed, place)[0]]
-        masked = f"{text[: word.start()]}[MASK]{text[word.end() :]}"
-        guesses = _guesses(predictor, masked, top_k)
-        truth = word.group().lower()
-        real.append({"text": masked, "truth": truth, "is_found": truth in guesses["tokens"], **guesses})
-    return {"ours": ours, "real": real}
-
-
-def _guesses(predictor: Predictor, text: str, top_k: int) -> dict[str, list[Any]]:
-    best = predictor.fill_mask(text, top_k=top_k)[0]
-    return {"tokens": [row["token"] for row in best], "probabilities": [row["probability"] for row in best]}
-
-
-def report_page(out: Path, results: dict[str, Any], recipes: Mapping[str, Section]) -> str:
-    """Return the page for the figures of a finished quick start; curves come from the event logs in `out`."""
-    pretrained = read_run(out / "pretrained", "pre-trained")
-    packages = sorted(results["text"]["packages"].items(), key=lambda item: -item[1]["sentences"])
-    return page_template("quickstart/report.html").render(
-        title="maskloom quick start",
-        phases=[phase.max_length for phase in getattr(recipes["pretrain"], "phases", [])],
-        results=results,
-        run=pretrained.description,
-        packages=[[name, f"{of['documents']:,}", f"{of['sentences']:,}"] for name, of in packages[:10]],
-        seconds=[[name, f"{seconds:.1f}"] for name, seconds in results["seconds"].items()],
-        recipes={name: recipe_toml(recipe) for name, recipe in recipes.items()},
-        pretraining_charts=charts_of([pretrained])["Pre-training"][:2],
-        scores=_score_rows(results),
-        task_charts=[chart for task in results["tasks"].items() for chart in _task_charts(out, *task)],
-        ours=[[row["text"], ", ".join(row["tokens"])] for row in results["masks"]["ours"]],
-        real=[
-            [row["text"], row["truth"], ", ".join(t + " ✓" * (t == row["truth"]) for t in row["tokens"])]
-            for row in results["masks"]["real"]
-        ],
-        commands=next_commands(results["folder"]),
-        minutes=sum(results["seconds"].values()) / 60,
-    )
-
-
-def _score_rows(results: dict[str, Any]) -> list[list[str]]:
-    """Return of each task its name, examples, constant answer, scores from random and pre-trained weights, and gain."""
-    counts, rows = results["text"]["num_examples"], []
-    for task, compared in results["tasks"].items():
-        examples = f"{counts[f'{task}-train']:,} + {counts[f'{task}-dev']:,} dev"
-        random, pretrained = (
-            f"{compared[start]['mean']:.1%} ± {compared[start]['standard_deviation']:.1%}"
-            for start in ("random", "pretrained")
-        )
-        gain = f"{100 * compared['gain']:+.1f} points"
-        rows.append([task, examples, f"{compared['majority']:.1%}", random, pretrained, gain])
-    return rows
-
-
-def _task_charts(out: Path, task: str, compared: dict[str, Any]) -> list[Chart]:
-    """Draw the scores of all seeds from both starts, and dev accuracy over steps: means bold, single seeds faint."""
-    rows = [
-        DotRow(name, list(compared[start]["scores"].values()), f"c{place}")
-        for place, (start, name) in enumerate(_NAMES.items())
-    ]
-    dots = dot_chart(rows, level=("constant answer", compared["majority"]), name="accuracy on dev, one dot per seed")
-    runs = [read_run(out / "finetuned" / f"{task}-{start}", name) for start, name in _NAMES.items()]
-    curves = charts_of(runs)["Fine-tuning"][0].svg
-    return [Chart(f"The {task} task: one dot a seed", dots), Chart(f"The {task} task: dev accuracy over steps", curves)]
+    found = [predictor.fill_mask(text)[0] for text in OURS]
+    keys = {"tokens": "token", "probabilities": "probability"}
+    rows = [{name: [row[key] for row in best] for name, key in keys.items()} for best in found]
+    return {"ours": [{"text": text, **row} for text, row in zip(OURS, rows, strict=True)]}

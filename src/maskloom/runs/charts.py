@@ -10,7 +10,6 @@ from html import escape
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from maskloom.runs.display import printable
-from maskloom.runs.search_table import one_line
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 120, 14, 40
@@ -21,10 +20,7 @@ _MAX_NAME = 17
 
 @dataclass(frozen=True)
 class Line:
-    """A series of (x, y) points; `style` is the CSS class of its colour, `is_faint` draws it thin and behind.
-
-    With `has_dots` few points are marked.
-    """
+    """Points (x, y) in the CSS class `style`; `is_faint` draws them thin and behind, `has_dots` marks few of them."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -51,10 +47,7 @@ def line_chart(
     marks: Sequence[tuple[str, float]] = (),
     as_percent: bool = False,
 ) -> str:
-    """Return a chart of lines with their names at their ends; `levels` and `marks` are named dashed lines across it.
-
-    Levels stand at a value of y, marks at one of x.
-    """
+    """Return a chart of lines with their names at their ends; `levels` (of y) and `marks` (of x) are dashed lines."""
     x_values = [x for line in lines for x, _ in line.points]
     y_values = [y for line in lines for _, y in line.points] + [y for _, y in levels]
     if not x_values:
@@ -134,10 +127,7 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
 
 
 def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = False) -> list[float]:
-    """Return about `num_wanted` round numbers, ascending, of which the first and the last enclose low and high.
-
-    A scale of fractions stays within 0 and 1.
-    """
+    """Return about `num_wanted` round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
         low, high = (max(0.0, low - 0.05), min(1.0, high + 0.05)) if is_fraction else (low - 0.5, high + 0.5)
     rough = (high - low) / num_wanted
@@ -185,8 +175,6 @@ def _svg(parts: list[str], height: float, name: str) -> str:
 def page_template(name: str) -> Template:
     """Return a template of this package; what is put into it is escaped unless it is marked as safe."""
     environment = Environment(loader=PackageLoader("maskloom", "."), autoescape=True, undefined=StrictUndefined)
-    environment.filters["percent"] = lambda fraction: f"{fraction:.1%}"
-    environment.filters["one_line"] = one_line
     return environment.get_template(name)
 
 

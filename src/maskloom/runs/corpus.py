@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
@@ -28,7 +27,6 @@ from maskloom.data.corpus.manifest import describe_file
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.statistics import corpus_statistics
 from maskloom.errors import ConfigError, DataError
-from maskloom.runs.run_folder import environment
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import naming_disk, replacing_folder, write_json
 from maskloom.system.folder_lock import alone_in_folder
@@ -78,14 +76,12 @@ def build_corpus_from_files(
 
     `vocab` is a tokenizer's folder, or that of a model, a corpus or a run. `say` receives, before anything is written,
     what the corpus will take, from samples of the text. `already_built` says that the finished corpus was there,
-    `num_kept_shards` how many shards an earlier build that was interrupted had finished. `build.json` in the folder
-    tells command, versions, hardware and where the texts lie, for `rerun`. Raises ConfigError for a language or a rule
-    of documents that would change nothing, and as `build_corpus` and `Tokenizer.load` do.
+    `num_kept_shards` how many shards an earlier build that was interrupted had finished. Raises ConfigError for a
+    language or a rule of documents that would change nothing, and as `build_corpus` and `Tokenizer.load` do.
     """
     texts = [texts] if isinstance(texts, str | Path) else list(texts)
     for path in (vocab, out):
         check_name(Path(path))
-    paths = {"texts": [os.path.abspath(path) for path in texts], "vocab": os.path.abspath(vocab)}
     tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)))
     if settings.sentences == "lines" and settings.language is not None:
         raise ConfigError(
@@ -97,7 +93,6 @@ def build_corpus_from_files(
         out=out,
         settings=settings,
         work=work,
-        origin={"paths": paths, **environment(trains=False)},
         before_reading=lambda files: _look_at(files, Path(out), settings, tokenizer, say),
         progress=progress,
     )
@@ -135,10 +130,7 @@ def _look_at(
     tokenizer: Tokenizer,
     say: Callable[[str], None] | None,
 ) -> None:
-    """Refuse a rule of documents that would change nothing; say what the files hold and what the corpus will take.
-
-    It warns when the disk has less room.
-    """
+    """Refuse a rule of documents that changes nothing; say what the corpus takes, and where the disk has less room."""
     check_rule(files, settings.documents)
     if say is None or (found := estimated_corpus(files, settings.encoder(tokenizer))) is None:
         return
@@ -199,8 +191,6 @@ def train_vocabulary_from_files(
     refuse_output_inside(paths, out)
     files = source_files(paths)
     made_from = {**asdict(settings), "max_length": max_length, "on_bad_text": on_bad_text}
-    if settings.model == "wordpiece":
-        del made_from["model"]  # reports of old have no such key
     if (out / REPORT).exists():
         return _finished(out, {**made_from, "text": _digest(describe_file(file.path)["sha256"] for file in files)})
     reading, place = ReadingReport(), ["the start"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -25,14 +24,12 @@ from maskloom.runs.finetune_restarts import heads_of as task_heads
 from maskloom.runs.model_writing import (
     check_new_folder,
     finetuning_card,
-    kept_step,
     pretraining_card,
     write_model_folder,
 )
 from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
-from maskloom.runs.resuming import BEST_STEP
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, kind_of_run, run_id, saved_sum
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, kind_of_run, run_id
 from maskloom.system.files import copy_files, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
@@ -47,21 +44,18 @@ from maskloom.training.checkpointing.checkpoints import (
 )
 
 
-def export(
-    run: str | Path, out: str | Path, *, step: int | None = None, stage: str | None = None, best: bool = False
-) -> dict[str, Any]:
+def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: str | None = None) -> dict[str, Any]:
     """Write a model folder of a run's checkpoint, and return where it stood and how it did there.
 
     By default it is the newest whole checkpoint; `step` names another that is there, `stage` a phase of pre-training
-    ("phase-1") or a seed of fine-tuning ("seed-0"), and `best` takes the evaluation that did best: of fine-tuning on
-    dev, of pre-training with `training.keep_best`. A finished fine-tuning gives its model, as a finished run without
+    ("phase-1") or a seed of fine-tuning ("seed-0"). A finished fine-tuning gives its model, as a finished run without
     checkpoints does, a finished search that of its best trial. The run may go on meanwhile and may go on later. Raises
     ConfigError for other folders of several runs, and for a checkpoint that is not there, naming those that are;
     DataError for damaged ones, and where vocabulary or base model are gone.
     """
     run, out = Path(run), Path(out)
     check_new_folder(out)
-    if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage or best):
+    if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage):
         return _copy_of(run, out)
     content = described(run)
     kind, found = kind_of_run(content), _stages(run)
@@ -70,10 +64,6 @@ def export(
             return _copied(run, out, {}, None)
         raise ConfigError(f"{run} holds several runs; export one of them")
     recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
-    if best and not isinstance(recipe, PretrainRecipe):
-        return _export_best(run, out, recipe, content, stage)
-    if best:
-        stage, step = _kept(run, found, stage)
     chosen, refused = _chosen(run, found, step, stage)
     is_finished = kind == "finetune" and step is None and stage is None and (run / METRICS).exists()
     if chosen is None or is_finished:
@@ -91,10 +81,14 @@ def export(
 def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: bool = False) -> None:
     """Write into a model folder how its vectors are made, for sentence-transformers and for `maskloom embed`.
 
-    Texts are cut where fine-tuning cut them, else at what the model takes. Raises ConfigError for an unknown pooling.
+    Texts are cut where fine-tuning cut them, else at what the model takes. Raises ConfigError for an unknown pooling,
+    and for a model that only maskloom computes.
     """
     folder = Path(folder)
     config, longest = read_config(folder), load_tokenizer(folder).max_length
+    if (kind := str(config.get("model_type"))).startswith("maskloom"):
+        hint = f"for its vectors, `maskloom embed --pooling {pooling}`"
+        raise ConfigError(f"{folder}: sentence-transformers does not open a model of type {kind!r}; {hint}")
     longest = min(longest, config["max_position_embeddings"], read_settings(folder).get("max_length", longest))
     write_modules(folder, hidden_size=config["hidden_size"], max_length=longest, pooling=pooling, normalize=normalize)
 
@@ -141,15 +135,6 @@ def _copy_of(model: Path, out: Path) -> dict[str, Any]:
     return _result("finished", None, {}, out, [])
 
 
-def _kept(run: Path, found: dict[str, Path], stage: str | None) -> tuple[str, int]:
-    """Return the stage and step that `training.keep_best` keeps."""
-    for name, folder in found.items():
-        step = kept_step(folder) if stage in (None, name) else None
-        if step is not None:
-            return name, step
-    raise ConfigError(f"{run}: no best checkpoint is kept; pre-training keeps it with training.keep_best = true")
-
-
 def _export_pretraining(
     checkpoint: Path, out: Path, recipe: PretrainRecipe, content: dict[str, Any], scores: dict[str, float]
 ) -> None:
@@ -178,36 +163,8 @@ def _export_finetuning(
     write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
 
 
-def _export_best(
-    run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], stage: str | None
-) -> dict[str, Any]:
-    """Write the weights that did best on dev so far, of one seed or of all."""
-    source, settings, task = _task(run, content)
-    kept = []
-    for name, folder in _stages(run).items():
-        if stage in (None, name) and (folder.parent / "best" / CONFIG).exists():
-            path = folder.parent / BEST_STEP
-            about = read_json_object(path) if path.exists() else {}
-            if about.get("sha256") != saved_sum(folder.parent / "best"):  # the saving was cut off
-                about = {"step": None, "scores": {}}
-            step, scores = about["step"], about["scores"]
-            score = scores.get(task.primary)
-            kept.append((-math.inf if score is None else score, -(step or 0), name, step, scores))
-    if not kept:
-        return _copied(run, out, _stages(run), stage)
-    *_, name, step, scores = max(kept, key=lambda entry: entry[:3])
-    which = "step not known" if step is None else f"step {step}"
-    config = read_model_config(source)
-    what = f"{name.replace('-', ' ')}, {which}: the best on dev by {task.primary} when it was exported"
-    card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
-    write_model_folder(out, run / "restarts" / name / "best", task_tokenizer(source), card, settings=settings)
-    return _result(name, step, scores, out, [])
-
-
 def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Task]:
     """Return the base model's folder, what is kept beside a model of the run, and the task."""
-    if not (run / TASK).exists():
-        raise ConfigError(f"{run}: started by a version that kept no {TASK}; continue it briefly with --resume first")
     settings = read_json_object(run / TASK)
     source = _place(content, "model")
     assert source is not None
@@ -243,10 +200,7 @@ def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, r
 
 def export_lines(result: dict[str, Any]) -> list[str]:
     """Return for a person which weights these are, how they did, what was skipped, and where they lie."""
-    which = f"step {result['step']} of {result['stage']}"
-    if result["step"] is None:
-        is_finished = result["stage"] == "finished"
-        which = "the finished model" if is_finished else f"the best of {result['stage']}, step and scores not known"
+    which = "the finished model" if result["step"] is None else f"step {result['step']} of {result['stage']}"
     scores = ", ".join(f"{name} {value:.4g}" for name, value in result["scores"].items() if value is not None)
     passed = [f"skipped      {problem}" for problem in result["passed_over"]]
     lines = [f"exported     {which}{f': {scores}' if scores else ''}", *passed, f"model        {result['model']}"]

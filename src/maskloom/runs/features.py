@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
-
-import numpy as np
 
 from maskloom.checkpoints.huggingface import load_model
 from maskloom.data.batch import sorted_batches
@@ -45,7 +42,7 @@ from maskloom.tasks.task import PROCESSOR_TOKENS
 from maskloom.text.tokenizer import Tokenizer
 
 Units = Literal["words", "tokens"]
-TOKENS, PUBLISHED = "tokens.jsonl", "features.jsonl"
+TOKENS = "tokens.jsonl"
 _MAX_TOKENS = PROCESSOR_TOKENS
 # What a kill can cost: the marks of finished units go to disk after so many batches.
 _BATCHES_BETWEEN_MARKS = 32
@@ -96,10 +93,7 @@ def write_features(
 
 
 def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Progress) -> FinetunePlan:
-    """Return a plan of fine-tuning whose data brings the vectors of the frozen encoder along, written once to `folder`.
-
-    They do not depend on the seed, so all restarts read the same ones.
-    """
+    """Return a plan whose data brings the frozen encoder's vectors along, written to `folder` once for all seeds."""
     features = cast(TaggingSettings, plan.task.settings).features
     assert features is not None
     model, _report = load_model(plan.source, heads=())
@@ -124,20 +118,18 @@ def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Pr
 
 @dataclass(frozen=True)
 class Activations:
-    """Which activations are written: of which layers, for which units, in which numbers, and whether as JSONL too.
+    """Which activations are written: of which layers, for which units, and in which numbers.
 
     `layers` are a name of `LayerCombination` or numbers, by default the last four, or all of fewer. Units "words" gives
     one row for every word of sentences in columns or JSONL, that of its first piece; sentences that are too long are
     read in overlapping windows, so that no word is left out. "tokens" gives every token of each line of a text, special
     tokens included; a line may be a pair with ` ||| ` between, and what does not fit is cut and counted. By default
-    .txt files without columns give tokens, others words. `jsonl` adds `features.jsonl`, in the form of the published
-    extract_features program, with numbers rounded to six decimals.
+    .txt files without columns give tokens, others words.
     """
 
     layers: str | None = None
     units: Units | None = None
     precision: Precision = "float32"
-    jsonl: bool = False
 
 
 @alone_in_folder(beside=True)
@@ -158,7 +150,7 @@ def features(
     that holds anything else, DataError for a wrong file or folder.
     """
     progress, path = progress or Progress(), Path(input)
-    folder = _folder_to_write(Path(out), path, (TOKENS, PUBLISHED) if wanted.jsonl else (TOKENS,))
+    folder = _folder_to_write(Path(out), path)
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)
     encoder = load_model(source_folder, heads=())[0].to(chosen_device())
@@ -182,11 +174,6 @@ def features(
     )
     with output_file(folder / TOKENS, "w") as listed:
         listed.writelines(json.dumps(name, ensure_ascii=False) + "\n" for name in names)
-    if wanted.jsonl:
-        is_one = combination.join in ("sum", "concat")  # else layers are counted from the end, -1 being the last
-        indices = [combination.name] if is_one else [layer - num_layers - 1 for layer in combination.layers]
-        with output_file(folder / PUBLISHED, "w") as published:
-            published.writelines(_published_lines(file, names, indices))
     return {
         "output": str(folder),
         "num_units": len(file),
@@ -199,14 +186,13 @@ def features(
     }
 
 
-def _folder_to_write(out: Path, source: Path, names: tuple[str, ...]) -> Path:
-    """Return the folder that `out` is or leads to; raises ConfigError for one where these files cannot be written."""
+def _folder_to_write(out: Path, source: Path) -> Path:
+    """Return the folder that `out` is or leads to; raises ConfigError for one that cannot be written."""
     folder = out.resolve() if out.is_symlink() else out
     if folder.exists():
         if not (folder / MANIFEST).exists():
             raise ConfigError(f"{out} exists and is no folder of features; choose a new --out")
-        for name in names:
-            check_place(source, folder / name)
+        check_place(source, folder / TOKENS)
     return folder
 
 
@@ -244,20 +230,3 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded
         ids = encoded.token_ids[encoded.offsets[index] : encoded.offsets[index + 1]].tolist()
         names.append({"index": index, "line": example.line, "tokens": [tokens[number] for number in ids]})
     return all_tokens(encoded), names, encoded.num_truncated_examples
-
-
-def _published_lines(file: FeatureFile, names: list[dict[str, Any]], indices: Sequence[int | str]) -> Iterator[str]:
-    for unit, name in enumerate(names):
-        rows = file.rows([unit])
-        tokens = name.get("tokens") or name.get("words", [])
-        features = [
-            {
-                "token": token,
-                "layers": [
-                    {"index": index, "values": [round(value, 6) for value in vector]}
-                    for index, vector in zip(indices, vectors, strict=True)
-                ],
-            }
-            for token, vectors in zip(tokens, rows.astype(np.float64).tolist(), strict=True)
-        ]
-        yield json.dumps({"linex_index": unit, "features": features}, ensure_ascii=False) + "\n"

@@ -202,10 +202,7 @@ def _remove_best_weights(out: Path) -> None:
 def _run_restarts(
     plan: FinetunePlan, log: EventLog, progress: Progress, ranks: Ranks
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Return the results of all seeds and what stopped those that ended in numbers that are not finite.
-
-    One seed that fails does not take the others with it; raises NumericalError when none is left.
-    """
+    """Return the results of all seeds and why some were given up; raises NumericalError when none is left."""
     results, failures = [], {}
     for seed in seeds_of(plan.recipe):
         try:

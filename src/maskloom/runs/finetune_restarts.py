@@ -174,10 +174,7 @@ def heads_of(recipe: FinetuneRecipe, task: Task, config: ModelConfig) -> tuple[s
 
 
 def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
-    """Return the encoder of the source folder with new heads drawn from `seed`; heads that it had are left out.
-
-    From scratch, the encoder has the same configuration and weights drawn from `seed` as well.
-    """
+    """Return the source's encoder, or from scratch one like it, with heads drawn from `seed` in place of its own."""
     task, num_tokens = plan.task, len(plan.tokenizer.vocabulary)
     heads, num_outputs, options = heads_of(plan.recipe, task, plan.config), task.num_outputs, task.head_options
     model, _report = load_model(
@@ -248,10 +245,10 @@ class _DevWatch:
         }
         best = self.memory.get("best")
         if best is None or outcome.scores[plan.task.primary] > best["scores"][plan.task.primary]:
-            about, kept = {"step": step, "scores": outcome.scores}, self._folder / "best"
-            write_json(self._folder / BEST_STEP, about)  # before: an extension begins no earlier
+            kept = self._folder / "best"
+            write_json(self._folder / BEST_STEP, {"step": step})  # before: an extension begins no earlier
             save_model(model, kept, extra_config=plan.task.published_config)
-            write_json(self._folder / BEST_STEP, {**about, "sha256": saved_sum(kept)})
+            write_json(self._folder / BEST_STEP, {"step": step, "sha256": saved_sum(kept)})
             self.memory["best"] = entry
         self.memory["last"] = entry
         self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]

@@ -12,10 +12,7 @@ from maskloom.system.foreign_files import read_json_object
 
 
 def describe_folder(folder: str | Path) -> dict[str, Any]:
-    """Return the kind of a folder and its main facts.
-
-    Raises DataError when it is none of the kinds that maskloom reads.
-    """
+    """Return the kind of a folder and its main facts; raises DataError for a folder that maskloom does not read."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -43,10 +40,9 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
 
 def _describe_run(folder: Path) -> dict[str, Any]:
     info: dict[str, Any] = {"kind": "run", "recipe": str(folder / RECIPE)}
-    try:
-        info |= _length_of_run(read_toml(folder / RECIPE))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise DataError(f"{folder / RECIPE}: its [training] is not what a run writes") from None
+    training = read_toml(folder / RECIPE).get("training")
+    if isinstance(training, dict):
+        info |= {name: training[name] for name in ("minutes", "extensions") if name in training}
     if (folder / DESCRIPTION).exists():
         info |= read_json_object(folder / DESCRIPTION)
     if isinstance(inputs := info.get("inputs"), dict) and "space" in inputs:
@@ -66,26 +62,14 @@ def _describe_run(folder: Path) -> dict[str, Any]:
     return info
 
 
-def _length_of_run(recipe: dict[str, Any]) -> dict[str, Any]:
-    training = recipe.get("training", {})
-    found = {"minutes": training["minutes"]} if "minutes" in training else {}
-    if plans := training.get("extensions"):
-        last = (recipe.get("phases") or [training])[-1]
-        end = f"{last['steps']} steps" if "steps" in last else f"{training.get('epochs', 0):g} epochs"
-        ends = [*(f"{plan['steps']} steps" for plan in plans[1:]), end]
-        found["extended"] = [
-            f"at step {plan['at']}, from {plan['steps']} steps to {end}" for plan, end in zip(plans, ends, strict=True)
-        ]
-    return found
-
-
 def _describe_model(folder: Path) -> dict[str, Any]:
     from maskloom.checkpoints.huggingface import load_model, read_config
+    from maskloom.models.bert_config import OWN_KEYS
 
     model, _ = load_model(folder)
     parts = {"encoder": model.encoder, **dict(model.heads.items())}
     config = read_config(folder)
-    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "id2label")
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "id2label")
     # a head tied to the embeddings counts only what it adds
     seen: set[int] = set()
     counts = {}
@@ -96,6 +80,6 @@ def _describe_model(folder: Path) -> dict[str, Any]:
     return {
         "kind": "model",
         "folder": str(folder),
-        **{key: config[key] for key in keys if key in config},
+        **{key: config[key] for key in (*sizes, *OWN_KEYS) if key in config},
         "parameters": {**counts, "all": sum(counts.values())},
     }

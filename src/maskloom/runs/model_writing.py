@@ -1,7 +1,4 @@
-"""Writing model folders whole: weights, tokenizer, what a task needs besides, and a card.
-
-The card is a README.md that says what the weights are and how they came to be, for people and hubs.
-"""
+"""Writing model folders whole: weights, tokenizer, what a task needs besides, and a README.md as card."""
 
 from __future__ import annotations
 
@@ -163,21 +160,17 @@ def pretrained_tag(vocabulary_head: str | None, config: ModelConfig) -> str | No
 
 
 def model_name(folder: Path) -> str:
-    """Return what a model folder is called: the run's name for a run's model, OWNER/NAME for one of a hub's cache."""
+    """Return what a model folder is called: the run's name for a run's model."""
     folder = folder.resolve()
-    own = folder.parent.name if folder.name in ("model", "best-model") else folder.name
-    return _name_in_cache(folder) or own
+    return folder.parent.name if folder.name in ("model", "best-model") else folder.name
 
 
 def hub_name(folder: Path) -> str | None:
     """Return what a hub calls a model folder, or the model that it was made of; None where no file of it says.
 
-    A folder of the hub's cache tells by its path, another by the `_name_or_path` of its config.json or the base_model
-    of its own card. A local path is no name: a hub would link to whatever has that name there.
+    It is the `_name_or_path` of its config.json or the base_model of its own card. A local path is no name: a hub would
+    link to whatever has that name there.
     """
-    cached = _name_in_cache(folder.resolve())
-    if cached is not None:
-        return cached
     config, card = file_inside(folder, "config.json"), folder / "README.md"
     named = "" if config is None else str(read_json_object(config).get("_name_or_path"))
     if not _HUB_NAME.fullmatch(named) and why_unreadable(card) is None:
@@ -186,14 +179,6 @@ def hub_name(folder: Path) -> str | None:
         found = _BASE_IN_CARD.search(header) if header.startswith("---\n") else None
         named = found[1] if found else ""
     return named if _HUB_NAME.fullmatch(named) else None
-
-
-def _name_in_cache(folder: Path) -> str | None:
-    """Return OWNER/NAME of a folder models--OWNER--NAME/snapshots/REVISION."""
-    repository = folder.parent.parent.name
-    if folder.parent.name != "snapshots" or not repository.startswith("models--"):
-        return None
-    return repository.removeprefix("models--").replace("--", "/")
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -238,26 +223,19 @@ def write_model_folder(
             card.write(folder)
 
 
-def kept_step(checkpoints: Path) -> int | None:
-    """Return the step whose checkpoint is kept as the best of a stage, or None."""
-    newest = next(iter(step_folders(checkpoints)), None)
-    kept = newest and json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
-    return kept and kept["step"]
-
-
 def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Tokenizer, folder: Path) -> int | None:
     """Write the weights of the checkpoint that was kept as the best into a model folder, and return its step.
 
     `model` has those weights afterwards. None, and nothing is written, when no evaluation was compared, or when several
     processes wrote the checkpoint, each a shard.
     """
-    step = kept_step(checkpoints)
-    source = checkpoints / f"step-{step or 0:08d}" / MODEL
-    if step is None or not source.exists():
+    newest = next(iter(step_folders(checkpoints)), None)
+    kept = newest and json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
+    if not kept or not (source := checkpoints / f"step-{kept['step']:08d}" / MODEL).exists():
         return None
     weights = load_file(source)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     write_model_folder(folder, model, tokenizer, None)
-    return step
+    return kept["step"]

@@ -162,10 +162,7 @@ def _size_plan(
 def _timed(
     recipe: PretrainRecipe, plan: PhasePlan, model: EncoderWithHeads, loader: Any, num_rows: int, seconds: float
 ) -> tuple[float, float]:
-    """Return the seconds of a step of the whole batch, timed on `num_rows` of it, and the bytes kept for each row.
-
-    The update of the weights is timed by itself, as it comes once a step whatever the batch.
-    """
+    """Return the seconds of a step, timed on `num_rows` with its update apart, and the bytes kept for each row."""
     settings = plan.training.model_copy(update={"steps": 10**9, "minutes": None, "micro_batch_size": None})
     device = next(model.parameters()).device
     plain, first = PRETRAINING[recipe.objective].objective(plan.data.pair_task), loader.next_batch({})[0]
@@ -203,16 +200,15 @@ def _flops(config: ModelConfig, account: Account) -> float:
     Attention has four a pair of tokens and dimension; of the vocabulary only predicted positions count.
     """
     length, hidden = account.tokens_per_instance, config.hidden_size
-    block = 2 * length * (4 * hidden**2 + 2 * hidden * config.intermediate_size) + 4 * length**2 * hidden
+    num_projections = 3 if getattr(config, "gated", False) else 2
+    projections = 4 * hidden**2 + num_projections * hidden * config.intermediate_size
+    block = 2 * length * projections + 4 * length**2 * hidden
     head = 2 * account.predictions_per_instance * (hidden**2 + hidden * config.vocab_size)
     return 3 * (config.num_hidden_layers * block + head)
 
 
 def _reference(curve: list[list[float]], tokens: float) -> tuple[float | None, bool]:
-    """Return the loss of a reference run after so many tokens, linear between its evaluations in their logarithm.
-
-    Beside it: whether the run ended before. Before its first evaluation nothing is known.
-    """
+    """Return the loss of a reference run after so many tokens, None before its first, and whether it ended before."""
     if not curve or tokens < curve[0][1]:
         return None, False
     logs, losses = [math.log(point[1]) for point in curve], [point[2] for point in curve]

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,8 +67,9 @@ def predict(
             f"{target}: {task.kind} predictions have several values per row, which a .csv cannot hold; write .jsonl"
         )
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
-    columns = _Columns()
-    progress.begin("predicting", reading_of_input.count(columns.see) if suffix == ".csv" else reading_of_input.count())
+    columns: dict[str, None] = {}  # of the texts of all rows: some may have an id, or more choices
+    num_examples = reading_of_input.count(lambda example: columns.update(dict.fromkeys(example.as_row())))
+    progress.begin("predicting", num_examples)
     before, between, after = task.frames.get(suffix, ("", "", ""))
     with output_file(target, "w") as file:
         write = _csv_writer(file, csv_safe, columns) if suffix == ".csv" else _json_writer(file)
@@ -90,10 +91,7 @@ def predict(
 
 
 def output_suffix(target: Path, suffixes: tuple[str, ...]) -> str:
-    """Return the suffix of an output, .jsonl for a pipe that has none; raises ConfigError where it is not one of those.
-
-    A .npy cannot go into a pipe: its first bytes say how many rows follow.
-    """
+    """Return the suffix of an output, .jsonl for a pipe without one; raises ConfigError for others, .npy in a pipe."""
     suffix = target.suffix.lower()
     if is_stream(target) and suffix not in (*suffixes, ".npy"):
         return ".jsonl"
@@ -114,36 +112,7 @@ def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
     return lambda row: print(json.dumps(row, ensure_ascii=False), file=file)
 
 
-@dataclass
-class _Columns:
-    """The columns that the texts of all rows take, in order, and the most choices of a question.
-
-    Some rows may have an id or a stem and others none, and questions differ in their numbers of choices.
-    """
-
-    texts: dict[str, None] = field(default_factory=dict)
-    num_choices: int = 0
-
-    def see(self, example: Any) -> None:
-        """Take in an example; a new column stands after the one that it follows in its row."""
-        row = example.as_row()
-        if not row.keys() <= self.texts.keys():
-            former = iter(self.texts)
-            joined: dict[str, None] = {}
-            for name in row:
-                while name in self.texts and name not in joined:
-                    joined[next(former)] = None
-                joined[name] = None
-            self.texts = joined | dict.fromkeys(former)
-        self.num_choices = max(self.num_choices, len(getattr(example, "choices", ())))
-
-    def whole(self, row: Iterable[str]) -> list[str]:
-        """Return the columns of the file, given those of one row."""
-        numbered = [f"probability_{number}" for number in range(self.num_choices)]
-        return list(dict.fromkeys(["index", "line", *self.texts, *row, *numbered]))
-
-
-def _csv_writer(file: IO[str], is_safe: bool, columns: _Columns) -> Callable[[dict[str, Any]], None]:
+def _csv_writer(file: IO[str], is_safe: bool, columns: Iterable[str]) -> Callable[[dict[str, Any]], None]:
     """Return a writer with one column a label for probabilities; what a row does not have is left empty.
 
     Several labels are joined by commas as CSV joins fields: one that holds a comma or a quote stands in double quotes.
@@ -158,7 +127,8 @@ def _csv_writer(file: IO[str], is_safe: bool, columns: _Columns) -> Callable[[di
         for name, probability in row.get("probabilities", {}).items():
             flat[f"probability_{name}"] = repr(probability)
         if not header:
-            header.extend(columns.whole(flat))
+            choices = [f"probability_{name.removeprefix('choice')}" for name in columns if name.startswith("choice")]
+            header.extend(dict.fromkeys(["index", "line", *columns, *flat, *choices]))
             print(_record(map(cell, header)), file=file)
         print(_record(cell(flat.get(name)) for name in header), file=file)
 

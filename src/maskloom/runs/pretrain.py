@@ -107,7 +107,7 @@ def _pretrain(
         ranks.rows(plan.training)
     _check_start(recipe, opened, init, ranks)
     ranks.barrier()  # all have read the recipe before the first one writes it
-    inputs = {"corpus": opened.fingerprint, "init_model": init and fingerprint(*model_files(init))}
+    inputs = {"corpus": opened.fingerprint, "init": init and fingerprint(*model_files(init))}
     if ranks.is_first:
         paths = {"corpus": opened.folder, "init": init}
         prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
@@ -152,10 +152,7 @@ def start_config(recipe: PretrainRecipe, vocabulary: Vocabulary, init: Path | No
 
 
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
-    """Return the model that training starts from: drawn from the seed, or read from a model folder.
-
-    Beside it: what is to be said of parts that the folder lacks.
-    """
+    """Return the model that training starts from, and what is to be said of parts that its folder lacks."""
     config = start_config(recipe, corpus.vocabulary, init)
     if init is None:
         return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
@@ -194,25 +191,20 @@ def _new_parts(report: LoadReport) -> list[str]:
 
 
 def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
-    """Raise ConfigError for an initial model of another vocabulary, and for one that training has no memory for.
-
-    Of several processes each may have a share of it, or have it elsewhere: only the weights are asked for then.
-    """
+    """Raise ConfigError for an initial model of another vocabulary, and where training has no memory."""
     config = start_config(recipe, corpus.vocabulary, init)
     if init is not None:
         _check_vocabulary(init, config.vocab_size, corpus)
     with torch.device("meta"):
         num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
+    # of several processes each may have a share of gradients and moments, or have them elsewhere
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A pre-training run: what its phases share.
-
-    `train` and `held_out` are documents of the corpus; the first rank has the `log_frequencies` of the tokens of train.
-    """
+    """What phases share: documents `train` and `held_out`, on the first rank `log_frequencies` of train's tokens."""
 
     recipe: PretrainRecipe
     corpus: Corpus
@@ -235,10 +227,7 @@ class _Run:
         return self.row.loader(self.corpus, documents, plan.data, batch_size=batch_size, seed=seed, rows=rows)
 
     def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:
-        """Return the held-out metrics of the initial weights on instances of the last phase.
-
-        They are evaluated and logged as step 0, or read from the log; only the first rank has them.
-        """
+        """Return the initial weights' held-out metrics for the last phase, logged as step 0; {} on other ranks."""
         whole, stage = self.ranks.whole(self.model), plans[0].name
         if not self.ranks.is_first:
             return {}

@@ -91,10 +91,7 @@ def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:
 
 
 def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None:
-    """Raise ConfigError where [model], [data] and [[phases]] do not fit together, whatever the corpus holds.
-
-    `init` is the configuration of the model whose weights are the start; it counts in place of [model].
-    """
+    """Raise ConfigError where [model], or the model `init` in its place, [data] and [[phases]] do not fit together."""
     config = model_config(recipe, vocab_size=_ANY_VOCABULARY) if init is None else init
     whose, model = ("[model.config]", "the model") if init is None else ("the initial model's", "the initial model")
     places = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
@@ -117,10 +114,7 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
 
 
 def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
-    """Raise ConfigError for an objective that needs a special token which the vocabulary of the corpus lacks.
-
-    So do settings of sentences for a corpus that is read as running text.
-    """
+    """Raise ConfigError for special tokens that a corpus lacks, and for settings that do not go with it."""
     special, data, lacks = corpus.vocabulary.special, recipe.data, f"the vocabulary of {corpus.folder} has none"
     hint = "build the corpus with a WordPiece vocabulary, or set"
     if recipe.objective == "masked_lm" and special.mask is None:

@@ -39,11 +39,7 @@ class FileReading:
         )
 
     def count(self, see: Callable[[Any], object] = lambda _: None) -> int:
-        """Return the number of examples, having read the file once: wrong rows come to light before any work.
-
-        `see` is called with each example. Raises DataError for a row that breaks a rule, and where rows were dropped
-        and none is left.
-        """
+        """Return the number of examples, each given to `see`; raises DataError for a broken rule or no usable row."""
         first = replace(self, report=ReadingReport(self.path))
         for example in first.examples():
             see(example)
@@ -51,10 +47,7 @@ class FileReading:
         return first.report.num_kept
 
     def pieces(self, num_examples: int) -> Iterator[list[Any]]:
-        """Yield the examples in lists as `pieces_of` does, of as many as the kind holds at once.
-
-        Where sentences see their document, it is not cut unless it makes a list four times as long.
-        """
+        """Yield the examples in lists as `pieces_of` does, of as many as the kind holds at once."""
         size = min(num_examples, self.kind.examples_at_once)
         return pieces_of(self.examples(), size, keeps_documents=getattr(self.settings, "context", None) == "document")
 
@@ -93,10 +86,7 @@ def reading_for(
 
 
 def _takes_pairs(path: Path, given: ReadingOptions | None, known: dict[str, Any], *, needs_label: bool) -> bool:
-    """Tell whether a classifier reads pairs: one of pairs does, whatever its kind of loss.
-
-    A classifier that others fine-tuned does not say what it takes; it gets pairs where the file holds them.
-    """
+    """Tell whether a classifier reads pairs: as it was told, else where the file holds them."""
     takes_pairs = known.get("takes_pairs")
     if takes_pairs is not None:
         return takes_pairs

@@ -86,10 +86,7 @@ def recipe_of_run(
 
 
 def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None]) -> Path | None:
-    """Return the folder of a run that goes on, None for a new one; of one that was to go on it says that it is new.
-
-    A job that a scheduler queues again resumes from its first start on, so this is no error.
-    """
+    """Return the folder of a run that goes on; None for a new one. That is said: a queued job always resumes."""
     if not resume or (Path(out) / RECIPE).exists():
         return Path(out) if resume else None
     if is_first_process():
@@ -148,10 +145,7 @@ def listed_recipes() -> dict[str, str]:
 
 
 def explained(name: str) -> dict[str, Any]:
-    """Return what a recipe says of itself and all of its keys: of a shipped one, a file, or a kind with its defaults.
-
-    Raises ConfigError when there is no such recipe, and for a file that is none.
-    """
+    """Return all that a shipped recipe, a file or a kind's defaults say, by key; raises ConfigError for no recipe."""
     if name in KINDS:
         return {"recipe": name, "about": f"The defaults of maskloom {name}.", "keys": _keys(KINDS[name], {})}
     path = recipe_path(name)
@@ -162,10 +156,7 @@ def explained(name: str) -> dict[str, Any]:
 
 
 def explained_lines(content: dict[str, Any]) -> list[str]:
-    """Return what `explained` tells, for a terminal: keys by section, what a recipe sets marked by an asterisk.
-
-    Sections of other kinds of task, which nothing reads, are left out.
-    """
+    """Return for a terminal what `explained` tells, without sections that the recipe's task does not read."""
     task = next((key["value"] for key in content["keys"] if key["path"] == "task" and key["is_set"]), None)
     unread = {"span", "tagging", "features"} - {task} - ({"features"} if task == "tagging" else set())
     keys = [key for key in content["keys"] if task is None or key["path"].partition(".")[0] not in unread]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,9 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
-from maskloom.data.corpus.building import CorpusSettings, build_corpus, describe_source
-from maskloom.data.corpus.documents import source_files
-from maskloom.data.corpus.manifest import BUILD, MANIFEST, check_files, file_sum, read_manifest
 from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError, DataError
-from maskloom.runs.display import Progress, stage_callback
+from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
@@ -33,11 +30,6 @@ from maskloom.runs.run_folder import (
 from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.system.launch import num_processes
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.text.tokenizer import Tokenizer
-
-_CORPUS_SETTINGS = {field.name for field in fields(CorpusSettings)}
-# Where `inputs` has another name for what a path leads to.
-_INPUT_NAMES = {"init": "init_model"}
 
 
 def rerun(
@@ -51,14 +43,12 @@ def rerun(
     """Repeat a finished run in a new folder, and return whether what came out is identical.
 
     Recipe, inputs, seeds and number of threads are those that the folder `run` tells; nothing in it changes. A run is
-    a pre-training, a fine-tuning, a search, whose best trial is repeated, or a corpus, whose files are compared. The
-    result holds `identical`, the SHA-256 sums of both models' tensors and the first `differing` ones. Before the start
-    raises ConfigError for what cannot be repeated, for other versions of the program and its libraries (unless
-    `allow_version_change`) and for another number of processes, DataError for data that changed or is gone.
+    a pre-training, a fine-tuning, or a search, whose best trial is repeated. The result holds `identical`, the SHA-256
+    sums of both models' tensors and the first `differing` ones. Before the start raises ConfigError for what cannot be
+    repeated, for other versions of the program and its libraries (unless `allow_version_change`) and for another number
+    of processes, DataError for data that changed or is gone.
     """
     run, out, progress = Path(run), Path(out), progress or Progress()
-    if (run / MANIFEST).exists():
-        return _rerun_corpus(run, out=out, allow_version_change=allow_version_change, progress=progress)
     model, content = run / "model", described(run)
     if kind_of_run(content) == "glue":
         raise ConfigError(f"{run} holds several runs; repeat one of them")
@@ -68,11 +58,9 @@ def rerun(
         run = run / "trials" / str(read_json_object(run / RESULTS["search"])["best"]["name"])
         content = described(run)
         progress.say(f"the best trial is repeated: {run}")
-    if "paths" not in content or "world_size" not in content:
-        raise ConfigError(f"{run}: an older version made it, which did not record the paths of its inputs")
     if not (model / WEIGHTS).exists():
         raise ConfigError(f"{run}: no model to compare with: the run is not finished, or its search kept only the best")
-    _check_versions(run, content["versions"], environment()["versions"], allow_version_change, progress)
+    _check_versions(run, content["versions"], allow_version_change, progress)
     _check_machine(run, content, progress)
     paths = _checked_paths(run, content)
     torch.set_num_threads(content["hardware"]["threads"])
@@ -115,7 +103,7 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     for name, path in paths.items():
         if not path.exists():
             raise DataError(f"{path}: the {name} of {run} no longer exists")
-        expected, is_model = content["inputs"].get(_INPUT_NAMES.get(name, name)), name in ("init", "model")
+        expected, is_model = content["inputs"].get(name), name in ("init", "model")
         read = model_files(path) if is_model else [path]
         found = Corpus.open(path).fingerprint if name == "corpus" else fingerprint(*read)
         if found != expected:
@@ -135,82 +123,23 @@ def _compared(model: Path, out: Path) -> dict[str, Any]:
         before |= _tensors(best, "best-model: ")
         now |= _tensors(out / best.name, "best-model: ")
     differing = differing_tensors(before, now)
-    sums = sum_of_tensors(before), sum_of_tensors(now)
-    return _outcome(model.parent, out, sums, {"num_tensors": len(before)}, differing)
-
-
-def _outcome(
-    run: Path, out: Path, sums: tuple[str, str], counts: dict[str, int], differing: list[str]
-) -> dict[str, Any]:
     return {
-        "run": str(run),
+        "run": str(model.parent),
         "rerun": str(out),
         "identical": not differing,
-        "sha256_of_run": sums[0],
-        "sha256_of_rerun": sums[1],
-        **counts,
+        "sha256_of_run": sum_of_tensors(before),
+        "sha256_of_rerun": sum_of_tensors(now),
+        "num_tensors": len(before),
         "num_differing": len(differing),
         "differing": differing[:4],
     }
 
 
-def _check_versions(
-    run: Path, before: dict[str, str], now: dict[str, str], allow_change: bool, progress: Progress
-) -> None:
+def _check_versions(run: Path, before: dict[str, str], allow_change: bool, progress: Progress) -> None:
     """Raise ConfigError when this is not what made the run; only say so with `allow_change`."""
+    now = environment()["versions"]
     changes = _changes(before, now, sorted(before.keys() | now.keys()))
     if changes and not allow_change:
         raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
     if changes:
         progress.say(f"WARNING: {'; '.join(changes)}: the result may differ")
-
-
-def _rerun_corpus(run: Path, *, out: Path, allow_version_change: bool, progress: Progress) -> dict[str, Any]:
-    """Build the corpus of folder `run` again in a new folder, and return whether all files have the same bytes.
-
-    Text comes from where it lay, the tokenizer and the settings from `run`. Raises ConfigError for a corpus without
-    `build.json`, for other versions and for an `out` that holds a corpus, DataError for a damaged corpus and for text
-    that changed or is gone.
-    """
-    manifest = read_manifest(run)
-    check_files(run, manifest, sums=True)
-    if not (run / BUILD).exists():
-        raise ConfigError(
-            f"{run}: an older version built it, which did not record the paths of its text; "
-            f"`maskloom corpus build TEXT --vocab {run} --out NEW` builds it again"
-        )
-    if (out / MANIFEST).exists():
-        raise ConfigError(f"{out} already holds a corpus; choose another --out")
-    content, settings = read_json_object(run / BUILD), manifest["settings"]
-    _check_versions(run, content["versions"], environment(trains=False)["versions"], allow_version_change, progress)
-    texts = [Path(path) for path in content["paths"]["texts"]]
-    _check_texts(run, texts, manifest)
-    again = build_corpus(
-        texts,
-        tokenizer=Tokenizer.load(run),
-        out=out,
-        settings=CorpusSettings(**{name: value for name, value in settings.items() if name in _CORPUS_SETTINGS}),
-        origin={"paths": content["paths"], **environment(trains=False)},
-        progress=stage_callback(progress),
-    )
-    before, now = (
-        {**found["files"], MANIFEST: file_sum(folder / MANIFEST)} for found, folder in ((manifest, run), (again, out))
-    )
-    differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    return _outcome(run, out, (before[MANIFEST], now[MANIFEST]), {"num_files": len(before)}, differing)
-
-
-def _check_texts(run: Path, texts: list[Path], manifest: dict[str, Any]) -> None:
-    """Raise DataError that names the first text file that is not what the corpus was built from."""
-    gone = next((path for path in texts if not path.exists()), None)
-    if gone is not None:
-        raise DataError(f"{gone}: a text of {run} no longer exists")
-    found = [(source.path, describe_source(source)) for source in source_files(texts)]
-    for (path, now), before in zip(found, manifest["sources"], strict=False):
-        if now != before:
-            raise DataError(
-                f"{path}: not what {run} was built from: {before['name']} had the SHA-256 {before['sha256']}, "
-                f"{now['name']} has {now['sha256']}"
-            )
-    if len(found) != len(manifest["sources"]):
-        raise DataError(f"{run} was built from {len(manifest['sources'])} text files, there are now {len(found)}")

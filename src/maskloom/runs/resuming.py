@@ -36,7 +36,7 @@ from maskloom.training.session import TrainingSession
 from maskloom.training.settings import Extension, TrainingSection
 
 BEST_STEP = "best.json"
-"""Step, scores and checksum of the best weights that a seed of fine-tuning keeps, beside its checkpoints."""
+"""Step and checksum of the best weights that a seed of fine-tuning keeps, beside its checkpoints."""
 
 RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 

@@ -105,7 +105,8 @@ def described(out: Path) -> dict[str, Any]:
         content = read_json_object(out / DESCRIPTION)
     except DataError:
         content = {}
-    if not isinstance(content.get("inputs"), dict) or not (out / RECIPE).exists():
+    is_whole = isinstance(content.get("inputs"), dict) and {"id", "paths", "world_size"} <= content.keys()
+    if not is_whole or not (out / RECIPE).exists():
         raise ConfigError(f"{out} is not the folder of a run: it needs {RECIPE} and a whole {DESCRIPTION}")
     return content
 
@@ -118,15 +119,9 @@ def kind_of_run(description: Mapping[str, Any]) -> RunKind:
     return "pretrain" if "corpus" in inputs else "finetune"
 
 
-def runs_within(folder: Path) -> list[Path]:
-    """Return the run folders that lie in a folder, by name."""
-    return sorted(path.parent for path in folder.glob(f"*/{DESCRIPTION}") if (path.parent / RECIPE).exists())
-
-
-def run_id(out: Path, part: str) -> str | None:
-    """Return what tells the checkpoints of a part of a run from all others; None for a folder of an older version."""
-    own = described(out).get("id")
-    return own and f"{own[:16]}/{part}"
+def run_id(out: Path, part: str) -> str:
+    """Return what tells the checkpoints of a part of a run from all others."""
+    return f"{described(out)['id'][:16]}/{part}"
 
 
 def seeds_of(recipe: Section) -> list[int]:
@@ -135,33 +130,30 @@ def seeds_of(recipe: Section) -> list[int]:
     return list(range(first, first + getattr(recipe, "restarts", 1)))
 
 
-def environment(*, trains: bool = True) -> dict[str, Any]:
-    """Return the command with the folder it was given in, the versions and the hardware of this process.
-
-    What does not train is told without torch, and with the version of the library that finds sentences.
-    """
+def environment() -> dict[str, Any]:
+    """Return the command with the folder it was given in, the versions and the hardware of this process."""
     import numpy as np  # here, so that what only reads run folders starts without them
+    import torch
 
-    libraries = ("tokenizers", "safetensors") if trains else ("tokenizers", "sentencex")
-    content: dict[str, Any] = {
+    return {
         "command": ["maskloom", *map(shown_name, sys.argv[1:])],
         "working_directory": _working_directory(),
         "versions": {
             "maskloom": maskloom.__version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
-            **{name: version(name) for name in libraries},
+            **{name: version(name) for name in ("tokenizers", "safetensors")},
+            "torch": torch.__version__,
         },
-        "hardware": {"machine": platform.machine(), "processor": _processor(), "cores": os.cpu_count()},
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "world_size": num_processes(),
     }
-    if trains:
-        import torch
-
-        content["versions"]["torch"] = torch.__version__
-        content["world_size"] = num_processes()
-        content["hardware"]["threads"] = torch.get_num_threads()
-        content["hardware"]["cuda"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return content
 
 
 def _working_directory() -> str | None:
@@ -193,11 +185,11 @@ def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -
 
 def _check_inputs(out: Path, inputs: dict[str, Any], places: dict[str, Path]) -> None:
     content = described(out)
-    known, paths = content["inputs"], content.get("paths", {})
+    known, paths = content["inputs"], content["paths"]
     for name, value in inputs.items():
-        if name in known and known[name] != value:
+        if known.get(name) != value:
             change = f"the run was started with {name} {known[name]!r}, this one is {value!r}"
-            place, before = (found.get(name, found.get(name.removesuffix("_model"))) for found in (places, paths))
+            place, before = places.get(name), paths.get(name)
             if place and before:
                 differs = "has changed since" if str(place) == before else f"is not {before}, which was read at"
                 change = f"{name} {place} {differs} the start of this run; give what it was started with"
@@ -228,10 +220,7 @@ def saved_sum(folder: Path) -> str:
 
 
 def fingerprint(*paths: Path) -> str:
-    """Return the SHA-256 over the contents of files; names do not count, so a moved file is the same.
-
-    A folder of examples counts by its files in order. Raises DataError for what cannot be read.
-    """
+    """Return the SHA-256 over contents, not names, of files and folders of examples; DataError for unreadable ones."""
     digest = hashlib.sha256()
     for path in (file for given in paths for file in (race_files(given) if given.is_dir() else [given])):
         check_regular(path)

@@ -1,7 +1,4 @@
-"""A search over recipes (BERT paper, A.3: the best of every batch size, learning rate and number of epochs on dev).
-
-Trials are those of a grid, or proposed by optuna from the outcomes of those before.
-"""
+"""A search over recipes (BERT paper, A.3): trials of a grid, or proposed by optuna from those before."""
 
 from __future__ import annotations
 
@@ -53,13 +50,12 @@ class _Search:
     model: Path
     data: LabelledFiles
     out: Path
-    keep_models: Literal["best", "all"]
     progress: Progress
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Which settings a search tries, how many of optuna's, and whose models stay; None is as it was told at first.
+    """Which settings a search tries, and how many of optuna's; None is as it was told at first.
 
     A new search without a `space` tries the recipe alone, one without a `method` every combination.
     """
@@ -67,7 +63,6 @@ class Trials:
     space: Space | None = None
     method: Method | None = None
     number: int | None = None
-    keep_models: Literal["best", "all"] = "best"
 
 
 @alone_in_folder()
@@ -84,10 +79,10 @@ def search(
     """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
 
     `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` how they
-    went, `out/model` is the best trial's model; other models are deleted unless all are kept. A trial that fails is
-    named and leaves the others alone. With `resume` a search goes on in the middle of a trial. Raises ConfigError for
-    wrong settings and for another search in the folder, AllTrialsFailedError when no trial is left, DataError for wrong
-    data, before or at the first trial.
+    went, `out/model` is the best trial's model; other models are deleted. A trial that fails is named and leaves the
+    others alone. With `resume` a search goes on in the middle of a trial. Raises ConfigError for wrong settings and for
+    another search in the folder, AllTrialsFailedError when no trial is left, DataError for wrong data, before or at the
+    first trial.
     """
     check_log_targets(recipe.training.log_to)
     out, progress = Path(out), progress or Progress()
@@ -102,7 +97,7 @@ def search(
     space, method = {} if space is None else space, method or "grid"
     recipe = with_task(recipe, data.reading)
     listed = _listed_settings(recipe, space, method, num_trials)
-    setup = _Search(recipe, Path(model), data, out, trials.keep_models, progress)
+    setup = _Search(recipe, Path(model), data, out, progress)
     described = {
         "method": method,
         "num_trials": num_trials,
@@ -152,10 +147,7 @@ def _listed_settings(
 
 
 def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict[str, Any]]:
-    """Run all trials that have no outcome yet, and return the outcomes of all.
-
-    Those of optuna are asked for one by one, and written down before they run.
-    """
+    """Run the trials without an outcome, optuna's written down one by one before they run; return all outcomes."""
     total = plan["num_trials"] or len(plan["trials"])
     records: list[dict[str, Any]] = []
     for number in range(1, total + 1):
@@ -171,9 +163,8 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
             plan["trials"].append({**_trial(setup, number, asked[0]), "proposal": asked[1]})
             write_json(setup.out / PLAN, plan)
         records.append(_outcome_of(setup, plan["trials"][number - 1], total))
-        if setup.keep_models == "best":
-            for worse in ranked(records)[1:]:
-                shutil.rmtree(setup.out / "trials" / worse["name"] / "model", ignore_errors=True)
+        for worse in ranked(records)[1:]:
+            shutil.rmtree(setup.out / "trials" / worse["name"] / "model", ignore_errors=True)
     return records
 
 
@@ -274,16 +265,15 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
 
 
 def _place_model(setup: _Search, name: str) -> None:
-    """Put the best trial's model at `out/model`; where only the best is kept, a trial without one has given it."""
+    """Put the best trial's model at `out/model`; a trial without one has given it."""
     source = setup.out / "trials" / name / "model"
     given = source.with_name(".model.tmp-old")
     shutil.rmtree(given, ignore_errors=True)
     if source.exists():
         with replacing_folder(setup.out / "model") as folder:
             copy_files(source, folder)
-        if setup.keep_models == "best":
-            source.rename(given)  # or a kill would leave half a model here, which the next start would copy
-            shutil.rmtree(given, ignore_errors=True)
+        source.rename(given)  # or a kill would leave half a model here, which the next start would copy
+        shutil.rmtree(given, ignore_errors=True)
 
 
 def _report(result: dict[str, Any]) -> str:

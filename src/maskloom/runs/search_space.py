@@ -94,10 +94,7 @@ def space_of_data(data: Mapping[str, Any]) -> dict[str, tuple[Any, ...] | ValueR
 
 
 def grid_settings(space: Space) -> list[dict[str, Any]]:
-    """Return every combination of a grid, the last key changing fastest; one empty one for an empty grid.
-
-    Raises ConfigError for a range: a grid needs values.
-    """
+    """Return every combination of a grid, the last key changing fastest, one empty one for none; refuses a range."""
     choices = []
     for key, values in space.items():
         if isinstance(values, ValueRange):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,25 +27,13 @@ from maskloom.text.word_counting import count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 REPORT = "vocabulary_extension.json"
-_UNUSED = "[unused"
-
-
-@dataclass(frozen=True)
-class NewPieces:
-    """How many pieces a vocabulary gets at most, each of which occurs `min_frequency` times.
-
-    With `use_unused` they first take the ids of `[unused...]`, before the vocabulary grows.
-    """
-
-    number: int
-    min_frequency: int = 5
-    use_unused: bool = False
 
 
 def extend_vocabulary(
     paths: Iterable[str | Path],
-    wanted: NewPieces,
+    num_pieces: int,
     *,
+    min_frequency: int = 5,
     model: str | Path,
     out: str | Path,
     work: Work = ONE_PROCESS,
@@ -54,36 +42,35 @@ def extend_vocabulary(
 ) -> dict[str, Any]:
     """Write a model folder whose vocabulary has new pieces, the best for the text; return the report.
 
-    Pieces are chosen by `choose_pieces`. Old pieces keep their ids. The embedding and the masked-LM bias of a new piece
-    start as the means of those of the old pieces that it was cut into, so that text without new pieces gives what it
-    gave. `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible
-    settings and an `out` that holds something else, DataError for a damaged model or bad text.
+    `choose_pieces` chooses them: at most `num_pieces`, each of which occurs `min_frequency` times. Old pieces keep
+    their ids. The embedding and the masked-LM bias of a new piece start as the means of those of the old pieces that it
+    was cut into, so that text without new pieces gives what it gave. `out` appears whole or not at all; an earlier
+    result there is replaced. Raises ConfigError for impossible settings and an `out` that holds something else,
+    DataError for a damaged model or bad text.
     """
     folder, out = resolve_model_folder(model), Path(out)
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     _check_out(folder, out, paths)
-    tokenizer, reading = WordPieceTokenizer.required(load_tokenizer(folder), "vocab extend", folder), ReadingReport()
+    tokenizer, reading = load_tokenizer(folder), ReadingReport()
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        raise ConfigError(
+            f"{folder}: vocab extend needs a WordPiece vocabulary (vocab.txt); this one is of byte pairs (merges.txt)"
+        )
     texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))
-    counted = count_words(
-        texts,
-        lowercase=tokenizer.lowercase,
-        max_distinct_words=VocabularySettings.max_distinct_words,
-        work=work,
-        progress=progress,
-    )
+    most = VocabularySettings.max_distinct_words
+    counted = count_words(texts, lowercase=tokenizer.lowercase, max_distinct_words=most, work=work, progress=progress)
     if not counted.counts:
         raise DataError(f"{counted.num_texts} texts hold no words; new pieces are chosen from words")
     old = tokenizer.vocabulary
-    pieces = choose_pieces(counted.counts, old, num_pieces=wanted.number, min_frequency=wanted.min_frequency)
+    pieces = choose_pieces(counted.counts, old, num_pieces=num_pieces, min_frequency=min_frequency)
     if not pieces:
-        raise DataError(f"no piece to add: no run of pieces within a word occurs {wanted.min_frequency} times or more")
-    vocabulary, places = _extended(old, pieces, use_unused=wanted.use_unused)
+        raise DataError(f"no piece to add: no run of pieces within a word occurs {min_frequency} times or more")
+    vocabulary = Vocabulary([*old.tokens, *(piece.token for piece in pieces)])
     (loaded, _), extended = load_model(folder), replace(tokenizer, vocabulary=vocabulary)
-    _give_rows(loaded, old, pieces, places, len(vocabulary))
+    _give_rows(loaded, old, pieces)
     report = {
         "model": str(folder),
         "num_new_pieces": len(pieces),
-        "num_in_unused_places": sum(place < len(old) for place in places),
         "old_size": len(old),
         "size": len(vocabulary),
         "num_words": counted.num_words,
@@ -91,10 +78,10 @@ def extend_vocabulary(
         "after": measure_coverage(extended, counted.counts),
         "reading": reading.as_dict(),
     }
-    if len(pieces) < wanted.number:
-        report["why_fewer"] = f"no other run of pieces within a word occurs {wanted.min_frequency} times or more"
+    if len(pieces) < num_pieces:
+        report["why_fewer"] = f"no other run of pieces within a word occurs {min_frequency} times or more"
     with replacing_folder(out) as staging:
-        rows = [{"id": place, **asdict(piece)} for place, piece in zip(places, pieces, strict=True)]
+        rows = [{"id": place, **asdict(piece)} for place, piece in enumerate(pieces, start=len(old))]
         write_json(staging / REPORT, {**report, "pieces": rows})
         _write_model(loaded, folder, extended, staging)
     return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}
@@ -110,29 +97,16 @@ def _check_out(folder: Path, out: Path, paths: Iterable[str | Path]) -> None:
         raise ConfigError(f"{out} holds files that no extension wrote; choose another --out")
 
 
-def _extended(old: Vocabulary, pieces: list[NewPiece], *, use_unused: bool) -> tuple[Vocabulary, list[int]]:
-    """Return the vocabulary with new pieces, and the id of each."""
-    tokens = list(old.tokens)
-    unused = [index for index, token in enumerate(tokens) if token.startswith(_UNUSED)] if use_unused else []
-    places = [*unused[: len(pieces)], *range(len(tokens), len(tokens) + max(0, len(pieces) - len(unused)))]
-    tokens += [""] * (len(pieces) - len(unused))
-    for place, piece in zip(places, pieces, strict=True):
-        tokens[place] = piece.token
-    return Vocabulary(tokens), places
-
-
 @torch.no_grad()
-def _give_rows(
-    model: EncoderWithHeads, old: Vocabulary, pieces: list[NewPiece], places: list[int], vocab_size: int
-) -> None:
+def _give_rows(model: EncoderWithHeads, old: Vocabulary, pieces: list[NewPiece]) -> None:
     """Grow the word embeddings, and the decoder and bias with them; new rows are means of rows of old pieces."""
     # some models embed more rows than their vocabulary names
-    if vocab_size > model.config.vocab_size:
-        model.resize_vocabulary(vocab_size, seed=0)
+    if len(old) + len(pieces) > model.config.vocab_size:
+        model.resize_vocabulary(len(old) + len(pieces), seed=0)
     rows = [model.encoder.word_embeddings]
     if isinstance(head := model.vocabulary_head, MaskedLMHead):
         rows.append(head.bias)
-    for place, piece in zip(places, pieces, strict=True):
+    for place, piece in enumerate(pieces, start=len(old)):
         sources = [old.ids[token] for token in piece.old_pieces]
         for parameter in rows:
             parameter[place] = parameter[sources].mean(dim=0)

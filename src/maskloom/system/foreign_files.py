@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from maskloom.errors import ConfigError, DataError
+from maskloom.system.files import file_sha256
 
 MAX_JSON_BYTES = 16 << 20
 """16 MiB: a configuration, an index or a manifest is thousands of times smaller."""
@@ -45,6 +46,18 @@ def check_regular(path: str | Path) -> None:
         raise DataError(f"{path}: {problem}")
 
 
+def why_changed(path: Path, num_bytes: int, sha256: str | None) -> str | None:
+    """Return why a file is not the one that a manifest tells of, by its size and, where it is given, its SHA-256."""
+    try:
+        if problem := why_unreadable(path):
+            return problem
+        if (size := path.stat().st_size) != num_bytes:
+            return f"has {size:,} bytes instead of {num_bytes:,}"
+        return "its SHA-256 differs from the manifest's" if sha256 is not None and file_sha256(path) != sha256 else None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
 def check_name(path: str | Path) -> None:
     """Raise DataError for a path that is not UTF-8, which neither a file of ours nor a message could hold."""
     whole = os.path.abspath(path)
@@ -69,10 +82,10 @@ def shown_name(path: str) -> str:
         return path.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def check_path(name: str, path: Any, what: str) -> None:
-    """Raise ConfigError for an argument that is no path of `what`, and DataError for a name that is not UTF-8."""
+def check_path(name: str, path: Any) -> None:
+    """Raise ConfigError for an argument that is no path, and DataError for a name that is not UTF-8."""
     if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"{name}: {what} is expected, as a str or Path; this is {type(path).__name__}")
+        raise ConfigError(f"{name}: a path is expected, as a str or Path; this is {type(path).__name__}")
     check_name(Path(path))
 
 

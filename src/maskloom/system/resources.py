@@ -1,7 +1,4 @@
-"""The cores and the memory that the machine, and the group that a container makes, leave to this process.
-
-Threads for torch are told before torch is loaded.
-"""
+"""The cores and the memory that the machine, and the group that a container makes, leave to this process."""
 
 from __future__ import annotations
 
@@ -82,10 +79,7 @@ def available_memory() -> int | None:
 
 
 def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = None) -> None:
-    """Raise an error that says what needs so many bytes where they are not there; never where nothing is known.
-
-    It is a ConfigError unless another is given.
-    """
+    """Raise an error, by default ConfigError, that says what needs so many bytes where they are known to be missing."""
     available = available_memory()
     if available is not None and num_bytes > available:
         from maskloom.errors import ConfigError

@@ -41,7 +41,6 @@ def classification_kind(kind: Kind) -> TaskKind:
         settings=ClassificationSettings,
         names_labels=kind != "regression",
         softmax_over="labels" if kind in ("single", "pair") else None,
-        per_text=True,
     )
 
 

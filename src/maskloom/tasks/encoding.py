@@ -137,10 +137,7 @@ class EncodedGroups(EncodedExamples):
 def encode_both_orders(
     examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int, labels: np.ndarray | None = None
 ) -> EncodedGroups:
-    """Encode pairs of texts in order, each as A B and as B A (Radford et al. 2018, 3.3).
-
-    Raises DataError, with its line, for an example of one text.
-    """
+    """Encode pairs in order, as A B and as B A (Radford et al. 2018, 3.3); raises DataError for a single text."""
     if alone := [example.line for example in examples if example.pair is None]:
         raise DataError(f"line {alone[0]}: one text; pair.both_orders = true takes pairs of texts")
     texts = (pair for e in examples for pair in ((e.text, e.pair), (e.pair or "", e.text)))
@@ -221,8 +218,5 @@ class ShuffledBatches:
 
 
 def batches_by_length(data: EncodedData, *, max_tokens: int, max_units: int | None = None) -> Iterator[Any]:
-    """Yield every unit once, longest first, in batches of at most `max_tokens` tokens (at least one unit).
-
-    `max_units` bounds the number of units of a batch as well.
-    """
+    """Yield every unit once, longest first, in batches of at most `max_tokens` tokens (or one unit) and `max_units`."""
     yield from (data.batch(indices) for indices in sorted_batches(data.lengths, max_tokens, max_units))

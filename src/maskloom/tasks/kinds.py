@@ -39,10 +39,7 @@ def task_kind(name: str) -> TaskKind:
 def make_task(
     kind: Kind, labels: Sequence[str] = (), *, primary: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Task:
-    """Return a task of a kind with settings as they are stored.
-
-    Raises ConfigError for a wrong setting, and ValueError for a score that the kind does not have.
-    """
+    """Return a task with settings as they are stored; raises ConfigError for a setting, ValueError for a score."""
     row = task_kind(kind)
     return row.make(tuple(labels), primary, validate_recipe(row.settings, dict(settings or {}), source="settings"))
 

@@ -58,10 +58,7 @@ def iterate_examples(
 
 
 def _plain_text(kind: Kind, report: ReadingReport, record: Row) -> Example:
-    """Return the example of a line of a .txt file; a pair stands on one line with a tab between.
-
-    A blank line is an empty text, so that there is one example a line.
-    """
+    """Return the example of a line of a .txt file, a pair with a tab between; a blank line is an empty text."""
     line = str(next(iter(record.fields)))
     is_blank = not line.strip()
     parts = ([line, ""] if is_blank else line.split("\t")) if kind == "pair" else [line]
@@ -95,7 +92,7 @@ def _find_columns(
         text, pair, label, num_fields = row.headerless
         return Columns(text, pair, label), tables.by_name(chain(seen, rows), tables.numbered(num_fields))
     elif columns := tables.columns_by_number(path, names, options):
-        return columns, tables.by_name(rows if options.header else chain(seen, rows), tables.numbered(len(names)))
+        return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
     else:
         rows = tables.by_name(rows, names)
     named = _with_catalog_names(options, row, names)

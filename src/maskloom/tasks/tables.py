@@ -29,10 +29,7 @@ BLANK = "blank line"
 
 
 class BadRowError(ValueError):
-    """A record of a file breaks a rule; `reason` is the rule in the form that is counted.
-
-    `line` is where it is broken, if that is not the line of the record.
-    """
+    """A record breaks the rule `reason`, at `line` if that is not the record's own."""
 
     def __init__(self, reason: str, detail: str = "", line: int | None = None) -> None:
         super().__init__(f"{reason}{': ' if detail else ''}{detail:.300}")
@@ -74,10 +71,7 @@ class Row(NamedTuple):
 
 
 def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
-    """Yield delimited rows with their fields by the names of the columns, the first of a name that comes twice.
-
-    A row of another width has that problem.
-    """
+    """Yield delimited rows by the names of columns, the first of a name; a row of another width has that problem."""
     num_columns, are_unique = len(names), len(set(names)) == len(names)
     for fields, line, problem, _ in rows:
         if len(fields) != num_columns:
@@ -312,25 +306,22 @@ _LABELS = ("label", "labels", "score", "gold_label", "is_duplicate", "class")
 class ReadingOptions:
     """How a person says where things stand in a file; what is None is found by the usual names.
 
-    A column is a name of the header or a number counted from 1; a number says that the file has no header unless
-    `header` is True. `format` is a row of the catalog such as `cola` or `glue:rte`. `labels` is a file with one label
-    name a line. `on_bad_rows="skip"` drops rows that break a rule, and counts them, instead of stopping.
+    A column is a name of the header, or a number counted from 1 in a file without one. `format` is a row of the catalog
+    such as `cola` or `glue:rte`. `labels` is a file with one label name a line. `on_bad_rows="skip"` drops rows that
+    break a rule, and counts them, instead of stopping.
     """
 
     text_column: str | None = None
     pair_column: str | None = None
     label_column: str | None = None
     format: str | None = None
-    header: bool | None = None
     labels: str | None = None
     on_bad_rows: Literal["error", "skip"] = "error"
 
     def __post_init__(self) -> None:
-        for name in ("text_column", "pair_column", "label_column", "format", "labels", "header"):
-            kind = bool if name == "header" else str
-            if not isinstance(value := getattr(self, name), kind | None):
-                expected = f"a {kind.__name__} or None is expected; this is {type(value).__name__}"
-                raise ConfigError(f"{name} = {value!r:.80}: {expected}")
+        for name in ("text_column", "pair_column", "label_column", "format", "labels"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise ConfigError(f"{name} = {value!r:.80}: a str or None is expected; this is {type(value).__name__}")
         if self.on_bad_rows not in ("error", "skip"):
             raise ConfigError(f"on_bad_rows = {self.on_bad_rows!r:.80}: either 'error' or 'skip'")
 

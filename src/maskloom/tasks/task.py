@@ -94,8 +94,7 @@ class TaskKind:
     `takes` says to a person what it reads, `pipeline_tag` what a model hub calls it. Models of a kind that
     `names_labels` have names for their outputs. `softmax_over` is what the probabilities of a unit add up to 1 over:
     the labels of each row, or its rows; None for scores and for labels that are independent. With `is_windowed` the
-    units of one example compete by their logits. Ensembles of kinds that are `per_text` may mix tokenizers, as a text
-    has one row whatever its tokens.
+    units of one example compete by their logits.
     """
 
     name: Kind
@@ -113,7 +112,6 @@ class TaskKind:
     names_labels: bool = True
     softmax_over: Literal["labels", "rows"] | None = "labels"
     is_windowed: bool = False
-    per_text: bool = False
 
     def read(
         self,
@@ -195,10 +193,7 @@ def tokens_at_once(model: EncoderWithHeads) -> int:
 
 
 def evaluate_task(model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData]) -> Evaluation:
-    """Score a model on encoded examples, whole or in pieces.
-
-    Raises ValueError when there are no examples, when they have no labels, or when an output is not finite.
-    """
+    """Score a model on encoded examples, whole or in pieces; raises ValueError for none and for ones without labels."""
     pieces = data if isinstance(data, Iterable) else [data]
     return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece))
 

@@ -80,10 +80,7 @@ class SegmentedWords:
         return changes, num_merged
 
     def num_replacements(self, pair: int) -> int:
-        """Return how many places merging a pair of equal symbols would change, by the counts of words.
-
-        The pairs of three equal symbols in a row overlap: one place changes.
-        """
+        """Return how many places, by counts of words, merging two equal symbols changes: one of three in a row."""
         symbol = pair & SECOND
         symbols, _, weights = self._views
         places = np.array(self._places[pair], np.int32)

@@ -116,10 +116,7 @@ def _place_to_cut(window: str, starts: Sequence[int]) -> int:
 
 
 def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where sentences start and end; together with empty lines they are the whole text.
-
-    `outer` receives the starts of those that are not parts of a quotation.
-    """
+    """Yield where sentences start and end; `outer` receives the starts of those that no quotation holds."""
     gaps = [gap.span() for gap in _PARAGRAPH_BREAK.finditer(text)]
     for (_, first), (last, _) in pairwise([(0, 0), *gaps, (len(text), len(text))]):
         paragraph = text[first:last]

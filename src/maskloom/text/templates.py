@@ -20,10 +20,7 @@ RUNNING_TEXT = "A end"
 
 @dataclass(frozen=True)
 class SequenceTemplate:
-    """The ids of marks before the first text, between two texts, and after the last one, be it one or two.
-
-    With `has_segments` the second text and the marks after it are segment 1.
-    """
+    """The ids of marks before, between and after texts; with `has_segments` the second text is segment 1 to its end."""
 
     begin: tuple[int, ...]
     middle: tuple[int, ...]

@@ -88,10 +88,7 @@ def holds_capitals(vocabulary: Vocabulary) -> bool:
 
 
 def _compatibility(path: Path, library: dict[str, Any]) -> str:
-    """Return whose rules a tokenizer.json follows that stands alone; beside a vocab.txt it says nothing new.
-
-    Raises DataError for rules of words that are neither Google's nor those of Hugging Face.
-    """
+    """Return whose rules a lone tokenizer.json follows; raises DataError for neither Google's nor Hugging Face's."""
     words, longest = library.get("pre_tokenizer"), _model_of(library).get("max_input_chars_per_word", 100)
     kind = words.get("type") if isinstance(words, dict) else words
     if kind not in (None, "BertPreTokenizer"):

@@ -139,10 +139,7 @@ class Vocabulary:
 
     @cached_property
     def num_characters(self) -> np.ndarray:
-        """The characters that each token stands for, (tokens,): with the blank beside a word, and none for marks.
-
-        A token of bytes counts these.
-        """
+        """Characters that each token stands for, (tokens,), with the blank beside a word, none for marks; or bytes."""
         sizes = []
         for token, is_first in zip(self.tokens, ~self.is_continuation, strict=True):
             has_blank = token.endswith(self.suffix) if self.suffix else self.prefix and is_first
@@ -211,10 +208,7 @@ def wordpiece_spans(
 
 
 def longest_pieces(text: str, known: Container[str], *, is_inside: bool = False) -> list[tuple[str, int, int]] | None:
-    """Cut a word, or what is left of one, the longest known piece first; None where something in it is unknown.
-
-    A piece comes with its first character and the one behind its last.
-    """
+    """Cut a word, longest known piece first, into (piece, first, end) triples; None where something is unknown."""
     pieces: list[tuple[str, int, int]] = []
     start = 0
     while start < len(text):

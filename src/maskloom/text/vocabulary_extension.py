@@ -16,10 +16,7 @@ _MOST_PIECES = 12
 
 @dataclass(frozen=True)
 class NewPiece:
-    """A piece to add, the pieces that the old vocabulary makes of it, and how many pieces it saves in the text.
-
-    What is saved was counted when the piece was chosen, beside those chosen before it.
-    """
+    """A piece to add, the pieces that the old vocabulary makes of it, and how many it saved when it was chosen."""
 
     token: str
     old_pieces: tuple[str, ...]

@@ -1,7 +1,4 @@
-"""Training a WordPiece or byte-pair vocabulary.
-
-The same text gives the same tokens, in any order and any number of processes.
-"""
+"""Training a vocabulary: the same text gives the same tokens, in any order and any number of processes."""
 
 from __future__ import annotations
 
@@ -187,10 +184,7 @@ def longest_token(vocabulary: Vocabulary) -> str:
 
 
 def measure_coverage(tokenizer: Tokenizer, counts: dict[str, int]) -> dict[str, float]:
-    """Return how a tokenizer cuts normalised words, weighted by how often they occur.
-
-    `unknown_rate` and `single_piece_rate` are fractions of words; an unknown word counts as one piece.
-    """
+    """Return `unknown_rate`, `single_piece_rate` ... of normalised words by their counts; unknown is one piece."""
     unknown = None if tokenizer.vocabulary.special.unknown is None else tokenizer.vocabulary.unk_id
     num_words = num_unknown = num_single = num_pieces = num_characters = 0
     readable = ("" if SURROGATE.search(word) else word for word in counts)

@@ -90,15 +90,6 @@ class WordPieceTokenizer(Tokenizer):
                 text += f" {token}" if text else token
         return text
 
-    @staticmethod
-    def required(tokenizer: Tokenizer, what: str, folder: str | Path) -> WordPieceTokenizer:
-        """Return the tokenizer of a folder; raises ConfigError where it is of another kind than `what` needs."""
-        if not isinstance(tokenizer, WordPieceTokenizer):
-            raise ConfigError(
-                f"{folder}: {what} needs a WordPiece vocabulary (vocab.txt); this one is of byte pairs (merges.txt)"
-            )
-        return tokenizer
-
     def _build_library(self) -> tokenizers.Tokenizer:
         longest = MAX_WORD_LENGTHS[self.compatibility]
         model = models.WordPiece(dict(self.vocabulary.ids), unk_token="[UNK]", max_input_chars_per_word=longest)

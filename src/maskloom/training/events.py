@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from maskloom.system.fault_points import fault_point
 from maskloom.system.files import DISK_ERRORS, write_text
 from maskloom.system.foreign_files import check_regular
 
-_TENSORBOARD = "tensorboard"
 _SHOWN = ("loss", "learning_rate", "gradient_norm", "tokens_per_second")
 # What went wrong stays in the log although the steps around it were done again.
 _NEVER_FORGOTTEN = frozenset({"nonfinite", "warning", "out_of_memory", "lost_events"})
@@ -164,80 +162,58 @@ def open_run_log(path: Path, *, is_first: bool, log_to: Sequence[str] = ()) -> E
 
 
 class TensorBoardLog(EventLog):
-    """An event log that copies steps and evaluations to `tensorboard/STAGE/` beside it.
-
-    When a run goes on, the copy is made anew. A disk that takes no more of it ends the copy, not the run.
-    """
+    """An event log with a copy in `tensorboard/STAGE/`; a disk that takes no more of the copy ends it, not the run."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._copies: dict[str, BinaryIO] = {}
         self._is_broken = False
-        self._copy_all()
 
     def forget_after(self, stage: str, step: int) -> None:
-        """Drop what a resumed run does again from the log and its copy."""
-        size = self.path.stat().st_size
-        super().forget_after(stage, step)
-        if self.path.stat().st_size != size:
-            self._copy_all()
+        """Drop what a resumed run does again from the log, and have TensorBoard drop it too."""
+        with self._lock:
+            super().forget_after(stage, step)
+            self._copy(stage, step=step + 1, session_log={"status": "START"})
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event to the log and its copy."""
         with self._lock:
             super().write(event, **values)
-            self._copy_while_possible({"event": event, **values})
+            if shown := [{"tag": tag, "simple_value": value} for tag, value in _scalars(event, values).items()]:
+                self._copy(values["stage"], step=values["step"], summary={"value": shown})
 
     def close(self) -> None:
         """Close the log and its copy."""
         super().close()
-        self._close_copy()
-
-    def _copy_all(self) -> None:
-        with self._lock:
-            self._close_copy()
-            for old in (self.path.parent / _TENSORBOARD).glob("*/events.out.tfevents.*"):
-                old.unlink(missing_ok=True)
-            for event in read_events(self.path):
-                self._copy_while_possible(event)
-
-    def _close_copy(self) -> None:
         while self._copies:
             self._copies.popitem()[1].close()
 
-    def _copy_while_possible(self, event: dict[str, Any]) -> None:
-        values = [{"tag": tag, "simple_value": value} for tag, value in _scalars(event).items()]
-        if self._is_broken or not values:
+    def _copy(self, stage: str, **content: Any) -> None:
+        if self._is_broken:
             return
         try:
-            record = _record(step=event["step"], summary={"value": values})
-            self._file_of(str(event.get("stage", "train"))).write(record)
+            if stage not in self._copies:
+                folder = self.path.parent / "tensorboard" / stage
+                folder.mkdir(parents=True, exist_ok=True)
+                # the name begins with the time: TensorBoard reads files in the order of their names
+                name = f"events.out.tfevents.{time.time_ns() // 1000:017d}.{os.getpid()}"
+                self._copies[stage] = (folder / name).open("wb", buffering=0)
+                self._copies[stage].write(_record(file_version="brain.Event:2"))
+            self._copies[stage].write(_record(**content))
         except OSError as error:
             self._is_broken = True
             super().write("warning", kind="tensorboard", text=f"no more is written for TensorBoard: {error}")
 
-    def _file_of(self, stage: str) -> BinaryIO:
-        """Return the open file of a stage; a new one says that what was there before counts no more."""
-        if stage not in self._copies:
-            folder = self.path.parent / _TENSORBOARD / stage
-            folder.mkdir(parents=True, exist_ok=True)
-            # the name begins with the time, so that a TensorBoard that is looking takes it for the next one
-            name = f"events.out.tfevents.{time.time_ns() // 1000:017d}.{socket.gethostname()}.{os.getpid()}"
-            file = self._copies[stage] = (folder / name).open("wb", buffering=0)
-            file.write(_record(file_version="brain.Event:2") + _record(step=0, session_log={"status": "START"}))
-        return self._copies[stage]
 
-
-def _scalars(event: dict[str, Any]) -> dict[str, float]:
-    """Return what TensorBoard shows of an event by tag; numbers that are not finite stand as null in a log."""
-    if event.get("event") == "step":
-        values = {name: event.get(name) for name in _SHOWN}
-        values |= {f"losses/{name}": value for name, value in event.get("losses", {}).items()}
-    elif event.get("event") == "evaluation":
-        values = {f"evaluation/{name}": value for name, value in event.get("metrics", {}).items()}
-    else:
-        return {}
-    return {tag: value for tag, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)}
+def _scalars(event: str, values: dict[str, Any]) -> dict[str, float]:
+    """Return what TensorBoard shows of an event by tag: numbers that are finite."""
+    shown = {}
+    if event == "step":
+        shown = {name: values.get(name) for name in _SHOWN}
+        shown |= {f"losses/{name}": value for name, value in values.get("losses", {}).items()}
+    elif event == "evaluation":
+        shown = {f"evaluation/{name}": value for name, value in values.get("metrics", {}).items()}
+    return {tag: value for tag, value in shown.items() if isinstance(value, (int, float)) and math.isfinite(value)}
 
 
 def _record(**values: Any) -> bytes:

@@ -305,10 +305,7 @@ class _Gradients:
             state.micro_batch_size = self._halved(size, batch, why)
 
     def _halved(self, size: int | None, batch: Any, why: str) -> int:
-        """Return half of the micro-batch size, rounded up; where only a kernel of oneDNN has no room, 1 is tried again.
-
-        Raises MemoryExhaustedError when one sequence is too much.
-        """
+        """Return half of the micro-batch size, 1 again without oneDNN's kernels; else raises MemoryExhaustedError."""
         whole = len(batch.split(1))
         size = min(size or whole, whole)
         if size == 1 and not give_up_kernels(why):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -157,10 +157,7 @@ SCHEDULES: Rows[Callable[..., float]] = Rows(
 
 
 def make_schedule(name: str, *, warmup_steps: float, steps: float) -> Callable[[float], float]:
-    """Return the factor at each step from 0 on: s/W during warm-up, then the row of that name.
-
-    The first update therefore has rate 0 where there is a warm-up.
-    """
+    """Return the factor at each step from 0 on: s/W during warm-up, so 0 at first, then the row of that name."""
 
     def factor(step: float) -> float:
         if step < warmup_steps:
@@ -170,38 +167,36 @@ def make_schedule(name: str, *, warmup_steps: float, steps: float) -> Callable[[
     return factor
 
 
-def extended_factor(
-    step: float, *, name: str, warmup_steps: int, steps: int, extensions: Sequence[tuple[int, int]]
-) -> float:
-    """Return the factor of a run of `steps` steps that was planned for others before.
-
-    `extensions` are pairs: until step `at` the run was planned for so many steps. From `at` on the factor is that of a
-    run of the new number of steps with the same warm-up. In the first `warmup_steps` after `at`, or in all that are
-    left where those are fewer, it goes there on a line from where it stood: a rate that had fallen to 0 rises as gently
-    as at the start, and one that is high has fallen by the end.
-    """
-    factor = make_schedule(name, warmup_steps=warmup_steps, steps=steps)(step)
-    if not extensions:
-        return factor
-    *earlier, (at, planned) = extensions
-
-    def before(place: float) -> float:
-        return extended_factor(place, name=name, warmup_steps=warmup_steps, steps=planned, extensions=earlier)
-
-    if step < at:
-        return before(step)
-    length = min(warmup_steps, steps - at)
-    if step >= at + length:
-        return factor
-    start = before(at)
-    return start + (factor - start) * (step - at) / length
-
-
 def factor_of(settings: TrainingSection) -> Callable[[float], float]:
-    """Return the factor on the peak learning rate at each step, of a run that was extended or not."""
-    steps = {"warmup_steps": settings.resolved_warmup_steps(), "steps": settings.steps}
-    extensions = [(extension.at, extension.steps) for extension in settings.extensions]
-    return partial(extended_factor, name=settings.schedule, extensions=extensions, **steps)
+    """Return the factor on the peak learning rate at each step, of a run that was extended or not.
+
+    Until an extension's `at` the factor is that of the steps that were planned then; from `at` on it is that of a run
+    of the new number of steps with the same warm-up. In the first W steps after `at`, or in all that are left where
+    those are fewer, it goes there on a line from where it stood: a rate that had fallen to 0 rises as gently as at the
+    start, and one that is high has fallen by the end.
+    """
+    warmup, plans = settings.resolved_warmup_steps(), settings.extensions
+    first, *later = [*(plan.steps for plan in plans), settings.steps]
+    factor = make_schedule(settings.schedule, warmup_steps=warmup, steps=first)
+    for plan, steps in zip(plans, later, strict=True):
+        after = make_schedule(settings.schedule, warmup_steps=warmup, steps=steps)
+        factor = _joined(factor, after, plan.at, min(warmup, steps - plan.at))
+    return factor
+
+
+def _joined(
+    before: Callable[[float], float], after: Callable[[float], float], at: int, length: int
+) -> Callable[[float], float]:
+    start = before(at)
+
+    def factor(step: float) -> float:
+        if step < at:
+            return before(step)
+        if step >= at + length:
+            return after(step)
+        return start + (after(step) - start) * (step - at) / length
+
+    return factor
 
 
 def clock_factor(fraction: float, *, name: str, warmup_ratio: float) -> float:

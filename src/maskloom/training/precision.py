@@ -23,10 +23,7 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def in_precision(objective: Objective, precision: str, device: torch.device) -> Objective:
-    """Return an objective that computes in "fp32", "bf16" or "fp16"; "auto" is bf16 on a GPU that has it, else fp32.
-
-    Raises ConfigError for bf16 on a GPU without it.
-    """
+    """Return an objective in a precision, "auto" bf16 if a GPU has it, else fp32; ConfigError for a GPU without it."""
     has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and has_bf16 else "fp32"

@@ -230,10 +230,7 @@ class TrainingSession:
         self._tell(f"WARNING: continuing after step {self.state.step} with the batches after the bad one")
 
     def _action_after(self, step: int) -> str:
-        """Return what follows a bad step of that number: its batch is skipped, the run goes back, or it stops.
-
-        A skipped batch leaves the number of the step as it is, so skips in a row are those at one number.
-        """
+        """Return what follows a bad step; skips in a row are those at one number, which a skip leaves as it is."""
         rule = self.settings.on_nonfinite
         if rule == "skip":
             self._skips = self._skips + 1 if step == self._skipped_at else 1
@@ -310,10 +307,7 @@ class TrainingSession:
                 saves.start(self._whole_state(), self._remembered(), self._pinned())
 
     def _evaluate(self, step: int, stop: StopRequests) -> bool:
-        """Evaluate, and tell whether the checkpoint of this step is to be kept as the best so far.
-
-        A signal ends it, and it stays due; several ranks go to its end together.
-        """
+        """Evaluate, and tell whether this step is the best so far; where a signal ends it, it stays due."""
         if self.evaluate is None:
             self._evaluation_is_due = False
             return False

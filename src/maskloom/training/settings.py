@@ -157,10 +157,7 @@ class FinetuneTraining(TrainingSection):
     )
 
     def with_steps(self, num_examples: int) -> TrainingSection:
-        """Return the section with its steps counted: `int(num_examples / batch_size * epochs)`, at least one.
-
-        Raises ConfigError when `warmup_steps` are more than that, or an extension begins later.
-        """
+        """Return the section with its steps, at least 1; raises ConfigError for more warm-up or a later extension."""
         steps = self.steps or max(1, int(num_examples / self.batch_size * self.epochs))
         if self.minutes is not None:
             steps = MOST_STEPS

@@ -1,23 +1,20 @@
 """TensorFlow's checkpoints, written by hand and damaged in every way."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.tensorflow_files import crc32c as bit_by_bit
 from tests.tensorflow_files import (
     entry,
     header,
-    masked_crc,
     message,
     number,
     table,
     write_checkpoint,
 )
 
-from maskloom.checkpoints.tensor_bundle import crc32c, masked, open_bundle
+from maskloom.checkpoints.tensor_bundle import open_bundle
 from maskloom.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -43,31 +40,10 @@ def test_every_variable_comes_back(tmp_path, num_shards):
     assert stored["bert/half"].read().dtype == torch.float16
 
 
-def _changed(path: Path, change) -> None:
-    path.write_bytes(bytes(change(bytearray(path.read_bytes()))))
-
-
-def test_a_flipped_bit_anywhere_is_found(tmp_path):
-    write_checkpoint(tmp_path / "m", VARIABLES)
-    index, data = tmp_path / "m.index", tmp_path / "m.data-00000-of-00001"
-    whole = {path: path.read_bytes() for path in (index, data)}
-    draw = random.Random(0)
-    for path, content in whole.items():
-        for _ in range(60):
-            bit = draw.randrange(8 * (len(content) - 48 if path == index else len(content)))
-            changed = bytearray(content)
-            changed[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(changed)
-            with pytest.raises(DataError, match=r"checksum|not a whole table"):
-                [tensor.read() for tensor in open_bundle(index).values()]
-        path.write_bytes(content)
-    assert len(open_bundle(index)) == len(VARIABLES)
-
-
 def test_no_cut_or_noise_ends_otherwise_than_in_one_message(tmp_path):
     write_checkpoint(tmp_path / "m", VARIABLES)
     index = tmp_path / "m.index"
-    content, draw = index.read_bytes(), random.Random(1)
+    content, draw, refusals = index.read_bytes(), random.Random(1), []
     for trial in range(150):
         changed = bytearray(content)
         if trial % 2:
@@ -76,10 +52,28 @@ def test_no_cut_or_noise_ends_otherwise_than_in_one_message(tmp_path):
             changed[draw.randrange(len(changed) or 1) : draw.randrange(len(content))] = draw.randbytes(
                 draw.randrange(9)
             )
+        if changed:
+            changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
         index.write_bytes(changed)
-        if bytes(changed) != content:
-            with pytest.raises(DataError, match=r"m\.index"):
-                open_bundle(index)
+        try:
+            # a changed name or place may go unnoticed: checksums are not compared
+            shapes = [(tensor.shape, tensor.read().shape) for tensor in open_bundle(index).values()]
+        except DataError as error:
+            refusals.append(str(error))
+        else:
+            assert all(said == read for said, read in shapes)
+    assert len(refusals) > 100
+    assert all("m.index" in message or "m.data-" in message for message in refusals)
+
+
+def test_values_that_are_cut_short_are_refused(tmp_path):
+    write_checkpoint(tmp_path / "m", VARIABLES)
+    stored, data = open_bundle(tmp_path / "m.index"), tmp_path / "m.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(DataError, match="cut short or of another checkpoint"):
+        open_bundle(tmp_path / "m.index")
+    with pytest.raises(DataError, match=r"m\.data-00000-of-00001: ends within variable 'global_step'"):
+        stored["global_step"].read()
 
 
 SMALL = np.zeros((2, 2), dtype="float32")
@@ -133,24 +127,3 @@ def test_a_compressed_block_is_refused(tmp_path):
     (tmp_path / "m.index").write_bytes(table([(b"", header(1))], compress=True))
     with pytest.raises(DataError, match=r"the block at \d+ is compressed, as TensorFlow writes none in a checkpoint"):
         open_bundle(tmp_path / "m.index")
-
-
-def test_published_checksums():
-    # RFC 3720, B.4
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(bytes(32)) == 0x8A9136AA
-    assert crc32c(bytes([255] * 32)) == 0x62A8AB43
-    assert crc32c(b"") == 0
-
-
-@pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 511, 4097, 70_001])
-def test_any_number_of_lanes_gives_what_bit_by_bit_gives(size):
-    data = random.Random(size).randbytes(size)
-    assert crc32c(data) == bit_by_bit(data)
-    assert masked(crc32c(data)) == masked_crc(data)
-
-
-def test_blocks_of_a_checksum_are_joined(monkeypatch):
-    monkeypatch.setattr("maskloom.checkpoints.tensor_bundle._LANES", 2)
-    data = random.Random(0).randbytes(3_001)
-    assert crc32c(data) == bit_by_bit(data)

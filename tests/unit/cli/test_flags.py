@@ -69,7 +69,7 @@ def test_a_wrong_number_is_named_with_its_rule(flag, value, rule):
         (["search", "--task", "singel"], "single, pair, .*; did you mean single[?]"),
         (["pretrain", "--size", "tinny"], "tiny, mini, small, medium, base, large; did you mean tiny[?]"),
         (["corpus", "build", "--sentences", "word"], "split, lines"),
-        (["embed", "--pooling", "x"], "mean, cls, max, mean_sqrt_len, weightedmean"),
+        (["embed", "--pooling", "x"], "mean, cls, max"),
     ],
 )
 def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):

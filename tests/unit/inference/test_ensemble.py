@@ -138,17 +138,10 @@ def test_each_member_has_its_own_temperature_and_thresholds_are_averaged():
     assert untuned.task.settings.thresholds == pytest.approx([0.35, 0.5, 0.7])
 
 
-def test_members_with_other_vocabularies_encode_for_themselves():
-    members = [member(1), member(2, words=WORDS[::-1]), member(3, words=[*WORDS[:4], "##ta", "e"])]
-    data = examples()
-    ensemble = Ensemble(members)
-    expected = np.mean([numbers(one.predict_examples(data)) for one in members], axis=0)
-    assert numbers(ensemble.predict_examples(data)) == pytest.approx(expected, abs=1e-6)
-    encoded = ensemble.encoded(data)
-    assert (encoded.labels == members[0].encoded(data).labels).all()
-    picked = np.array([encoded.labels[index] for index in range(11)])
-    logs = np.log(expected.reshape(-1, 3))
-    assert ensemble.outputs(encoded).loss_sum == pytest.approx(-logs[np.arange(11), picked].sum(), rel=1e-4)
+@pytest.mark.parametrize("other", [{"words": WORDS[::-1]}, {"lowercase": False}])
+def test_members_read_the_same_tokens(other):
+    with pytest.raises(ConfigError, match="model 2 of the ensemble has another tokenizer than the first one"):
+        Ensemble([member(1), member(2, **other)])
 
 
 def test_texts_cut_by_a_member_are_counted():

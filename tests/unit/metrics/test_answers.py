@@ -233,13 +233,15 @@ def test_files_of_predictions_that_are_wrong(tmp_path):
         path.write_text(content)
         with pytest.raises(DataError, match=message):
             score_files(data, path)
-    rows = tmp_path / "predictions.jsonl"
-    for odds, score in (("2", 0.0), ("2.0", 0.0), ("-1", 100.0), ('"2"', 100.0)):
-        rows.write_text(f'{{"id": "1", "answer": "cat", "null_odds": {odds}}}\n')
-        assert score_files(data, rows, null_threshold=0.0)["f1"] == score
-    rows.write_text('{"id": "1", "answer": "cat", "null_odds": 1e999}\n')
-    with pytest.raises(DataError, match=r"predictions.jsonl: the null odds of '1' are inf"):
-        score_files(data, rows)
+    odds = tmp_path / "odds.json"
+    path.write_text('{"1": "cat"}')
+    for value, score in (("2", 0.0), ("2.0", 0.0), ("-1", 100.0)):
+        odds.write_text(f'{{"1": {value}}}')
+        assert score_files(data, path, null_odds=odds, null_threshold=0.0)["f1"] == score
+    for value, message in (("1e999", r"the null odds of '1' are inf"), ('"2"', "id '1': a number is expected")):
+        odds.write_text(f'{{"1": {value}}}')
+        with pytest.raises(DataError, match=rf"odds.json: {message}"):
+            score_files(data, path, null_odds=odds)
     path.write_text('{"1": "the cat"}')
     expected = {"exact_match": 100.0, "f1": 100.0, "total": 1, "num_missing": 0, "first_missing": [], "num_unknown": 0}
     assert score_files(data, path) == expected

@@ -108,26 +108,16 @@ def test_sentences_never_merge():
 def test_pieces_sum_to_the_whole(sentences, size):
     sides = [[np.array([pair[side] for pair in words]) for words in sentences] for side in (0, 1)]
     whole, pieces = EntityMetric(IOB_LABELS), EntityMetric(IOB_LABELS)
-    whole.update(*sides)
+    whole.update(sides[0], np.concatenate(sides[1]))
     for first in range(0, len(sentences), size):
-        pieces.update(sides[0][first : first + size], sides[1][first : first + size])
+        pieces.update(sides[0][first : first + size], np.concatenate(sides[1][first : first + size]))
     assert whole.compute() == pieces.compute()
     assert all(0.0 <= score <= 1.0 for score in whole.compute().values())
 
 
-def test_targets_may_be_one_array_of_all_words():
-    predictions, targets = [np.array([1, 2]), np.array([2])], [np.array([1, 2]), np.array([1])]
-    apart, flat = EntityMetric(IOB_LABELS), EntityMetric(IOB_LABELS)
-    apart.update(predictions, targets)
-    flat.update(predictions, np.concatenate(targets))
-    assert flat.compute() == apart.compute()
-    with pytest.raises(ValueError, match="3 words predicted, 2 true"):
-        flat.update(predictions, np.array([1, 2]))
-
-
 def test_nothing_predicted_scores_zero_and_is_called_degenerate():
     metric = EntityMetric(IOB_LABELS)
-    metric.update([np.zeros(3, int)], [np.array([1, 2, 0])])
+    metric.update([np.zeros(3, int)], np.array([1, 2, 0]))
     assert metric.compute()["f1"] == 0.0
     assert metric.reference() == 0.0
     assert metric.degeneracy() == "no entity is ever predicted"
@@ -135,23 +125,21 @@ def test_nothing_predicted_scores_zero_and_is_called_degenerate():
 
 def test_one_tag_for_all_words_is_called_degenerate_and_a_mixture_is_not():
     metric = EntityMetric(IOB_LABELS, primary="accuracy")
-    metric.update([np.full(4, 1)], [np.array([1, 2, 0, 0])])
+    metric.update([np.full(4, 1)], np.array([1, 2, 0, 0]))
     assert metric.degeneracy() == "every word gets the tag B-PER"
     assert metric.reference() == 0.5
-    metric.update([np.array([0])], [np.array([0])])
+    metric.update([np.array([0])], np.array([0]))
     assert metric.degeneracy() is None
 
 
 def test_wrong_input_is_refused():
     metric = EntityMetric(IOB_LABELS)
-    with pytest.raises(ValueError, match="1 sentences predicted, 2 true"):
-        metric.update([np.zeros(1, int)], [np.zeros(1, int)] * 2)
-    with pytest.raises(ValueError, match="sentence 0 has predictions"):
-        metric.update([np.zeros(1, int)], [np.zeros(2, int)])
+    with pytest.raises(ValueError, match="3 words predicted, 2 true"):
+        metric.update([np.array([1, 2]), np.array([2])], np.array([1, 2]))
     with pytest.raises(ValueError, match="a prediction lies outside the labels 0 to 4"):
-        metric.update([np.array([5])], [np.array([0])])
+        metric.update([np.array([5])], np.array([0]))
     with pytest.raises(ValueError, match="a target lies outside"):
-        metric.update([np.array([0])], [np.array([-100])])
+        metric.update([np.array([0])], np.array([-100]))
     with pytest.raises(ValueError, match="no words"):
         metric.compute()
     with pytest.raises(ValueError, match="is not one of"):

@@ -15,6 +15,7 @@ from maskloom.runs.report.record import RunRecord, in_one_count, score_table
 ENVIRONMENT = {
     "command": ["maskloom", "pretrain"],
     "versions": {"python": "3.11.7"},
+    "world_size": 1,
     "hardware": {"processor": "One", "cores": 2, "threads": 2, "cuda": None},
 }
 
@@ -42,7 +43,12 @@ def write_run(folder, *, events=(), metrics=None, **training):
     folder.mkdir(parents=True)
     recipe = validate_recipe(PretrainRecipe, {"training": training}, source="test")
     (folder / "recipe.toml").write_text(recipe_toml(recipe))
-    description = {"inputs": {"corpus": "0" * 64}, "paths": {"corpus": str(folder / "gone")}, **ENVIRONMENT}
+    description = {
+        "id": "0" * 64,
+        "inputs": {"corpus": "0" * 64},
+        "paths": {"corpus": str(folder / "gone")},
+        **ENVIRONMENT,
+    }
     (folder / "run.json").write_text(json.dumps(description))
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     if metrics is not None:
@@ -107,7 +113,7 @@ def test_names_cannot_inject_and_the_page_loads_nothing(tmp_path):
 
 def test_what_is_no_run_is_named(tmp_path):
     write_run(tmp_path / "runs" / "a")
-    with pytest.raises(ConfigError, match=r"runs holds several runs; name those that you want: .*runs/a"):
+    with pytest.raises(ConfigError, match=r"runs is not the folder of a run"):
         report([tmp_path / "runs"], tmp_path / "page.html")
     with pytest.raises(ConfigError, match="no such folder"):
         report([tmp_path / "absent"], tmp_path / "page.html")

@@ -89,17 +89,6 @@ def test_a_run_says_what_it_was_started_with(tmp_path) -> None:
     assert run_id(third, "seed-5") != run_id(out, "seed-5")
 
 
-def test_a_folder_of_an_older_version_is_continued(tmp_path) -> None:
-    out = tmp_path / "run"
-    prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "a", "init": None}, resume=False)
-    content = json.loads((out / "run.json").read_text())
-    for name in ("id", "paths", "seeds", "world_size"):
-        del content[name]
-    (out / "run.json").write_text(json.dumps(content))
-    assert prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "a", "init_model": None}, resume=True) is True
-    assert run_id(out, "phase-1") is None
-
-
 @pytest.mark.parametrize("left", [["run.json"], [".run.json.99.abc.tmp"], ["run.json", ".recipe.toml.99.abc.tmp"], []])
 def test_a_run_that_was_killed_in_its_first_moment_starts_again(tmp_path, left: list[str]) -> None:
     out = tmp_path / "run"
@@ -131,7 +120,7 @@ def test_what_killed_processes_were_writing_goes_and_all_else_stays(tmp_path) ->
     assert not any((out / name).exists() for name in gone)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"inputs": 3}', None])
+@pytest.mark.parametrize("content", ["{", "[]", '{"inputs": 3}', '{"inputs": {}}', None])
 def test_a_damaged_description_is_named(tmp_path, content: str | None) -> None:
     out = tmp_path / "run"
     prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=False)

@@ -87,7 +87,7 @@ def run(inputs, monkeypatch):
         trials = Trials(
             **{
                 {"num_trials": "number"}.get(name, name): given.pop(name)
-                for name in ("space", "method", "num_trials", "keep_models")
+                for name in ("space", "method", "num_trials")
                 if name in given
             }
         )
@@ -113,12 +113,6 @@ def test_only_the_best_model_is_kept(run, inputs):
     assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 3e-5}
     assert result["model"] == str(inputs["out"] / "model")
     assert not list(inputs["out"].glob("trials/*/model"))
-
-
-def test_all_models_are_kept_on_demand(run, inputs):
-    run(Finetuning(), keep_models="all")
-    assert len(list(inputs["out"].glob("trials/*/model"))) == 3
-    assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 3e-5}
 
 
 def test_equal_scores_go_to_the_earlier_trial(run):
@@ -193,13 +187,12 @@ def test_failures_of_numbers_stay_and_others_are_tried_again(run):
     assert again.calls == []
 
 
-@pytest.mark.parametrize("keep", ["best", "all"])
-def test_other_failures_are_tried_again_and_may_win(run, inputs, keep):
-    first = run(Finetuning(failing=[3e-5], error=RuntimeError("out of memory")), keep_models=keep)
+def test_other_failures_are_tried_again_and_may_win(run, inputs):
+    first = run(Finetuning(failing=[3e-5], error=RuntimeError("out of memory")))
     assert first["best"]["name"] == "trial-003"
     assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 2e-5}
     again = Finetuning()
-    result = run(again, resume=True, keep_models=keep)
+    result = run(again, resume=True)
     assert (result["num_failed"], result["best"]["name"]) == (0, "trial-002")
     assert again.calls == [(3e-5, 32, False)]
     assert json.loads((inputs["out"] / "model" / "config.json").read_text()) == {"rate": 3e-5}

@@ -122,15 +122,15 @@ def test_the_command_writes_the_same(model_folder, tmp_path, monkeypatch, capsys
     path.write_text("the O\ncat O\n\nmat O\n")
     features(model_folder, path, tmp_path / "direct", wanted=Activations(layers="-1,0"))
     arguments = ["--model", str(model_folder), "--input", str(path), "--out", str(tmp_path / "out"), "--layers", "-1,0"]
-    monkeypatch.setattr(sys, "argv", ["maskloom", "features", *arguments, "--jsonl", "--json"])
+    monkeypatch.setattr(sys, "argv", ["maskloom", "features", *arguments, "--json"])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code in (0, None)
     printed = json.loads(capsys.readouterr().out)
     assert (printed["num_rows"], printed["vectors"]) == (3, ["4", "0"])
     assert np.array_equal(FeatureFile.open(tmp_path / "out").array, FeatureFile.open(tmp_path / "direct").array)
-    rows = [json.loads(line) for line in (tmp_path / "out" / "features.jsonl").read_text().splitlines()]
-    assert [[feature["token"] for feature in row["features"]] for row in rows] == [["the", "cat"], ["mat"]]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "tokens.jsonl").read_text().splitlines()]
+    assert [row["words"] for row in rows] == [["the", "cat"], ["mat"]]
 
 
 def test_a_file_in_half_precision_is_half_as_large(model_folder, tmp_path):

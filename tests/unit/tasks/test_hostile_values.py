@@ -106,7 +106,7 @@ def test_numbers_of_thousands_of_digits_are_no_json(tmp_path):
 
 def test_deep_nesting_within_a_field_is_named(tmp_path):
     deep = "[" * 100_000
-    with pytest.raises(DataError, match="line 2: answer_start is not a number or a JSON list"):
+    with pytest.raises(DataError, match="line 2: answer_start is not a whole number"):
         read("span", tmp_path / "d.csv", f"question,context,answer,answer_start\nWho?,Bob,Bob,{deep}\n")
 
 

@@ -44,8 +44,6 @@ def test_named_columns_win(tmp_path):
 def test_columns_by_number_mean_no_header(tmp_path):
     data = read(tmp_path, "great\t1\tid1\nbad\t0\tid2\n", name="a.tsv", text_column="1", label_column="2")
     assert plain(data) == [("great", None, "1", 1), ("bad", None, "0", 2)]
-    data = read(tmp_path, "t\tl\ngreat\t1\n", name="a.tsv", text_column="1", label_column="2", header=True)
-    assert plain(data) == [("great", None, "1", 2)]
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from maskloom.training.optimizers import (
     BertAdam,
     belongs_to_head,
     clock_factor,
-    extended_factor,
+    factor_of,
     make_optimizer,
     make_schedule,
     parameter_groups,
     rate_of,
 )
-from maskloom.training.settings import TrainingSection
+from maskloom.training.settings import Extension, TrainingSection
 
 SIZES = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -249,10 +249,9 @@ def test_schedules_equal_those_of_transformers(name: str) -> None:
 
 
 def _extended(steps: int, extensions: list[tuple[int, int]], name="linear", warmup_steps: int = 10) -> list[float]:
-    return [
-        extended_factor(step, name=name, warmup_steps=warmup_steps, steps=steps, extensions=extensions)
-        for step in range(steps)
-    ]
+    plans = [Extension(at=at, steps=planned) for at, planned in extensions]
+    settings = TrainingSection(schedule=name, warmup_steps=warmup_steps, steps=steps, extensions=plans)
+    return list(map(factor_of(settings), range(steps)))
 
 
 def test_an_extended_run_goes_on_a_line_to_the_rate_of_the_longer_one() -> None:
@@ -265,10 +264,7 @@ def test_an_extended_run_goes_on_a_line_to_the_rate_of_the_longer_one() -> None:
 
 
 def test_a_run_that_is_shortened_to_less_than_its_warm_up_still_falls_to_its_end() -> None:
-    found = [
-        extended_factor(step, name="linear", warmup_steps=2000, steps=16_000, extensions=[(15_000, 20_000)])
-        for step in range(15_000, 16_000)
-    ]
+    found = _extended(16_000, [(15_000, 20_000)], warmup_steps=2000)[15_000:]
     assert found == sorted(found, reverse=True)
     assert found[-1] < 1e-3
 

@@ -146,7 +146,7 @@ def test_a_step_that_is_not_finite_stops_the_run_and_changes_nothing(tmp_path: P
     assert session.state.step == 4
     (event,) = _events(tmp_path, "nonfinite")
     assert (event["step"], event["action"], event["loss"], event["position"]) == (5, "stop", None, {"number": 4})
-    assert (tmp_path / "dumps" / "train" / "step-00000005" / "report.json").exists()
+    assert (tmp_path / "dumps" / "train" / "step-00000005-4" / "report.json").exists()
     assert [event["step"] for event in _events(tmp_path, "step")] == [1, 2, 3, 4]
 
 

@@ -23,7 +23,6 @@ from maskloom.data.corpus.documents import (
     source_files,
 )
 from maskloom.data.corpus.manifest import (
-    BUILD,
     DOCUMENT_OFFSETS,
     MANIFEST,
     SENTENCE_LENGTHS,
@@ -39,7 +38,7 @@ from maskloom.data.corpus.sentence_encoding import SentenceEncoder, SentenceRule
 from maskloom.data.corpus.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.fault_points import fault_point
-from maskloom.system.files import naming_disk, sync, write_json
+from maskloom.system.files import naming_disk, sync
 from maskloom.system.folder_lock import folder_lock
 from maskloom.system.worker_processes import ONE_PROCESS, Work, results
 from maskloom.text.sentences import check_language
@@ -53,8 +52,6 @@ _CHARACTERS_PER_TOKEN = 4
 _SMALLEST_SHARD = 1 << 17
 _SHARE_OF_TEXT = 16
 _NUM_NAMED = 20
-# part of the digest of what shards are made of: those of a layout of old are made again
-_LAYOUT = b"lengths 2"
 _LENGTHS_AT_ONCE = 1 << 20
 DIGEST_BYTES = 16
 _EMPTY = bytes(DIGEST_BYTES)
@@ -82,7 +79,7 @@ class CorpusSettings:
         return SentenceEncoder(tokenizer, sentences=self.sentences, language=self.language or "en")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as the manifest has them: no key for the rule of documents of old."""
+        """Return the settings as the manifest has them: no key for the usual rule of documents."""
         values = {**asdict(self), "language": self.language or "en"}
         if self.documents == "blank-line":
             del values["documents"]
@@ -113,7 +110,7 @@ class _ShardTask:
     @property
     def input_digest(self) -> str:
         """The digest of the settings and all documents."""
-        return hashlib.blake2b(self.settings.encode() + b"".join(self.digests), person=_LAYOUT).hexdigest()
+        return hashlib.blake2b(self.settings.encode() + b"".join(self.digests)).hexdigest()
 
     def __str__(self) -> str:
         """Return what a person looks for when the task goes wrong."""
@@ -127,7 +124,6 @@ def build_corpus(
     out: str | Path,
     settings: CorpusSettings = CorpusSettings(),
     work: Work = ONE_PROCESS,
-    origin: dict[str, Any] | None = None,
     before_reading: Callable[[list[SourceFile]], None] = lambda files: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -138,8 +134,7 @@ def build_corpus(
     `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicates of
     documents are dropped, at 27 to 53 bytes of memory for each document; other memory is bounded by the shards in work
     (at most `MAX_SHARD_BYTES` of text each; two for each worker and two more) and by the cache of words.
-    `before_reading` is given the files, `progress` ("reading and encoding", bytes done, all bytes), and `build.json`
-    takes `origin`.
+    `before_reading` is given the files, `progress` ("reading and encoding", bytes done, all bytes).
 
     Raises ConfigError for a wrong setting, and when the folder holds a corpus made otherwise or anything else, or lies
     in a folder of the text; FolderInUseError when another process builds in it; DataError when the text holds no
@@ -153,7 +148,8 @@ def build_corpus(
     files = source_files(paths, reading)
     made_with = {**tokenizer.identity(), "max_length": tokenizer.max_length, **settings.as_dict()}
     if (out / MANIFEST).exists():
-        return _finished_corpus(out, {"settings": made_with, "sources": list(map(describe_source, files))})
+        sources = [{"name": source.name, **describe_file(source.path)} for source in files]
+        return _finished_corpus(out, {"settings": made_with, "sources": sources})
     before_reading(files)
     with _building(out):
         tokenizer.save(out)
@@ -171,12 +167,12 @@ def build_corpus(
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
-        sources = [  # as `describe_source` does, with the sum of the bytes that became documents
+        sources = [  # as `describe_file` does, with the sum of the bytes that became documents
             {"name": file.name, "num_bytes": file.path.stat().st_size, "sha256": reading.sums[file.path]}
             for file in files
         ]
         recipe = {"settings": made_with, "sources": sources}
-        manifest = _finish(out, records, recipe, reading, seen.num_repeated, tokenizer, origin)
+        manifest = _finish(out, records, recipe, reading, reading.num_documents - len(seen), tokenizer)
         return {**manifest, "num_kept_shards": len(kept)}
 
 
@@ -193,11 +189,6 @@ def _check_settings(tokenizer: Tokenizer, out: Path, settings: CorpusSettings) -
         raise ConfigError(f"shard_tokens is {settings.shard_tokens}; it must be positive")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: the corpus needs a folder, and this is a file")
-
-
-def describe_source(source: SourceFile) -> dict[str, Any]:
-    """Return a text file's name, size and SHA-256, as the manifest lists it."""
-    return {"name": source.name, **describe_file(source.path)}
 
 
 def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -241,50 +232,31 @@ def document_digest(text: bytes) -> bytes:
 class DigestSet:
     """A set of digests in one flat table: 27 to 53 bytes of memory a document, where a Python set takes about 100.
 
-    `num_repeated` counts those that were there already when they were added. Open addressing with linear probing;
-    digests are already well mixed, so their first bytes are the hash.
+    Open addressing with linear probing; digests are already well mixed, so their first bytes are the hash. Zeros mark a
+    free place, so a digest of zeros counts as there; 2**-128 again.
     """
 
     def __init__(self) -> None:
-        self._size = 0
-        self.num_repeated = 0
-        self._resize(_SMALLEST_SET)
+        self._size, self._table = 0, bytearray(_SMALLEST_SET * DIGEST_BYTES)
 
     def __len__(self) -> int:
         return self._size
 
     def add(self, digest: bytes) -> bool:
         """Add a digest of 16 bytes; True when it was not there before."""
-        # the one value that marks a free place is stored as another; 2**-128 again
-        digest = b"\1" * DIGEST_BYTES if digest == _EMPTY else digest
-        if self._size * 5 >= self._num_slots * 3:
-            old = self._table
-            self._resize(self._num_slots * 2)
+        if self._size * DIGEST_BYTES * 5 >= len(self._table) * 3:
+            old, self._size, self._table = self._table, 0, bytearray(2 * len(self._table))
             for start in range(0, len(old), DIGEST_BYTES):
-                stored = bytes(old[start : start + DIGEST_BYTES])
-                if stored != _EMPTY:
-                    self._insert(stored)
-        is_new = self._insert(digest)
-        self._size += is_new
-        self.num_repeated += not is_new
-        return is_new
-
-    def _resize(self, num_slots: int) -> None:
-        self._num_slots = num_slots
-        self._table = bytearray(num_slots * DIGEST_BYTES)
-
-    def _insert(self, digest: bytes) -> bool:
-        mask = self._num_slots - 1
-        slot = int.from_bytes(digest[:8], "little") & mask
-        while True:
-            start = slot * DIGEST_BYTES
-            stored = self._table[start : start + DIGEST_BYTES]
-            if stored == digest:
-                return False
-            if stored == _EMPTY:
-                self._table[start : start + DIGEST_BYTES] = digest
-                return True
-            slot = (slot + 1) & mask
+                if (stored := bytes(old[start : start + DIGEST_BYTES])) != _EMPTY:
+                    self.add(stored)
+        start = int.from_bytes(digest[:8], "little") * DIGEST_BYTES % len(self._table)
+        while (stored := self._table[start : start + DIGEST_BYTES]) not in (digest, _EMPTY):
+            start = (start + DIGEST_BYTES) % len(self._table)
+        if stored == digest:
+            return False
+        self._table[start : start + DIGEST_BYTES] = digest
+        self._size += 1
+        return True
 
 
 def _unique_documents(documents: Iterator[Document], seen: DigestSet) -> Iterator[tuple[bytes, Document]]:
@@ -298,10 +270,7 @@ def _unique_documents(documents: Iterator[Document], seen: DigestSet) -> Iterato
 
 
 def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str, Any]) -> Iterator[_ShardTask]:
-    """Group documents; the first shards are small, so that a small corpus keeps several processes busy too.
-
-    Where a shard ends depends on the text alone. The caller holds the only reference to a task.
-    """
+    """Group documents by the text alone, the first shards small; the caller holds the only reference to a task."""
     max_characters = settings["shard_tokens"] * _CHARACTERS_PER_TOKEN
     recipe, total = json.dumps(settings, sort_keys=True), 0
     task = _ShardTask(0, recipe)
@@ -350,11 +319,8 @@ def _finish(
     reading: ReadingReport,
     num_duplicates: int,
     tokenizer: Tokenizer,
-    origin: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Join the lengths of all shards, force everything to disk, and write the manifest last."""
-    if origin is not None:
-        write_json(out / BUILD, origin)
     kept = [record for record in records if record.num_tokens]
     _join_lengths(out, kept)
     files = {shard_name(r.number): {"num_bytes": r.num_bytes, "sha256": r.sha256} for r in kept}

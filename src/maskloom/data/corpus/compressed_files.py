@@ -37,10 +37,7 @@ def reading_errors(path: Path) -> Iterator[None]:
 
 
 class _SummedFile(io.RawIOBase):
-    """A file that is read once from start to end, and the SHA-256 of what was read.
-
-    Raises DataError for a file that grows while it is read: the reader would never reach its end.
-    """
+    """A file read once, with the SHA-256 of what was read; raises DataError for one that grows meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._raw = io.FileIO(path)
@@ -65,10 +62,7 @@ class _SummedFile(io.RawIOBase):
 
 
 class ByteStream:
-    """The decompressed bytes of a file as buffered `lines`.
-
-    Of `raw`, the file on disk, `position` counts the bytes that were taken so far, and `sum` is their SHA-256.
-    """
+    """Decompressed buffered `lines` of a file; `raw`, the file itself, has the bytes' `position` and SHA-256 `sum`."""
 
     def __init__(self, path: Path) -> None:
         """Open the file; the suffix says how it is compressed. Raises DataError for what is no regular file."""

@@ -62,10 +62,7 @@ class _Examined:
 
 
 def lint_corpus(corpus: Corpus) -> list[Finding]:
-    """Return what is wrong with a corpus, errors first; an empty list means that nothing was found.
-
-    An error ruins the run; a warning costs quality or says that text is missing.
-    """
+    """Return what is wrong with a corpus: errors, which ruin the run, then warnings, then infos."""
     examined = _Examined(corpus, token_counts(corpus), document_lengths(corpus))
     found = [finding for check in _CHECKS for finding in check(examined)]
     return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding.level))

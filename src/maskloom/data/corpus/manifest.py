@@ -10,13 +10,11 @@ from typing import Any
 
 from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, write_json
-from maskloom.system.foreign_files import check_regular, read_json, why_unreadable
+from maskloom.system.foreign_files import check_regular, read_json, why_changed
 
 FORMAT = "maskloom corpus"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-# By which command, where and of which files the corpus was built: the one file whose bytes differ between two builds.
-BUILD = "build.json"
 
 SHARD_FOLDER = "shards"
 SENTENCE_LENGTHS = "sentence_lengths.bin"
@@ -53,10 +51,7 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read and check the manifest of a corpus folder.
-
-    Raises DataError when there is none, when it is damaged, and when its format is newer than this code.
-    """
+    """Return the checked manifest of a corpus; raises DataError for none, a damaged one or a newer format."""
     path = folder / MANIFEST
     if not path.exists():
         why = f"no {MANIFEST}, so it is not a corpus; `maskloom corpus build` makes one"
@@ -94,21 +89,8 @@ def check_files(folder: Path, manifest: dict[str, Any], *, sums: bool) -> None:
 
     def problem(item: tuple[str, dict[str, Any]]) -> str | None:
         name, expected = item
-        path = folder / name
-        why = why_unreadable(path) if path.exists() else None
-        if why:
-            return f"{name} {why}"
-        try:
-            size = path.stat().st_size
-            if size != expected["num_bytes"]:
-                return f"{name} has {size:,} bytes instead of {expected['num_bytes']:,}"
-            if sums and file_sum(path) != expected["sha256"]:
-                return f"{name} was changed (its SHA-256 differs)"
-        except FileNotFoundError:
-            return f"{name} is missing"
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-        return None
+        why = why_changed(folder / name, expected["num_bytes"], expected["sha256"] if sums else None)
+        return why and f"{name}: {why}"
 
     # hashing lets other threads run, so several files are read at once
     with ThreadPoolExecutor(4) as threads:

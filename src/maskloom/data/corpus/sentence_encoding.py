@@ -185,10 +185,7 @@ class SentenceEncoder:
         return ids.take(numbers)
 
     def _numbers_of_words(self, content: bytes, spans: WordSpans) -> tuple[np.ndarray, RaggedIds | None]:
-        """Return (words,) int64, the place of each word in the table, after new ones were put there while it had room.
-
-        Numbers beyond the table count in the lists that come second: the ids of words that are not kept.
-        """
+        """Return the place of each word in the table, (words,); numbers beyond count in the lists that come second."""
         names = words.word_names(content, spans.starts, spans.ends)
         numbers = self._known.find(names)
         missing = _first_of_each(names, np.flatnonzero(numbers < 0))

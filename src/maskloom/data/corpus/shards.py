@@ -108,10 +108,7 @@ def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord 
 def read_lengths(
     folder: Path, record: ShardRecord, of: Literal["sentences", "documents"], most: int
 ) -> Iterator[np.ndarray]:
-    """Yield the tokens of each sentence, or the sentences of each document, of a shard that is being built.
-
-    At most so many come at once.
-    """
+    """Yield the tokens of each sentence, or sentences of each document, of an unfinished shard, `most` at once."""
     start = 0 if of == "sentences" else record.num_sentences
     left = record.num_sentences if of == "sentences" else record.num_documents
     with _place(folder, record.number, "lengths").open("rb") as file:
@@ -134,10 +131,7 @@ def _sum_line(content: bytes) -> bytes:
 
 @contextmanager
 def _replacing(path: Path, place: str) -> Iterator[BinaryIO]:
-    """Open a temporary file that is renamed to `path` at the end, without a sync; an error leaves nothing.
-
-    A process of another machine may be at the same shard, when it was taken for lost; so names are drawn.
-    """
+    """Open a temporary file, its name drawn as machines may share a shard, that becomes `path` without a sync."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:

@@ -16,6 +16,7 @@ _BLOCK = 1 << 20
 _NUM_FREQUENT = 20
 _LENGTHS = (128, 512)
 _NUM_SPECIAL = 3
+# Half of the instances give back about half of their tokens to the next.
 _SHARE_CONSUMED = 0.75
 _MAX_KEPT = 1 << 22
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -82,10 +83,7 @@ def document_lengths(corpus: Corpus) -> np.ndarray:
 
 
 def estimated_instances(document_tokens: np.ndarray, max_length: int) -> int:
-    """Estimate the instances of one pass: half of them give back about half of their tokens to the next.
-
-    A document gives at least one; `document_tokens` (documents,) holds its tokens.
-    """
+    """Return about how many instances a pass has; `document_tokens` (documents,) each give at least one."""
     consumed = _SHARE_CONSUMED * (max_length - _NUM_SPECIAL)
     return int(np.maximum(1, np.ceil(document_tokens / consumed)).sum())
 

@@ -1,8 +1,4 @@
-"""Rows of running text: documents one after the other, cut into rows of one length (Radford et al. 2018, 4.1).
-
-They come in any order, or each goes on where one stopped in the batch before, for state that is carried (Dai et al.
-2019, 3.2).
-"""
+"""Rows of running text, in any order (Radford et al. 2018, 4.1) or going on batch by batch (Dai et al. 2019, 3.2)."""
 
 from __future__ import annotations
 

@@ -144,10 +144,7 @@ class SentencePairs:
         )
 
     def _fill(self, tokens: np.ndarray, *columns: np.ndarray) -> None:
-        """Copy one side of every instance out of the corpus to its place in the packed tokens.
-
-        The columns are the place, the first sentence, the one after the last, the tokens left out first, the length.
-        """
+        """Copy a side of each instance to its packed place; columns: place, first, after last, left out, length."""
         for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
             tokens[start : start + length] = self._corpus.sentences(first, last)[skipped : skipped + length]
 
@@ -213,10 +210,7 @@ class SentencePairs:
         return self._truncated(sentences, a_side, b_side, is_random, epoch)
 
     def _ordered_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
-        """Return pairs of segments of one chunk, half of them swapped (Lan et al. 2020, ALBERT, 3.1).
-
-        A chunk has two sentences at least; the last sentence of a document, left over alone, is not used.
-        """
+        """Return pairs of segments of one chunk, half of them swapped (ALBERT, 3.1); a last sentence alone is left."""
         last = np.searchsorted(chunks.token_ends, chunks.goals)
         last = np.maximum(last, np.arange(len(last)) + 2)
         last = np.minimum(last, chunks.document_ends)
@@ -279,10 +273,7 @@ class SentencePairs:
         return first, last, num_tokens
 
     def _segments(self, chunks: _Chunks, epoch: int) -> Instances:
-        """Return single segments: as many whole sentences as fit the target, at least one.
-
-        A sentence too long for an instance of its own is cut into equal parts, so that every token is used once.
-        """
+        """Return single segments of whole sentences that fit the target; too long ones are cut into equal parts."""
         last = np.searchsorted(chunks.token_ends, chunks.goals, side="right") - 1
         last = np.clip(last, np.arange(len(last)) + 1, chunks.document_ends)
         reached = _chain(last)

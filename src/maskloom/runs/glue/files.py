@@ -35,10 +35,7 @@ class GlueTask:
 
 @dataclass(frozen=True)
 class SubmissionFile:
-    """One file of a submission: the task whose model answers, its rows without the header, and the words it may hold.
-
-    `labels` is empty for scores, which lie from 0 to 5.
-    """
+    """A file of a submission: the task that answers, its rows, and its words; no `labels` for scores from 0 to 5."""
 
     column: str
     task: str
@@ -131,10 +128,7 @@ def diagnostic_file(data: Path, *, labelled: bool = False) -> Path | None:
 
 
 def check_genres(path: Path, *, matched: bool) -> None:
-    """Raise DataError when a file of MNLI holds a genre of the other of its two sets: m and mm were mixed up.
-
-    Genres are the evidence; a file without them, or with others, passes.
-    """
+    """Raise DataError when a file of MNLI holds a genre of its other set; files without known genres pass."""
     rows = read_rows(path, "tsv")
     names = [str(name) for name in next(rows).fields]
     if "genre" not in names:

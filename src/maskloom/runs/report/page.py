@@ -1,7 +1,4 @@
-"""One HTML page about runs: curves, scores, what differs, what was read, where it ran, examples right and wrong.
-
-Runs of one sort stand in one chart, each in its colour.
-"""
+"""One HTML page about runs: curves by sort of run, scores, differences, what was read, where it ran, examples."""
 
 from __future__ import annotations
 

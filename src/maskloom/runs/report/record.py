@@ -12,11 +12,11 @@ from typing import Any
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.data.corpus.opening import Corpus
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import DataError
 from maskloom.metrics.answers import is_percent
 from maskloom.runs.charts import visible
 from maskloom.runs.display import lines_of
-from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described, flat, kind_of_run, runs_within
+from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described, flat, kind_of_run
 from maskloom.runs.task_summaries import examples_text
 from maskloom.system.foreign_files import read_bytes, read_json_object
 from maskloom.training.events import read_events
@@ -74,13 +74,8 @@ class RunRecord:
 
 
 def read_run(folder: str | Path, name: str) -> RunRecord:
-    """Read the folder of a pre-training, a fine-tuning, a search or a GLUE run.
-
-    Raises ConfigError for any other folder, and names the runs that lie in it, DataError for a file that is damaged.
-    """
+    """Read a run's folder; raises ConfigError for any other folder, DataError for a damaged file."""
     folder = Path(folder)
-    if not (folder / RECIPE).exists():
-        raise ConfigError(_no_run(folder))
     description = described(folder)
     try:
         text = read_bytes(folder / RECIPE, limit=1 << 20).decode("utf-8")
@@ -98,15 +93,6 @@ def read_run(folder: str | Path, name: str) -> RunRecord:
         inner = [run for path in tasks for run in read_run(path, f"{name}, {path.name}").inner]
         inner = [replace(run, name=run.name.removesuffix(", best trial")) for run in inner]
     return RunRecord(name, folder, kind, text, recipe, description, result, folder / "model", tuple(inner))
-
-
-def _no_run(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder}: no such folder; a run folder is expected"
-    inside = runs_within(folder)
-    if not inside:
-        return f"{folder} is not the folder of a run: it has no {RECIPE}"
-    return f"{folder} holds several runs; name those that you want: {' '.join(map(str, inside[:12]))}"
 
 
 def in_one_count(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

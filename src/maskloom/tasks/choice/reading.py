@@ -336,9 +336,8 @@ def _find_columns(
 
 def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) -> bool:
     """Tell whether a row without header is CODAH's: letters of its category, prompt, at least two choices, label."""
-    wants_names = any(options.columns) or options.header
     is_label = fields[-1].isdecimal() or (not needs_label and fields[-1] in _PLACEHOLDERS)
-    if wants_names or len(fields) < 5 or not is_label:
+    if any(options.columns) or len(fields) < 5 or not is_label:
         return False
     return len(fields[0]) <= 4 and (not fields[0] or fields[0].isalpha())
 

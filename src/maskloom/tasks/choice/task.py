@@ -26,10 +26,7 @@ from maskloom.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class EncodedChoices(EncodedGroups):
-    """Token ids of all choices of all examples end to end, one sequence a choice; a unit is an example.
-
-    `labels` (examples,) are right choices counted from 0, or None.
-    """
+    """Token ids of all choices, one sequence each; `labels` (examples,) are right choices counted from 0, or None."""
 
     examples: Sequence[ChoiceExample]
 
@@ -59,10 +56,7 @@ _NO_CHOICE = -1e30
 
 
 def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSettings) -> Task:
-    """Return the task of choosing one of several texts; it has no labels, and its score is accuracy.
-
-    Raises ValueError for another score.
-    """
+    """Return the task of choosing one of several texts, without labels; raises ValueError for a score but accuracy."""
     primary = primary or "accuracy"
     ChoiceMetric(primary=primary)  # an unknown score is an error here, not after training
     return Task(
@@ -85,10 +79,7 @@ def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSett
 
 
 def choice_scores(_: Any, outputs: Outputs) -> np.ndarray:
-    """Return the scores of all examples, (examples, most choices), of one array (choices, 1) each.
-
-    A choice that an example does not have has a score whose probability is 0.
-    """
+    """Return the scores of all examples, (examples, most choices); one that is not there has the probability 0."""
     scores = np.full((len(outputs), max(map(len, outputs), default=1)), _NO_CHOICE, dtype=np.float32)
     for row, found in zip(scores, outputs, strict=True):
         row[: len(found)] = found[:, 0]

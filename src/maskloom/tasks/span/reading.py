@@ -7,13 +7,13 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import DataError
 from maskloom.metrics.answers import score_answers
 from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes
 from maskloom.tasks import tables
@@ -225,7 +225,6 @@ def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
 
 _ANSWERS = ("answers", "answer", "answer_text")
 _STARTS = ("answer_start", "answer_starts", "start")
-_TRUTHS = {"true": True, "1": True, "false": False, "0": False, "": None}
 
 
 def question_rows(
@@ -236,11 +235,8 @@ def question_rows(
     Columns: `question` (or --text-column), `context` (or --pair-column), `id` if there is one (else the line),
     `is_impossible` if there is one, and the answers: `answers` as {"text": [...], "answer_start": [...]} or as a list
     of {"text", "answer_start"}, or one in `answer` (or --label-column) with its `answer_start`, or several in lists of
-    both. Raises DataError for columns that are not there, ConfigError for columns by number.
+    both. Raises DataError for columns that are not there.
     """
-    for column in options.columns:
-        if column is not None and tables.is_column_number(column):
-            raise ConfigError(f"column {column}: columns of questions go by name (question, context, answers)")
     try:
         layout = tables.layout_of(path)
     except DataError as error:
@@ -273,30 +269,21 @@ def _squad_form(options: ReadingOptions, needs_label: bool, row: Row) -> dict[st
 
 
 def _squad_form_of_text(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
-    """Return what a row of text fields says: empty means absent, numbers and lists are written as in JSON."""
-    fields = {name: value for name, value in row.by_name().items() if value != ""}
-    truth = fields.pop("is_impossible", "")
-    if needs_label:
-        if truth.strip().lower() not in _TRUTHS:
-            raise BadRowError("is_impossible is not true or false", f"{truth!r:.60}")
-        fields["is_impossible"] = _TRUTHS[truth.strip().lower()]
-        answers, starts = _first(fields, options.label_column, _ANSWERS), _first(fields, None, _STARTS)
-        for name in (options.label_column, *_ANSWERS, *_STARTS):
-            fields.pop(name or "", None)
-        if starts is not None:
-            fields["answer_start"] = starts = _from_json(starts, "answer_start is not a number or a JSON list")
-        if answers is not None and (isinstance(starts, list) or starts is None) and answers[:1] in ("[", "{"):
-            answers = _from_json(answers, "the answers are not a JSON list")
-        if answers is not None:
-            fields["answers"] = answers
-    return _squad_form(replace(options, label_column=None), needs_label, row._replace(fields=fields))
+    """Return what a row of text fields says: empty means absent, numbers, lists and true are written as in JSON."""
+    fields: dict[str, Any] = {name: value for name, value in row.by_name().items() if value != ""}
+    for name in fields.keys() & {"is_impossible", *_STARTS}:
+        fields[name] = _from_json(fields[name].lower())
+    if not isinstance(_first(fields, None, _STARTS), int):  # else the field is the text of one answer
+        for name in fields.keys() & {options.label_column, *_ANSWERS}:
+            fields[name] = _from_json(fields[name])
+    return _squad_form(options, needs_label, row._replace(fields=fields))
 
 
-def _from_json(text: str, problem: str) -> Any:
+def _from_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise BadRowError(problem, f"{text[:60]!r:.80}") from None
+        return text
 
 
 def _listed(answers: Any, starts: Any) -> Any:
@@ -337,16 +324,15 @@ def score_files(
 ) -> dict[str, Any]:
     """Score predictions on questions with answers; ids without prediction count as wrong and are named.
 
-    Predictions are a JSON object of texts by id, or the .jsonl rows that `predict` writes, which bring their null odds.
-    The rules are those of v2.0 where any question is unanswerable, else those of v1.1. `null_odds` is a JSON object of
-    numbers by id. Raises DataError for a wrong file.
+    Predictions are a JSON object of texts by id, as `predict` writes to a .json. The rules are those of v2.0 where any
+    question is unanswerable, else those of v1.1. `null_odds` is a JSON object of numbers by id. Raises DataError for a
+    wrong file.
     """
     path = Path(predictions)
     how = (data, ReadingOptions(), {})
     questions = ReadExamples.of(data, lambda report: iterate_questions(*how, needs_label=True, report=report)).examples
-    texts, odds = _rows(path) if path.suffix.lower() == ".jsonl" else (_by_id(path, str, "a text"), None)
-    if null_odds is not None:
-        odds = _by_id(Path(null_odds), (int, float), "a number")
+    texts = _by_id(path, str, "a text")
+    odds = None if null_odds is None else _by_id(Path(null_odds), (int, float), "a number")
     golds = {question.id: [answer.text for answer in question.answers] for question in questions}
     has_unanswerable = any(question.is_impossible for question in questions)
     try:
@@ -365,21 +351,3 @@ def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{path}: id {name!r:.80}: {wanted} is expected, this is {type(value).__name__}")
     return values
-
-
-def _rows(path: Path) -> tuple[dict[str, str], dict[str, float] | None]:
-    """Return texts by id, and null odds by id where rows have them."""
-    texts: dict[str, str] = {}
-    odds: dict[str, float] = {}
-    for row in tables.read_rows(path, "jsonl"):
-        fields = row.fields if isinstance(row.fields, dict) else {}
-        name, text = fields.get("id"), fields.get("answer")
-        if row.problem or not isinstance(name, str) or not isinstance(text, str):
-            raise DataError(f"{path}: line {row.line}: {row.problem or 'a row needs the texts id and answer'}")
-        if name in texts:
-            raise DataError(f"{path}: line {row.line}: the id {name!r:.80} comes twice")
-        texts[name] = text
-        null_odds = fields.get("null_odds")
-        if isinstance(null_odds, int | float) and not isinstance(null_odds, bool):
-            odds[name] = null_odds
-    return texts, odds or None

@@ -251,10 +251,7 @@ _QUESTIONS_AT_ONCE = 512
 
 
 def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettings) -> Task:
-    """Return the task of answering questions with spans of their contexts.
-
-    `primary` is f1 or exact_match. Raises ValueError for a score that there is not.
-    """
+    """Return the task of answering with spans, scored by f1 or exact_match; raises ValueError for another score."""
     threshold = settings.null_threshold if settings.has_unanswerable else None
     metric = partial(AnswerMetric, primary=primary or "f1", null_threshold=threshold)
     return Task(

@@ -33,10 +33,7 @@ class FeatureUnits:
 
 
 def chain_words(encoded: EncodedSentences) -> FeatureUnits:
-    """Return windows of sentences as units, with the first pieces of the words that a tagger reads in each.
-
-    Those are the words of the batch's chains.
-    """
+    """Return windows of sentences as units, with the first pieces of the words of their chains, as a tagger reads."""
 
     def places(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         batch = encoded.batch(indices)
@@ -49,10 +46,7 @@ def chain_words(encoded: EncodedSentences) -> FeatureUnits:
 
 
 def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
-    """Return sentences as units, with the first pieces of all of their words, each from the window that scores it.
-
-    The sentences are encoded one by one, not within their documents.
-    """
+    """Return sentences, encoded one by one, with the first pieces of all words, each from the window that scores it."""
     # the first window of each sentence and, at the end, the number of windows
     starts = np.searchsorted(encoded.windows[:, 2], encoded.sentence_starts)
 
@@ -94,10 +88,7 @@ def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
 
 @dataclass(frozen=True)
 class FeatureSentences(EncodedSentences):
-    """Encoded sentences whose batches bring the vectors of their words along.
-
-    `features` are those that were written for the `chain_words` of the sentences: a unit is a window.
-    """
+    """Encoded sentences whose batches bring along the vectors of their words: `features` of their `chain_words`."""
 
     features: FeatureFile
 

@@ -64,10 +64,7 @@ def breach_of(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
 
 
 def convert_tags(tags: Sequence[str], source: Scheme, target: Scheme) -> list[str]:
-    """Write the entities of one sentence in another scheme.
-
-    In IO neighbouring entities of one type become one. Raises ValueError for tags that `source` does not allow.
-    """
+    """Write entities in another scheme; IO joins neighbours of one type. Raises ValueError for tags not allowed."""
     breach = breach_of(tags, source)
     if breach:
         raise ValueError(f"tag {breach[0]} is {tags[breach[0]]!r:.80}: {breach[1]}")

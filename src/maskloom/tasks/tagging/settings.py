@@ -48,11 +48,7 @@ class FeaturesSection(Section):
 
 
 class TaggingSettings(TaggingSection, KindSettings):
-    """Settings of tagging.
-
-    `words` says how raw text is cut; `class_weights` are by id of tag, and
-    `trained_scheme` is that of the tags which the model gives.
-    """
+    """Settings of tagging: `words` says how raw text is cut, and `trained_scheme` is that of the tags of the model."""
 
     features: FeaturesSection | None = None
     words: WordSplitter | None = None

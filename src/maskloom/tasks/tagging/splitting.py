@@ -158,10 +158,7 @@ class WordSplitter(Section):
 
 
 def blank_spans(text: str, *, parts_characters: bool = False) -> list[Span]:
-    """Return the characters (start, end) of what stands between white space, as BERT's tokenizer knows white space.
-
-    `parts_characters` keeps characters of scripts without blanks apart.
-    """
+    """Return the spans between BERT's white space; `parts_characters` parts characters of scripts without blanks."""
     spans: list[Span] = []
     for word, start, end in words_with_offsets(text, lowercase=False):
         is_apart = parts_characters and not _is_marks(word[0]) and not _is_marks(text[start - 1])

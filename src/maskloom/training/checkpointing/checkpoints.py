@@ -22,22 +22,19 @@ from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.errors import DataError
 from maskloom.system.files import (
     DISK_ERRORS,
-    file_sha256,
     is_running,
     remove_tree,
     rename,
     taking_the_place,
     write_hashed,
 )
-from maskloom.system.foreign_files import check_regular, why_unreadable
+from maskloom.system.foreign_files import MAX_JSON_BYTES, parse_json, read_bytes, why_changed
 from maskloom.system.launch import num_processes
 from maskloom.training.loop import TrainState
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 
 MANIFEST = "manifest.json"
-# Version 1 had no sum of itself and no facts beyond the step and the files.
 FORMAT_VERSION = 2
-_KEYS_OF_VERSION_1 = {"format_version", "step", "files"}
 MODEL, OPTIMIZER, REST, CARRY = "model.safetensors", "optimizer.safetensors", "state.json", "carry.safetensors"
 SHARDED = "sharded"
 """The `layout` in the manifest of a checkpoint that several processes wrote, each its shard; others have none."""
@@ -70,17 +67,15 @@ def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
     files = manifest["files"]
     for name in sorted({REST, *files}):
         described = files.get(name)
-        if described is None or Path(name).name != name:
+        if not isinstance(described, dict) or type(described.get("bytes")) is not int or Path(name).name != name:
             raise DataError(f"{folder / MANIFEST}: not a checkpoint manifest: {name!r} is not among its files")
-        try:
-            problem = _difference(folder / name, described)
-        except OSError as error:
-            raise DataError(f"{folder / name}: {error.strerror}") from None
-        if problem:
+        if problem := why_changed(folder / name, described["bytes"], str(described.get("sha256"))):
             raise DataError(f"{folder / name}: {problem}")
     number = folder.name.removeprefix("step-").partition(".")[0]
-    if number.isdigit() and int(number) != manifest["step"]:
-        raise DataError(f"{folder}: its manifest is of step {manifest['step']}: the folder was renamed or swapped")
+    if number.isdigit() and int(number) != manifest.get("step"):
+        raise DataError(
+            f"{folder}: its manifest is of step {manifest.get('step')!r}: the folder was renamed or swapped"
+        )
     missing = {MODEL, OPTIMIZER, ".metadata"} - files.keys()
     if missing != ({MODEL, OPTIMIZER} if manifest.get("layout") == SHARDED else {".metadata"}):
         raise DataError(f"{folder}: not a checkpoint: the manifest does not name {', '.join(sorted(missing))}")
@@ -91,42 +86,21 @@ def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return a manifest that is in order by itself."""
-    try:
-        if path.exists():
-            check_regular(path)
-        content = path.read_bytes()
-        manifest = json.loads(content)
-        version, rest = manifest["format_version"], {k: v for k, v in manifest.items() if k != "sha256"}
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise DataError(
-                f"{path.parent}: format version {version}; this program reads versions 1 to {FORMAT_VERSION}: "
-                "a newer one wrote it"
-            )
-        is_sound = isinstance(manifest.get("step"), int) and isinstance(manifest.get("files"), dict)
-        if version == 1:
-            is_sound &= manifest.keys() == _KEYS_OF_VERSION_1
-        else:  # the very bytes count, so that no changed blank or capital passes either
-            is_sound &= version == FORMAT_VERSION and manifest["sha256"] == _sum_of(rest)
-            is_sound &= content == _as_bytes(manifest)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except DataError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path}: not a checkpoint manifest") from None
-    if not is_sound:
+    content = read_bytes(path, limit=MAX_JSON_BYTES)
+    manifest = parse_json(content, str(path))
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise DataError(
+            f"{path.parent}: format version {version}; this program reads version {FORMAT_VERSION}: "
+            "a newer one wrote it"
+        )
+    if version != FORMAT_VERSION or not isinstance(manifest.get("files"), dict):
+        raise DataError(f"{path}: not a checkpoint manifest")
+    own = _sum_of({key: value for key, value in manifest.items() if key != "sha256"})
+    # the very bytes count, so that no changed blank or capital passes either
+    if manifest.get("sha256") != own or content != _as_bytes(manifest):
         raise DataError(f"{path}: damaged: it does not agree with its own SHA-256")
     return manifest
-
-
-def _difference(path: Path, described: Any) -> str | None:
-    if path.exists() and (problem := why_unreadable(path)):
-        return problem
-    size = path.stat().st_size
-    expected = described.get("bytes") if isinstance(described, dict) else None
-    if size != expected:
-        return f"{size:,} bytes, the manifest says {expected!r}"
-    return None if file_sha256(path) == described.get("sha256") else "its SHA-256 differs from the manifest's"
 
 
 def _as_bytes(manifest: dict[str, Any]) -> bytes:
@@ -148,10 +122,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds: weights, the optimiser's moments by `moment.parameter`, and the rest as JSON text.
-
-    `carry` is what the rows of batches carry, by number; most objectives carry nothing.
-    """
+    """What a checkpoint holds: weights, moments by `moment.parameter`, the rest as JSON text, rows' carry by number."""
 
     step: int
     model: dict[str, torch.Tensor]
@@ -224,10 +195,7 @@ def write_checkpoint(
 
 @contextmanager
 def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Collection[int] = ()) -> Iterator[Path]:
-    """Yield a temporary folder that becomes the checkpoint of a snapshot at the end, when older ones are dropped.
-
-    Within, files are written and synced, the manifest last. Raises OSError as `write_checkpoint` does.
-    """
+    """Yield a folder that becomes a checkpoint, older ones dropped; raises OSError as `write_checkpoint` does."""
     step, final = snapshot.step, _step_folder(folder, snapshot.step)
     temporary, former = (folder / f"{final.name}.{what}-{os.getpid()}" for what in ("tmp", "old"))
     try:
@@ -325,10 +293,7 @@ def _discard(folder: Path) -> None:
 
 
 def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
-    """Remove checkpoints before the newest `keep` up to a step, which was just written or read and is whole.
-
-    Later ones were skipped on resume and are replaced when their step comes. What cannot be removed does no harm.
-    """
+    """Remove checkpoints before the newest `keep` up to a whole step; later ones are replaced in their turn."""
     for path in folder.glob(f"step-{step:08d}.old-*"):
         _discard(path)
     upto = [path for path in step_folders(folder) if step_of(path) <= step]

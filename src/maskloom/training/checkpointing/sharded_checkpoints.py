@@ -117,10 +117,7 @@ class ShardedSaves(BackgroundSaves):
 
 
 def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
-    """Fill weights and moments of a state, or this rank's shard of them, from a folder whose manifest has been checked.
-
-    Raises DataError when the folder describes what no save of ours would, or another model.
-    """
+    """Fill weights and moments, or this rank's shard, from a checked folder; raises DataError for another model's."""
     reader = _Reader(folder)
     entries = reader.read_metadata().state_dict_metadata
     found = {name: tuple(entry.size) for name, entry in entries.items()}  # pyright: ignore[reportAttributeAccessIssue]

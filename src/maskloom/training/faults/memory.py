@@ -75,10 +75,7 @@ def release_cached_memory() -> None:
 
 
 def give_up_kernels(why: str) -> bool:
-    """Let this process do without oneDNN from here on, where `why` is that it had no room for a kernel.
-
-    oneDNN keeps a kernel for every shape that it has met. Returns False where that is not the trouble, or done before.
-    """
+    """Do without oneDNN from here on, if `why` is a lack of room for its kernels; False where it is not."""
     if _NO_ROOM_FOR_KERNEL not in why or not torch.backends.mkldnn.enabled:
         return False
     torch.backends.mkldnn.set_flags(False)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.objectives.objective import Objective
 from maskloom.system.files import replacing_folder, write_hashed, write_json
-from maskloom.system.foreign_files import read_json_object
 from maskloom.training.loop import NonFiniteStepError, TrainState, counts_and_first_row
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks, own_share
 
@@ -79,12 +78,17 @@ def write_dump(
     micro_batch_size: int | None,
     ranks: Ranks = ONE_RANK,
 ) -> Path:
-    """Write a step that was not taken under `folder/step-N`, and return that folder; the state stays as it is.
+    """Write a step that was not taken under `folder/step-N-PLACE`, and return that folder; the state stays as it is.
 
     `batch.safetensors` and `report.json` hold the batch with its place in the data and the parameters whose gradients
     are not finite, `carry.safetensors` what its rows carried, if anything. `model.safetensors` are the weights, in the
-    newest three dumps. A batch met again at the same step is not written twice. Raises OSError when the disk fails.
+    newest three dumps. PLACE is that of the batch in the data; one met again at the same step is not written twice.
+    Raises OSError when the disk fails.
     """
+    rank = f"-rank-{ranks.rank}" if ranks.world_size > 1 else ""
+    final = folder / "-".join(map(str, (f"step-{bad.report.step:08d}{rank}", *state.position.values())))
+    if final.exists():
+        return final
     size = state.micro_batch_size or micro_batch_size
     counts, first_row = counts_and_first_row(objective, bad.batch, ranks)
     report: dict[str, Any] = {
@@ -105,9 +109,6 @@ def write_dump(
         "learning_rate": bad.report.learning_rate,
         **_parameter_report(state.model),
     }
-    final = _place(folder, report)
-    if final.exists():
-        return final
     arrays, report["batch"] = _batch_as_data(bad.batch)
     with replacing_folder(final) as temporary:
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
@@ -122,20 +123,6 @@ def write_dump(
     for path in sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)[:-_DUMPS_WITH_WEIGHTS]:
         path.unlink(missing_ok=True)
     return final
-
-
-def _place(folder: Path, report: dict[str, Any]) -> Path:
-    """Return the folder for a dump: that of the same step with the same batch, or one that is free."""
-    rank, number = f"-rank-{report['rank']}" if report["world_size"] > 1 else "", 1
-    while True:
-        path = folder / f"step-{report['step']:08d}{f'-{number}' if number > 1 else ''}{rank}"
-        try:
-            known = read_json_object(path / REPORT)["position"]
-        except (OSError, ValueError, KeyError):
-            known = None
-        if not path.exists() or known == report["position"]:
-            return path
-        number += 1
 
 
 def _parameter_report(model: nn.Module) -> dict[str, Any]:

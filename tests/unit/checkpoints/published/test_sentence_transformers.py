@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.checkpoints.published.sentence_transformers import SentenceModules, read_modules, write_modules
@@ -26,8 +25,6 @@ FLAGS = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
-    "mean_sqrt_len": "pooling_mode_mean_sqrt_len_tokens",
-    "weightedmean": "pooling_mode_weightedmean_tokens",
 }
 
 
@@ -65,13 +62,10 @@ def by_hand(folder, text, pooling, max_length=20):
     ids = predictor.tokenizer.encode(text, max_length=max_length).ids
     with torch.no_grad():
         hidden = BertModel.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0]
-    weights = torch.arange(1.0, len(ids) + 1).unsqueeze(1)
     return {
         "mean": hidden.mean(0),
         "cls": hidden[0],
         "max": hidden.max(0).values,
-        "mean_sqrt_len": hidden.sum(0) / len(ids) ** 0.5,
-        "weightedmean": (hidden * weights).sum(0) / weights.sum(),
     }[pooling]
 
 
@@ -87,9 +81,8 @@ def test_pooling_length_and_normalisation_come_from_the_folder(tmp_path, encoder
     pytest.importorskip("transformers")
     folder = write_encoder(tmp_path)
     write_list(folder, "Transformer", "Pooling", "Normalize")
-    new = pooling + "_tokens" if pooling == "mean_sqrt_len" else pooling
     flags = {flag: mode == pooling for mode, flag in FLAGS.items()}
-    write_pooling(folder, **(flags if has_flags else {"pooling_mode": new}))
+    write_pooling(folder, **(flags if has_flags else {"pooling_mode": pooling}))
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": False})
     predictor = Predictor.load(folder)
     found = predictor.encode(TEXTS)
@@ -104,46 +97,6 @@ def test_pooling_length_and_normalisation_come_from_the_folder(tmp_path, encoder
     assert Predictor.load(folder, max_length=20).max_length == 20
 
 
-def test_a_dense_layer_changes_vector_and_width(tmp_path):
-    folder = write_encoder(tmp_path)
-    write_list(folder, "Transformer", "Pooling", "Dense", "Normalize")
-    write_pooling(folder, pooling_mode="cls")
-    config = {"in_features": 16, "out_features": 5, "bias": True}
-    write_json(
-        folder / "2_Dense" / "config.json", {**config, "activation_function": "torch.nn.modules.activation.Tanh"}
-    )
-    weight, bias = torch.randn(5, 16), torch.randn(5)
-    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / "model.safetensors")
-    predictor = Predictor.load(folder)
-    found, plain = (
-        predictor.encode(TEXTS),
-        Predictor.load(write_encoder(tmp_path / "plain")).encode(TEXTS, pooling="cls"),
-    )
-    expected = torch.tanh(torch.from_numpy(plain) @ weight.T + bias)
-    assert found.shape == (4, 5) == (4, predictor.hidden_size)
-    np.testing.assert_allclose(found, expected / expected.norm(dim=1, keepdim=True), atol=1e-5)
-    (folder / "2_Dense" / "model.safetensors").unlink()
-    (folder / "2_Dense" / "pytorch_model.bin").touch()
-    with pytest.raises(DataError, match="can run code"):
-        Predictor.load(folder)
-
-
-def test_vectors_are_cut_as_the_folder_says_and_scaled_after_that(tmp_path, encoder):
-    folder = write_encoder(tmp_path)
-    write_list(folder, "Transformer", "Pooling", "Normalize")
-    write_pooling(folder, pooling_mode="mean")
-    whole = Predictor.load(folder).encode(TEXTS)
-    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 5})
-    predictor = Predictor.load(folder)
-    assert predictor.hidden_size == 5
-    np.testing.assert_allclose(predictor.encode(TEXTS), whole[:, :5], atol=1e-6)
-    scaled = whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True)
-    np.testing.assert_allclose(predictor.encode(TEXTS, normalize=True), scaled, atol=1e-6)
-    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 0})
-    with pytest.raises(DataError, match=r"config_sentence_transformers\.json: truncate_dim = 0"):
-        Predictor.load(folder)
-
-
 def test_a_class_of_another_package_is_not_taken_for_that_of_sentence_transformers(tmp_path):
     write_list(tmp_path, "Transformer", "Pooling")
     write_pooling(tmp_path)
@@ -153,25 +106,23 @@ def test_a_class_of_another_package_is_not_taken_for_that_of_sentence_transforme
         read_modules(tmp_path)
 
 
-def test_the_encoder_in_a_folder_of_its_own_with_prompt_and_lower_case(tmp_path, encoder):
+def test_the_encoder_in_a_folder_of_its_own(tmp_path, encoder):
     folder = write_encoder(tmp_path, "0_Transformer")
     write_list(folder, "Transformer", "Pooling", prefix="0_Transformer")
     write_pooling(folder, pooling_mode_cls_token=True)
-    write_json(folder / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True})
-    prompts = {"prompts": {"query": "theta ", "none": ""}, "default_prompt_name": "query"}
-    write_json(folder / "config_sentence_transformers.json", prompts)
+    write_json(folder / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": False})
     predictor = Predictor.load(folder)
-    assert (predictor.modules.pooling, predictor.max_length, predictor.modules.lowercase) == ("cls", 8, True)
-    expected = Predictor.load(encoder).encode(["theta alpha", ("theta beta", "theta eta")], pooling="cls")
-    np.testing.assert_allclose(predictor.encode(["ALPHA", ("beta", "eta")]), expected, atol=1e-5)
+    assert (predictor.modules.pooling, predictor.max_length) == ("cls", 8)
+    expected = Predictor.load(encoder, max_length=8).encode(TEXTS, pooling="cls")
+    np.testing.assert_allclose(predictor.encode(TEXTS), expected, atol=1e-5)
 
 
 def test_what_is_written_is_read_back(tmp_path, encoder):
     assert read_modules(encoder) == SentenceModules()
-    for pooling, normalize in [("mean", False), ("weightedmean", True)]:
+    for pooling, normalize in [("mean", False), ("max", True)]:
         folder = write_encoder(tmp_path / pooling)
         write_modules(folder, hidden_size=16, max_length=12, pooling=pooling, normalize=normalize)
-        expected = SentenceModules(pooling, (None,) if normalize else (), 12)
+        expected = SentenceModules(pooling, normalize, 12)
         assert read_modules(folder) == expected
         assert np.array_equal(
             Predictor.load(folder).encode(TEXTS),
@@ -184,12 +135,12 @@ def test_what_is_written_is_read_back(tmp_path, encoder):
 def test_a_model_folder_gets_the_files_for_its_vectors(tmp_path, encoder):
     folder = write_encoder(tmp_path)
     describe_vectors(folder, "cls", normalize=True)
-    assert read_modules(folder) == SentenceModules("cls", (None,), 20)
+    assert read_modules(folder) == SentenceModules("cls", True, 20)
     expected = Predictor.load(encoder).encode(TEXTS, pooling="cls", normalize=True)
     assert np.array_equal(Predictor.load(folder).encode(TEXTS), expected)
     write_json(folder / "maskloom.json", {"max_length": 7})
     describe_vectors(folder, "mean")
-    assert read_modules(folder) == SentenceModules("mean", (), 7)
+    assert read_modules(folder) == SentenceModules("mean", False, 7)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +154,20 @@ def test_a_model_folder_gets_the_files_for_its_vectors(tmp_path, encoder):
             ("Transformer", "Pooling"),
             {"pooling_mode": "lasttoken"},
             {},
-            r"1_Pooling/config\.json: .*'lasttoken' is not",
+            r"1_Pooling/config\.json: pooling by 'lasttoken' is not one of mean, cls, max",
         ),
-        (("Transformer", "Pooling"), {"pooling_mode": ["mean", "max"]}, {}, "exactly one mode"),
+        (
+            ("Transformer", "Pooling"),
+            {"pooling_mode_weightedmean_tokens": True},
+            {},
+            "by .*weightedmean_tokens'. is not",
+        ),
+        (("Transformer", "Pooling"), {"pooling_mode": ["mean", "max"]}, {}, r"by \['mean', 'max'\] is not one of"),
+        (("Transformer", "Pooling"), {"pooling_mode": []}, {}, r"by \[\] is not one of"),
+        (("Transformer", "Pooling", "Dense"), {}, {}, r"modules\.json: the module 'Dense' at this place"),
+        (("Transformer", "Pooling", "Normalize", "Dense"), {}, {}, r"modules\.json: the module 'Dense' at this place"),
         (("Transformer", "Pooling"), {}, {"max_seq_length": "8"}, "max_seq_length = '8'"),
+        (("Transformer", "Pooling"), {}, {"do_lower_case": True}, "do_lower_case = True, which is not followed"),
     ],
 )
 def test_modules_that_would_give_other_vectors_are_refused(tmp_path, kinds, pooling, settings, message):
@@ -214,6 +175,17 @@ def test_modules_that_would_give_other_vectors_are_refused(tmp_path, kinds, pool
     write_pooling(tmp_path, **pooling)
     write_json(tmp_path / "sentence_bert_config.json", settings)
     with pytest.raises(DataError, match=message):
+        read_modules(tmp_path)
+
+
+@pytest.mark.parametrize("setting", [{"truncate_dim": 5}, {"default_prompt_name": "query"}])
+def test_a_prompt_and_cut_vectors_are_refused(tmp_path, setting):
+    write_list(tmp_path, "Transformer", "Pooling")
+    write_pooling(tmp_path)
+    write_json(tmp_path / "config_sentence_transformers.json", {"prompts": {"query": "x "}})
+    assert read_modules(tmp_path) == SentenceModules()
+    write_json(tmp_path / "config_sentence_transformers.json", setting)
+    with pytest.raises(DataError, match=f"{next(iter(setting))} = .* is not followed"):
         read_modules(tmp_path)
 
 
@@ -238,11 +210,9 @@ def test_the_published_folder_asks_for_length_1_and_256_tokens(minilm_folder):
 @pytest.mark.parametrize("prefix", ["", "0_Transformer"])
 def test_a_converted_model_makes_the_same_vectors(tmp_path, prefix):
     folder = write_encoder(tmp_path / "source", prefix)
-    write_list(folder, "Transformer", "Pooling", "Dense", "Normalize", prefix=prefix)
+    write_list(folder, "Transformer", "Pooling", "Normalize", prefix=prefix)
     write_pooling(folder, pooling_mode="max")
     write_json(folder / prefix / "sentence_bert_config.json", {"max_seq_length": 9})
-    write_json(folder / "2_Dense" / "config.json", {"in_features": 16, "out_features": 5, "bias": False})
-    save_file({"linear.weight": torch.randn(5, 16)}, folder / "2_Dense" / "model.safetensors")
     result = convert(folder / prefix, tmp_path / "out")
     assert "vectors are made as modules.json says" in "\n".join(conversion_lines(result))
     before, after = Predictor.load(folder), Predictor.load(tmp_path / "out")

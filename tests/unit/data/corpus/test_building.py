@@ -18,6 +18,7 @@ import zstandard
 from maskloom.data.corpus import building as corpus_building
 from maskloom.data.corpus.building import CorpusSettings, DigestSet, build_corpus
 from maskloom.data.corpus.documents import source_files
+from maskloom.data.corpus.manifest import describe_file
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 from maskloom.data.corpus.shards import ShardRecord
@@ -131,7 +132,8 @@ def test_a_paragraph_separated_book_can_be_one_document(tmp_path: Path) -> None:
 
 def test_the_manifest_tells_the_sums_of_the_text(text: Path, tmp_path: Path) -> None:
     manifest = build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
-    assert manifest["sources"] == [corpus_building.describe_source(source) for source in source_files(text)]
+    files = source_files(text)
+    assert manifest["sources"] == [{"name": file.name, **describe_file(file.path)} for file in files]
 
 
 def test_an_output_in_a_folder_of_text_is_refused(tmp_path: Path) -> None:
@@ -327,7 +329,7 @@ def test_a_finished_corpus_is_checked_and_left_alone(text: Path, tmp_path: Path,
     assert encoded_shards == []
     assert folder_bytes(out) == before
     flip(out / "shards" / "00001.tokens")
-    with pytest.raises(DataError, match=r"shards/00001\.tokens was changed"):
+    with pytest.raises(DataError, match=r"shards/00001\.tokens: its SHA-256"):
         build_corpus(text, tokenizer=TOKENIZER, out=out, **SMALL)
 
 

@@ -102,7 +102,7 @@ def test_other_merges_are_another_corpus(text: Path, tmp_path: Path, byte_pairs)
     with pytest.raises(ConfigError, match="made otherwise"):
         build(text, WORDPIECE, tmp_path / "out")
     (tmp_path / "out" / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(DataError, match=r"merges\.txt has 14 bytes instead of"):
+    with pytest.raises(DataError, match=r"merges\.txt: has 14 bytes instead of"):
         Corpus.open(tmp_path / "out")
 
 

@@ -124,20 +124,20 @@ def test_every_damage_of_every_file_is_named(copied: Path, name: str) -> None:
         path.write_bytes(content[:length])
         for verify in (True, False):
             with pytest.raises(
-                DataError, match=rf"copied: .*{name} has {length:,} bytes instead of {len(content):,}\b"
+                DataError, match=rf"copied: .*{name}: has {length:,} bytes instead of {len(content):,}\b"
             ):
                 Corpus.open(copied, verify=verify)
     path.write_bytes(content + b"x")
-    with pytest.raises(DataError, match=rf"{name} has {len(content) + 1:,} bytes"):
+    with pytest.raises(DataError, match=rf"{name}: has {len(content) + 1:,} bytes"):
         Corpus.open(copied)
     for bit in random.Random(0).sample(range(8 * len(content)), min(40, 8 * len(content))):
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(bytes(changed))
-        with pytest.raises(DataError, match=rf"{name} was changed"):
+        with pytest.raises(DataError, match=rf"{name}: its SHA-256 differs"):
             Corpus.open(copied)
     path.unlink()
-    with pytest.raises(DataError, match=rf"{name} is missing"):
+    with pytest.raises(DataError, match=rf"{name}: cannot be read: No such file"):
         Corpus.open(copied)
     path.write_bytes(content)
     assert Corpus.open(copied).num_tokens == 12
@@ -148,7 +148,7 @@ def test_all_damaged_files_are_named_at_once(copied: Path) -> None:
         (copied / name).unlink()
     with pytest.raises(DataError) as error:
         Corpus.open(copied)
-    assert all(f"{name} is missing" in str(error.value) for name in FILES[:3])
+    assert all(f"{name}: cannot be read: No such file" in str(error.value) for name in FILES[:3])
     assert "build it again" in str(error.value)
 
 
@@ -158,7 +158,7 @@ def test_exchanged_shards_and_another_vocabulary_are_noticed(copied: Path) -> No
     second.rename(first)
     (copied / "x").rename(second)
     Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdegf"]).save(copied / "vocab.txt")
-    with pytest.raises(DataError, match=r"shards/00000.*shards/00001.*vocab\.txt was changed"):
+    with pytest.raises(DataError, match=r"shards/00000.*shards/00001.*vocab\.txt: its SHA-256"):
         Corpus.open(copied)
 
 
@@ -227,7 +227,7 @@ def test_a_manifest_nested_without_end_and_a_pipe_for_a_shard_are_refused(copied
     (copied / "manifest.json").write_bytes(whole)
     (copied / "shards" / "00001.tokens").unlink()
     os.mkfifo(copied / "shards" / "00001.tokens")
-    with pytest.raises(DataError, match=r"shards/00001\.tokens is a pipe"):
+    with pytest.raises(DataError, match=r"shards/00001\.tokens: is a pipe"):
         Corpus.open(copied)
 
 

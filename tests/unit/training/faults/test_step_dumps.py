@@ -68,7 +68,7 @@ def _dump(folder: Path, state: TrainState, bad: NonFiniteStepError) -> tuple[Pat
 def test_a_dump_names_the_step_the_batch_and_where_it_began(tmp_path: Path) -> None:
     state, bad = _bad_step(_plant_in_sixth_position)
     path, report = _dump(tmp_path, state, bad)
-    assert path.name == "step-00000003"
+    assert path.name == "step-00000003-2"
     assert report["step"] == 3
     assert (report["position"], report["position_after"]) == ({"number": 2}, {"number": 3})
     assert report["loss"] == "nan"
@@ -118,8 +118,8 @@ def test_the_same_batch_is_written_once_and_another_one_beside_it(tmp_path: Path
     first, _ = _dump(tmp_path, state, bad)
     assert _dump(tmp_path, state, bad)[0] == first
     state.position = {"number": 8}
-    assert _dump(tmp_path, state, bad)[0].name == "step-00000003-2"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000003-2"]
+    assert _dump(tmp_path, state, bad)[0].name == "step-00000003-8"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003-2", "step-00000003-8"]
 
 
 def test_only_the_newest_dumps_keep_their_weights(tmp_path: Path) -> None:
