@@ -92,13 +92,28 @@ def test_table_5_is_run_and_goes_on_where_it_was_stopped(tmp_path, corpus, tasks
     assert all(trend["claim"] in table for trend in whole["trends"])
     assert (tmp_path / "whole" / "report.html").read_text().count("<svg") == 3
 
-    for words in ("pre-training No NSP, seed 1", "+ BiLSTM on squad, seed 0"):
+    for words in ("pre-training No NSP, seed 1", "+ BiLSTM on span, seed 0"):
         with pytest.raises(KeyboardInterrupt):
             reproduce("table5", out=tmp_path / "again", **how, progress=StopsAt(words))
     again = reproduce("table5", out=tmp_path / "again", **how)
     assert again["scores"] == whole["scores"]
     with pytest.raises(ConfigError, match="was started with"):
         reproduce("table5", out=tmp_path / "again", **{**how, "num_seeds": 2, "overrides": {}})
+
+
+def test_runs_made_at_once_give_the_same_scores(tmp_path, corpus, tasks):
+    how = {"num_seeds": 1, "corpus": corpus, "tasks": tasks, "overrides": SMALL}
+    alone = reproduce("table5", out=tmp_path / "alone", **how)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("table5", out=tmp_path / "two", **how, num_jobs=2, progress=StopsAt("done: pre-training No NSP"))
+    two = reproduce("table5", out=tmp_path / "two", **how, num_jobs=2, progress=(heard := StopsAt("never said")))
+    assert two["scores"] == alone["scores"]
+    assert two["seconds"].keys() == alone["seconds"].keys()
+    assert "done: pre-training No NSP, seed 0" not in heard.said
+    assert sum(line.startswith("done: ") for line in heard.said) >= 12
+    page = (tmp_path / "two" / "table.md").read_text()
+    assert "--jobs 2 " in page
+    assert "2 runs of a thread at once" in page
 
 
 def test_more_seeds_are_added_to_those_that_are_there(tmp_path, corpus, tasks):

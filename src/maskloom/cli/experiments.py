@@ -41,6 +41,10 @@ def reproduce(
     beside: Annotated[
         list[str] | None, typer.Option(help="Of budget: NAME=FOLDER, a model of the same vocabulary made elsewhere.")
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Runs at once, by one thread each. At tiny one a core, else one."),
+    ] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,14 +59,17 @@ def reproduce(
     if experiment == "budget" and scale != "tiny":
         raise UsageError("budget: its scale are --minutes; leave --scale out")
     if experiment == "figure1":
-        if corpus or tasks or overrides or scale != "tiny" or seeds != _SEEDS:
-            raise UsageError("figure1 measures random weights: leave out --corpus, --tasks, --set, --scale and --seeds")
+        if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
+            flags = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
+            raise UsageError(f"figure1 measures random weights: leave out {flags}")
         from maskloom.reproduce.who_sees_whom import figure_1
 
         show(figure_1(out), as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce.experiments import Budget
     from maskloom.reproduce.running import reproduce as run
+    from maskloom.system.devices import chosen_device
+    from maskloom.system.resources import usable_cores
 
     settings = {name: [] for name in ("pretrain", "finetune")}
     for given in overrides or []:
@@ -72,7 +79,10 @@ def reproduce(
         settings[name].append(setting)
     chosen = Budget(minutes or _MINUTES, _beside(beside or [])) if experiment == "budget" else scale
     where = {"corpus": corpus, "tasks": tasks, "overrides": {name: found for name, found in settings.items() if found}}
-    result = run(experiment, out=out, scale=chosen, num_seeds=seeds, **where, progress=terminal_progress())
+    if jobs is None:
+        jobs = usable_cores() if scale == "tiny" and chosen_device().type == "cpu" else 1
+    how = {"num_seeds": seeds, "num_jobs": jobs, "progress": terminal_progress()}
+    result = run(experiment, out=out, scale=chosen, **how, **where)
     show(result, as_json, lines=summary_lines)
 
 

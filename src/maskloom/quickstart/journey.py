@@ -49,7 +49,10 @@ _NUM_EXAMPLES = 200
 
 
 class Stages:
-    """The finished stages of a job in a file: the result of each, a JSON-able dictionary, and the seconds it took."""
+    """The finished stages of a job in a file: the result of each, a JSON-able dictionary, and the seconds it took.
+
+    Stages that run at once share their seconds: each has those since the one before it was kept.
+    """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Open the file or begin one. Raises ConfigError when the job there has other settings or is none of ours."""
@@ -71,12 +74,16 @@ class Stages:
 
     def run(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the result of a stage, doing the work only when it is not there yet."""
-        if name not in self._held["results"]:
+        if not self.has(name):
             started = time.perf_counter()
-            self._held["results"][name] = work()
-            self._held["seconds"][name] = time.perf_counter() - started
-            write_json(self._path, self._held)
+            self.keep(name, work(), since=started)
         return self._held["results"][name]
+
+    def keep(self, name: str, result: dict[str, Any], *, since: float) -> None:
+        """Keep the result of a stage that took the time since a moment of `time.perf_counter`."""
+        self._held["results"][name] = result
+        self._held["seconds"][name] = time.perf_counter() - since
+        write_json(self._path, self._held)
 
     def has(self, name: str) -> bool:
         """Tell whether a stage is finished."""

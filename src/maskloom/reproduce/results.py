@@ -102,6 +102,7 @@ def _about(results: Mapping[str, Any]) -> str:
     hardware, versions = machine["hardware"], machine["versions"]
     counts = {"core": hardware["cores"], "thread": hardware["threads"], "seed": results["num_seeds"]}
     cores, threads, seeds = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+    threads = f"{results['num_jobs']} runs of a thread at once" if results["num_jobs"] > 1 else threads
     device = hardware["cuda"] or f"{hardware['processor']}, {cores}, {threads}"
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
     return (
@@ -114,6 +115,7 @@ def _command(results: Mapping[str, Any]) -> str:
     scale = results["scale"]
     flags = [f"--minutes {scale.split()[0]}" if scale.endswith(" minutes") else f"--scale {scale}"]
     flags += [f"--seeds {results['num_seeds']}"]
+    flags += [f"--jobs {results['num_jobs']}"] if results["num_jobs"] > 1 else []
     flags += [f"--beside {name}={folder}" for name, folder in results.get("beside", {}).items()]
     flags += [f"--{name} {results[name]}" for name in ("corpus", "tasks") if results[name]]
     flags += [f"--set {name}.{value}" for name, values in results["overrides"].items() for value in values]

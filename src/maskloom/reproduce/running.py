@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.manifest import read_manifest
@@ -28,6 +33,7 @@ from maskloom.runs.pretraining_plan import check_model
 from maskloom.runs.run_folder import RECIPE
 from maskloom.runs.start_summary import in_words
 from maskloom.system.folder_lock import alone_in_folder
+from maskloom.system.worker_processes import Patience, results_of_processes
 
 # What a scale's masked models take beside its recipe: twice the paper's targets, as in the quick start.
 _MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
@@ -124,15 +130,17 @@ def reproduce(
     corpus: str | Path | None = None,
     tasks: str | Path | None = None,
     overrides: Mapping[str, Sequence[str]] | None = None,
+    num_jobs: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run an experiment of the paper, or compare what a budget buys; return scores, and what they show of each trend.
 
     The scale of the experiment "budget" is a `Budget`, of the others one of tiny, one-gpu and paper. Without a `corpus`
     folder it reads the documentation on this machine, and draws tasks from documents that it leaves out; `tasks` is a
-    folder of labelled files, as `own_probes` finds them. `out` receives results.json, table.md and report.html beside
-    all runs. An experiment that was interrupted goes on where it stood. Raises ConfigError for a name, a scale or a
-    number of seeds that is not there, and where tasks are missing.
+    folder of labelled files, as `own_probes` finds them. `num_jobs` runs are made at once, if several by one thread
+    each; recipes that have a budget are pre-trained one by one. `out` receives results.json, table.md and report.html
+    beside all runs. An experiment that was interrupted goes on where it stood. Raises ConfigError for a name, a scale
+    or a number of seeds that is not there, and where tasks are missing.
     """
     if corpus is not None and tasks is None:
         raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
@@ -168,9 +176,10 @@ def reproduce(
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     for folder in given:
         check_vocabulary(folder, plan.corpus)
-    progress.say(_expected(plan, stages))
-    found = _run(plan, stages, progress)
-    results = {**settings, "num_seeds": num_seeds, "text": text, **found, "seconds": stages.seconds}
+    progress.say(_expected(plan, stages, num_jobs))
+    found = _run(plan, stages, num_jobs, progress)
+    results = {**settings, "num_seeds": num_seeds, "num_jobs": num_jobs, "text": text, **found}
+    results["seconds"] = stages.seconds
     return write_results(plan.experiment, results, out, {role: probe.name for role, probe in probes.items()})
 
 
@@ -185,9 +194,11 @@ def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> E
     return EXPERIMENTS[name](str(scale))
 
 
-def _expected(plan: Plan, stages: Stages) -> str:
+def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
     """Return how long what is left will take: timed steps of each model, and as fast through the training files."""
     pretraining = finetuning = 0.0
+    if num_jobs > 1 and not plan.experiment.recipes:
+        torch.set_num_threads(1)
     rates, left = {}, [job for job in plan.jobs() if not stages.has(_stage_of(*job))]
     for model in plan.experiment.models:
         num_left = sum(
@@ -203,6 +214,7 @@ def _expected(plan: Plan, stages: Stages) -> str:
         num_tokens = Path(probe.files.train).stat().st_size / bytes_per_token
         epochs = plan.finetuning(arm, probe, seed).training.epochs
         finetuning += epochs * num_tokens / rates.get(arm.model, min(rates.values()))
+    pretraining, finetuning = pretraining / (1 if plan.experiment.recipes else num_jobs), finetuning / num_jobs
     told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
     return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {len(left)} runs of fine-tuning"
 
@@ -215,33 +227,21 @@ def _stage_of(arm: Arm, role: str, seed: int) -> str:
     return f"{arm.name} on {role}, seed {seed}"
 
 
-def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
+def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[str, Any]:
     """Pre-train, fine-tune and return the metrics of models and the scores of arms, a list over seeds each."""
-    jobs, pretrainings, models = plan.jobs(), plan.pretrainings(), {}
-    num_runs, done = len(pretrainings) + len(jobs), 0
-    for model, seed in pretrainings:
-        done += 1
-        progress.say(f"{done}/{num_runs}  pre-training {model}, seed {seed}")
-        folder = plan.out / "pretrained" / _slug(model, seed)
-        how = {"corpus": plan.corpus, "out": folder, "resume": (folder / RECIPE).exists(), "progress": progress}
-        recipe = plan.pretraining(model, seed)
-        models[model, seed] = stages.run(
-            _pretraining_stage(model, seed), lambda recipe=recipe, how=how: pretrain(recipe, **how)
-        )
+    jobs, pretrainings = plan.jobs(), plan.pretrainings()
+    runner = _Runner(stages, len(pretrainings) + len(jobs), progress)
+    works = {
+        _pretraining_stage(model, seed): partial(_pretraining_work, plan, model, seed) for model, seed in pretrainings
+    }
+    # recipes that have minutes each get all cores
+    found = runner.results(works, 1 if plan.experiment.recipes else num_jobs)
+    models = {(model, seed): found[_pretraining_stage(model, seed)] for model, seed in pretrainings}
+    found = runner.results({_stage_of(*job): partial(_scoring_work, plan, *job) for job in jobs}, num_jobs)
+    of_roles = [(role, found[_stage_of(arm, role, seed)]) for arm, role, seed in jobs]
     scores: dict[str, dict[str, list[float]]] = {}
-    references: dict[str, float] = {}
-    metrics: dict[str, str] = {}
-    for arm, role, seed in jobs:
-        done += 1
-        progress.say(f"{done}/{num_runs}  {arm.name} on {plan.probes[role].name}, seed {seed}")
-        found = stages.run(
-            _stage_of(arm, role, seed),
-            lambda arm=arm, role=role, seed=seed: _score(plan, arm, plan.probes[role], seed, progress),
-        )
-        scores.setdefault(arm.name, {}).setdefault(role, []).append(found["score"])
-        metrics[role] = found["metric"]
-        if found["reference"] is not None:
-            references[role] = found["reference"]
+    for (arm, _, _), (role, result) in zip(jobs, of_roles, strict=True):
+        scores.setdefault(arm.name, {}).setdefault(role, []).append(result["score"])
     for arm in plan.experiment.arms:
         for measure in plan.experiment.measures if arm.linear is None else ():
             scores.setdefault(arm.name, {})[measure] = (
@@ -252,9 +252,66 @@ def _run(plan: Plan, stages: Stages, progress: Progress) -> dict[str, Any]:
     return {
         "models": {model: [models[run] for run in pretrainings if run[0] == model] for model in plan.experiment.models},
         "scores": scores,
-        "references": references,
-        "metrics": metrics,
+        "references": {role: one["reference"] for role, one in of_roles if one["reference"] is not None},
+        "metrics": {role: one["metric"] for role, one in of_roles},
     }
+
+
+Work = Callable[..., dict[str, Any]]
+"""What a stage does, given who follows its `progress`; a process can get it."""
+
+
+@dataclass
+class _Runner:
+    """Runs the stages that are not finished yet: one after the other, or some at once, a process of one thread each."""
+
+    stages: Stages
+    num_stages: int
+    progress: Progress
+    _num_named: int = 0
+
+    def results(self, works: Mapping[str, Callable[[], Work]], num_jobs: int) -> dict[str, dict[str, Any]]:
+        """Return the result of each stage by its name; `works` has what makes the work when its turn comes."""
+        left = ((name, make()) for name, make in works.items() if self._is_left(name))
+        if num_jobs == 1:
+            for name, work in left:
+                self.stages.run(name, partial(work, progress=self.progress))
+        else:
+            since = time.perf_counter()
+            for name, result in results_of_processes(_worker, (), left, num_jobs, name=_name_of, patience=_PATIENCE):
+                self.stages.keep(name, result, since=since)
+                since = time.perf_counter()
+                self.progress.say(f"done: {name}")
+        return {name: self.stages.run(name, dict) for name in works}
+
+    def _is_left(self, name: str) -> bool:
+        self._num_named += 1
+        if not self.stages.has(name):
+            self.progress.say(f"{self._num_named}/{self.num_stages}  {name}")
+        return not self.stages.has(name)
+
+
+# Runs may be long, and their first steps slow.
+_PATIENCE = Patience(named_after=inf, limit=inf)
+
+
+def _worker() -> Callable[[tuple[str, Work]], tuple[str, dict[str, Any]]]:
+    torch.set_num_threads(1)
+    return lambda task: (task[0], task[1](progress=Progress()))
+
+
+def _name_of(task: tuple[str, Work]) -> str:
+    return task[0]
+
+
+def _pretraining_work(plan: Plan, model: str, seed: int) -> Work:
+    folder = plan.out / "pretrained" / _slug(model, seed)
+    return partial(_resumed, pretrain, plan.pretraining(model, seed), folder, corpus=plan.corpus)
+
+
+def _resumed(run: Work, recipe: Any, folder: Path, **how: Any) -> dict[str, Any]:
+    """Run, or go on with, what writes into a folder."""
+    return run(recipe, out=folder, resume=(folder / RECIPE).exists(), **how)
 
 
 def _losses(plan: Plan, arm: Arm, stages: Stages) -> list[float]:
@@ -265,22 +322,33 @@ def _losses(plan: Plan, arm: Arm, stages: Stages) -> list[float]:
     return found["losses"]
 
 
-def _score(plan: Plan, arm: Arm, probe: Probe, seed: int, progress: Progress) -> dict[str, Any]:
-    """Fine-tune an arm on a task and return its score on dev, in percent, beside that of a constant answer."""
+def _scoring_work(plan: Plan, arm: Arm, role: str, seed: int) -> Work:
+    """Return what fine-tunes an arm on a task; it returns the score on dev in percent, beside a constant answer's."""
+    probe = plan.probes[role]
     model, recipe = plan.model_folder(arm, seed), plan.finetuning(arm, probe, seed)
     if arm.at < 1.0:
         whole = plan.pretraining(arm.model, seed)
         model = _checkpoint(model, round(_num_steps(whole) * arm.at), "phase-1" if whole.phases else None)
     if arm.linear and probe.kind != "tagging":
-        best = linear_score(probe, resolve_model_folder(model), arm.linear, max_length=recipe.data.max_length)
-        metric = best["metric"]
-    else:
-        folder = plan.out / "finetuned" / _slug(arm.name, seed, probe.name)
-        how = {"model": model, "data": probe.files, "out": folder, "resume": (folder / RECIPE).exists()}
-        result = finetune(recipe, **how, progress=progress)
-        best, metric = result["best"], result["metric"]
-        for bulky in ("restarts", "features"):
-            shutil.rmtree(folder / bulky, ignore_errors=True)
+        return partial(_linear, probe, model, arm.linear, recipe.data.max_length)
+    return partial(_finetuned, recipe, plan.out / "finetuned" / _slug(arm.name, seed, probe.name), model, probe)
+
+
+def _linear(probe: Probe, model: Path, kind: Any, max_length: int, *, progress: Progress) -> dict[str, Any]:
+    best = linear_score(probe, resolve_model_folder(model), kind, max_length=max_length)
+    return _in_percent(best, best["metric"])
+
+
+def _finetuned(
+    recipe: FinetuneRecipe, folder: Path, model: Path, probe: Probe, *, progress: Progress
+) -> dict[str, Any]:
+    result = _resumed(finetune, recipe, folder, model=model, data=probe.files, progress=progress)
+    for bulky in ("restarts", "features"):
+        shutil.rmtree(folder / bulky, ignore_errors=True)
+    return _in_percent(result["best"], result["metric"])
+
+
+def _in_percent(best: Mapping[str, Any], metric: str) -> dict[str, Any]:
     factor = 1.0 if is_percent(metric, best["scores"]) else 100.0
     reference = best["reference"]
     return {
