@@ -236,10 +236,8 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
     return {"what": what, "aims": GENERATION_AIMS.get(size), "equal_tokens": equal, "rates": rates}
 
 
-def summary_rows(results: list[dict[str, Any]], machine: str) -> list[dict[str, str]]:
-    """Return the rows for the README's table, which tells the machine where it is not that of the other rows."""
-    maker = next(maker for maker in ("AMD", "Intel", "") if maker in machine)
-    place = "" if maker == "AMD" else f" ({maker or 'another processor'})"
+def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows for the README's table."""
     ratios = {
         result["what"]: statistics.median(a / b for a, b in zip(*result["rates"].values(), strict=False))
         for result in results
@@ -254,7 +252,7 @@ def summary_rows(results: list[dict[str, Any]], machine: str) -> list[dict[str, 
         end = next(end for end in ("rows of 128", "rows of 512", "1 prompt", "8 prompts") if end in f"{beside} ")
         found = [f"{ratio:.2f}" for what, ratio in ratios.items() if what.startswith(start) and what.endswith(end)]
         if found:
-            result = f"{' / '.join(found)} times the tokens per second{place}"
+            result = f"{' / '.join(found)} times the tokens per second"
             rows.append({"job": job, "beside": beside, "result": result})
     return rows
 
@@ -292,7 +290,7 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
     lines += ["", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
     path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
     content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
-    content["summary"] = summary_rows(results, machine)
+    content["summary"] = summary_rows(results)
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines))
 

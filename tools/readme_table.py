@@ -24,6 +24,7 @@ PAGES = (
     "finetuning_speed",
     "embedding",
     "gpt_speed",
+    "gpt_speed_intel",
     "corpus_building",
     "vocabulary_training",
     "encoding",
@@ -82,8 +83,10 @@ def speed_table() -> str:
     for page in PAGES:
         path = ROOT / "benchmarks" / f"{page}.json"
         if path.exists():
-            for row in json.loads(path.read_text(encoding="utf-8")).get("summary", []):
-                link, place = f"[page](benchmarks/{page}.md)", " (Intel)" if page.endswith("_intel") else ""
+            content = json.loads(path.read_text(encoding="utf-8"))
+            place = " (Intel)" if "Intel" in content.get("processor", content.get("machine", "")) else ""
+            for row in content.get("summary", []):
+                link = f"[page](benchmarks/{page}.md)"
                 lines.append(f"| {row['job']} | {row['beside']} | {row['result']}{place} | {link} |")
     return "\n".join(lines)
 
