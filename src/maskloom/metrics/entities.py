@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ class Entity(NamedTuple):
     end: int
 
 
+@lru_cache(maxsize=4096)
 def is_tag(text: str) -> bool:
     """Tell whether a text is `O`, or one of B, I, E, S, L, U with a hyphen and a type; the type may hold hyphens."""
     return _TAG.fullmatch(text) is not None

@@ -29,18 +29,28 @@ _POOLING_FLAG = "pooling_mode_"
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """How token vectors become one per text: pooled, and of length 1 if it `normalizes`; `max_length` is in tokens."""
+    """How token vectors become one per text: pooled, and of length 1 if it `normalizes`; `max_length` is in tokens.
+
+    `unsupported` names what the folder asks for and is not computed here, so that vectors need a pooling of one's own.
+    """
 
     pooling: PoolingMode = "mean"
     normalizes: bool = False
     max_length: int | None = None
+    unsupported: str = ""
 
     def changed(self, pooling: str | None, normalize: bool | None) -> SentenceModules:
-        """Return these modules with what is not None; raises ConfigError for a pooling that is not known."""
+        """Return these modules with what is not None.
+
+        Raises ConfigError for an unknown pooling, and DataError where none replaces what is `unsupported`.
+        """
+        if self.unsupported and pooling is None:
+            how = f"choose a pooling ({', '.join(POOLING_MODES)}) to compute vectors without it"
+            raise DataError(f"{self.unsupported}, so its own vectors cannot be computed; {how}")
         if pooling is not None and pooling not in POOLING_MODES:
             raise ConfigError(f"pooling {pooling!r:.80} is not one of {', '.join(POOLING_MODES)}")
         normalizes = self.normalizes if normalize is None else normalize
-        return replace(self, pooling=pooling or self.pooling, normalizes=normalizes)
+        return replace(self, pooling=pooling or self.pooling, normalizes=normalizes, unsupported="")
 
     def vectors(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         """Return one vector per text, (texts, hidden), of packed token vectors (tokens, hidden)."""
@@ -53,29 +63,31 @@ class SentenceModules:
 
 
 def read_modules(folder: Path) -> SentenceModules:
-    """Read modules.json and what it names, else the plain mean; raises DataError for what would give other vectors."""
+    """Read modules.json and the files it names, else the plain mean; raises DataError for files that are wrong."""
     path = file_inside(folder, MODULES)
     if path is None:
         return SentenceModules()
     (_, place), *others = _module_paths(path)
     if not others:
         raise DataError(f"{path}: no Pooling module, so there is no vector of a text")
-    for (kind, _), expected in zip(others, ["Pooling", "Normalize", "the end"], strict=False):
-        if kind != expected:
-            raise DataError(
-                f"{path}: the module {kind!r:.80} at this place is not known, so its vectors would be wrong; "
-                f"{expected} is expected"
-            )
     settings = _object(folder / place, _SETTINGS)
     length = settings.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 3):
         raise DataError(
             f"{folder / place / _SETTINGS}: max_seq_length = {length!r:.80}; a whole number from 3 is expected"
         )
+    kinds = [kind for kind, _ in others]
+    unknown = [kind for kind, known in zip(kinds, ["Pooling", "Normalize", ""], strict=False) if kind != known]
+    pooling = "" if unknown else _pooling(folder / others[0][1])
+    unsupported = [f"{path}: the module {kind!r:.80} is not supported" for kind in unknown[:1]]
+    if not unknown and pooling not in POOLING_MODES:
+        unsupported.append(f"{folder / others[0][1] / 'config.json'}: pooling by {pooling!r:.80} is not supported")
     for key, value in (settings | _object(folder, _PROMPTS)).items():
         if key in ("do_lower_case", "default_prompt_name", "truncate_dim") and value:
-            raise DataError(f"{folder}: {key} = {value!r:.80}, which is not followed, so its vectors would be wrong")
-    return SentenceModules(_read_pooling(folder / others[0][1]), len(others) == 2, length)
+            unsupported.append(f"{folder}: {key} = {value!r:.80} is not supported")
+    if unsupported:
+        return SentenceModules(max_length=length, unsupported=unsupported[0])
+    return SentenceModules(pooling, "Normalize" in kinds, length)  # pyright: ignore[reportArgumentType]
 
 
 def write_modules(
@@ -136,15 +148,13 @@ def _kind(name: str) -> str:
     return kind if package.partition(".")[0] == "sentence_transformers" else name
 
 
-def _read_pooling(folder: Path) -> PoolingMode:
+def _pooling(folder: Path) -> str:
+    """Return the mode of a Pooling module; several modes, which are concatenated, as one text."""
     config = _object(folder, "config.json")
     flags = [key for key, value in config.items() if key.startswith(_POOLING_FLAG) and value]
     given = config.get("pooling_mode", flags or "mean")
     mode = given[0] if isinstance(given, list) and len(given) == 1 else given
-    mode = re.sub(r"_tokens?$", "", str(mode).removeprefix(_POOLING_FLAG))
-    if mode not in POOLING_MODES:
-        raise DataError(f"{folder / 'config.json'}: pooling by {given!r:.200} is not one of {', '.join(POOLING_MODES)}")
-    return mode  # pyright: ignore[reportReturnType]
+    return re.sub(r"_tokens?$", "", str(mode).removeprefix(_POOLING_FLAG))
 
 
 def _object(folder: Path, name: str) -> dict[str, Any]:

@@ -312,18 +312,19 @@ class _Columns:
         # a blank line closes the last sentence
         for line, text in chain(tables.read_lines(self._path), [(0, "")]):
             fields = self._fields(text)
-            is_opening = fields[:1] == (DOCUMENT_START,)
+            is_opening = bool(fields) and fields[0] == DOCUMENT_START
             if fields and not is_opening:
                 first_line = first_line or line
                 rows.append(fields)
-                problem = problem or self._problem(fields, line)
+                if problem is None and not self._is_sound(fields):
+                    problem = self._problem(fields, line)
                 continue
             if rows:
                 number += 1
                 is_document_open = True
                 yield problem or TaggedSentence(
-                    words=tuple(row[self._word - 1] for row in rows),
-                    tags=tuple(row[self._tag - 1].strip() for row in rows) if self._needs_label else None,
+                    words=tuple([row[self._word - 1] for row in rows]),
+                    tags=tuple([row[self._tag - 1].strip() for row in rows]) if self._needs_label else None,
                     line=first_line,
                     number=number,
                     document=document,
@@ -346,7 +347,18 @@ class _Columns:
             # where tags are not needed, that of the first word may be blank
             self._is_tabbed = "\t" in (bare if self._needs_label else text)
         # Other white space, such as a no-break space, may be part of a word.
-        return tuple(text.split("\t")) if self._is_tabbed else tuple(SPACES.split(bare))
+        if self._is_tabbed:
+            return tuple(text.split("\t"))
+        return tuple([field for field in bare.replace("\t", " ").split(" ") if field])
+
+    def _is_sound(self, fields: tuple[str, ...]) -> bool:
+        """Tell whether a row has the width of the first one, a word and a tag; quick, as there are very many rows."""
+        return (
+            len(fields) == self._width
+            and not fields[self._word - 1].isspace()
+            and fields[self._word - 1] != ""
+            and (not self._needs_label or fields[self._tag - 1].strip() != "")
+        )
 
     def _problem(self, fields: tuple[str, ...], line: int) -> BadRowError | None:
         if self._width is None:
