@@ -249,6 +249,8 @@ def _told_once(problems: list[Any]) -> list[Any]:
         told.setdefault(tuple(place), []).append(problem)
     kept = []
     for place, found in told.items():
+        if any(problem["type"] == "dict_type" for problem in found[1:]):
+            found[0] = {**found[0], "msg": f"{found[0]['msg']}, or a table"}
         kept += [problem for problem in found if len(_path_of(problem)) > len(place)] or found[:1]
     return kept
 

@@ -123,6 +123,7 @@ def test_a_recipe_of_another_command_names_that_command(tmp_path):
     [
         ("class_weights.a=-1.0", ["class_weights.a = -1.0: it must be greater than 0"]),
         ("class_weights={a=-1.0, b=0.0, c=1.0}", ["class_weights.a = -1.0: ", "class_weights.b = 0.0: "]),
+        ("class_weights=[1.0,2.0]", ["class_weights = [1.0, 2.0]: it must be 'none' or 'balanced', or a table"]),
         ("class_weights=balancd", ["class_weights = 'balancd' is not one of none, balanced; did you mean balanced?"]),
         ("card.language=English", ["card.language = 'English': not a value of this"]),
         ("card.language=['en', 'English']", ["card.language.1 = 'English': not a value of this"]),

@@ -155,12 +155,16 @@ def explained(name: str) -> dict[str, Any]:
     return {"recipe": str(path), "about": _comment(path), "keys": _keys(kind, values)}
 
 
+# A longer key with its value pushes its own meaning to the right, not those of all others.
+_WIDEST_KEY = 44
+
+
 def explained_lines(content: dict[str, Any]) -> list[str]:
     """Return for a terminal what `explained` tells, without sections that the recipe's task does not read."""
     task = next((key["value"] for key in content["keys"] if key["path"] == "task" and key["is_set"]), None)
     unread = {"span", "tagging", "features"} - {task} - ({"features"} if task == "tagging" else set())
     keys = [key for key in content["keys"] if task is None or key["path"].partition(".")[0] not in unread]
-    width = max(len(f"{key['path']} = {shown_value(key['value'])}") for key in keys)
+    width = min(_WIDEST_KEY, max(len(f"{key['path']} = {shown_value(key['value'])}") for key in keys))
     lines = [content["recipe"], "", *content["about"].split("\n")]
     section = "none"
     for key in keys:

@@ -77,9 +77,9 @@ def read_run(folder: str | Path, name: str) -> RunRecord:
     """Read a run's folder; raises ConfigError for any other folder, DataError for a damaged file."""
     folder = Path(folder)
     description = described(folder)
+    content = read_bytes(folder / RECIPE, limit=1 << 20)
     try:
-        text = read_bytes(folder / RECIPE, limit=1 << 20).decode("utf-8")
-        recipe = tomllib.loads(text)
+        recipe = tomllib.loads(text := content.decode("utf-8"))
     except ValueError as error:
         raise DataError(f"{folder / RECIPE}: not valid TOML: {error}") from None
     kind = kind_of_run(description)
