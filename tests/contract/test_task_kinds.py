@@ -7,14 +7,18 @@ from typing import get_args, get_origin, get_type_hints, is_typeddict
 import numpy as np
 import pytest
 import torch
+import transformers
 from tests.fine_tuning import finetune
+from tokenizers.pre_tokenizers import ByteLevel
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import DataError
 from maskloom.inference import Prediction, Predictor
+from maskloom.inference.model_folder import task_tokenizer
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.models.gpt_config import GptConfig
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import predict
@@ -25,8 +29,9 @@ from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import evaluate_task, model_outputs
-from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+from maskloom.text.vocabulary import SPECIAL_TOKENS, SpecialTokens, Vocabulary
+from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = [
@@ -62,6 +67,35 @@ CONFIG = BertConfig(
     initializer_range=0.5,
 )
 MAX_LENGTH = 24
+
+
+def save_bert(folder):
+    save_model(build_model(CONFIG, (), seed=0), folder)
+    WordPieceTokenizer(VOCABULARY, max_length=64).save(folder)
+
+
+def save_gpt(folder, tokenizer, **keys):
+    sizes = CONFIG.model_dump(include={"hidden_size", "num_hidden_layers", "num_attention_heads", "initializer_range"})
+    no_dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout_prob"), 0.0)
+    config = GptConfig(**sizes, **no_dropout, intermediate_size=56, vocab_size=len(tokenizer.vocabulary), **keys)
+    save_model(build_model(config, (), seed=0), folder)
+    tokenizer.save(folder)
+
+
+def save_first_gpt(folder):
+    """Byte pairs of words, with the marks of tasks in the vocabulary."""
+    save_gpt(folder, train_vocabulary(WORDS * 2, VocabularySettings(size=80, model="bpe"))[0])
+
+
+def save_gpt2(folder):
+    """Byte pairs of bytes, without any mark but that of an end; fine-tuning adds the others."""
+    merges = (("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("n", "n"), ("Ġ", "A"), ("ĠA", "nn"), ("ĠAnn", "a"))
+    tokens = [*sorted(ByteLevel.alphabet()), *map("".join, merges), "<|endoftext|>"]
+    special = SpecialTokens(begin="<|endoftext|>", end="<|endoftext|>")
+    save_gpt(folder, BytePairTokenizer(Vocabulary(tokens, special, prefix=""), merges, lowercase=False), pre_norm=True)
+
+
+MODELS = {"bert": save_bert, "gpt": save_first_gpt, "gpt2": save_gpt2}
 
 
 def sentence(draw, low=3, high=9):
@@ -144,11 +178,11 @@ def recipe(name):
     return validate_recipe(FinetuneRecipe, values, source="test")
 
 
-@pytest.fixture
-def model_folder(tmp_path):
-    folder = tmp_path / "bert"
-    save_model(build_model(CONFIG, (), seed=0), folder)
-    WordPieceTokenizer(VOCABULARY, max_length=64).save(folder)
+@pytest.fixture(params=list(MODELS))
+def model_folder(request, tmp_path):
+    folder = tmp_path / request.param
+    folder.mkdir()
+    MODELS[request.param](folder)
     return folder
 
 
@@ -170,7 +204,9 @@ def prepared(name, recipe, model_folder, files):
     train = kind.read(files[0], ReadingOptions(), settings)
     task = kind.make(kind.label_names(train, ReadingOptions(), settings), None, settings)
     model, _ = load_model(model_folder, heads=task.heads, num_labels=task.num_outputs, seed=1)
-    return task, model, Tokenizer.load(model_folder), kind.read(files[1], ReadingOptions(), settings)
+    tokenizer = task_tokenizer(model_folder)
+    model.resize_vocabulary(len(tokenizer.vocabulary), seed=1)
+    return task, model, tokenizer, kind.read(files[1], ReadingOptions(), settings)
 
 
 def test_units_and_batches(name, prepared):
@@ -326,7 +362,8 @@ def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_pat
     assert [row["index"] for row in rows] == list(range(9))
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text(encoding="utf-8"))
     settings = json.loads((tmp_path / "run" / "model" / "maskloom.json").read_text(encoding="utf-8"))
-    assert config["architectures"][0].startswith("BertFor")
+    (named,) = config["architectures"]
+    assert hasattr(transformers, named) != named.startswith("Maskloom")
     assert settings["kind"] == name
     shown = examples_of(read_run(tmp_path / "run", "run"), 100, Progress())
     assert shown.num_predicted == shown.num_in_file == 9

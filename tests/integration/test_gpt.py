@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
-from tests.fine_tuning import finetune
 from transformers import AutoTokenizer, OpenAIGPTLMHeadModel
 from typer.testing import CliRunner
 
@@ -16,7 +16,6 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.data.corpus.opening import Corpus
-from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
@@ -138,7 +137,9 @@ def test_a_file_is_continued_in_its_order_whatever_the_batches(run, tmp_path):
     [
         (["--prompt", ""], "'' has no token; a prompt has at least one"),
         (["--prompt", "the red cat " * 400], "tokens, and the model reads 512"),
-        (["--prompt", "the", "--top-p", "2"], "top_p 2.0: a number from 0 to 1 is expected"),
+        (["--prompt", "the", "--top-p", "2"], "top_p 2.0: a number above 0, at most 1, is expected"),
+        (["--prompt", "the", "--top-p", "0"], "top_p 0.0: a number above 0, at most 1, is expected"),
+        (["--prompt", "the", "--temperature", "-1"], "temperature -1.0: a number from 0 to 1e+06 is expected"),
         (["--prompt", "the", "--beam", "2", "--top-k", "3"], "beam = 2 beside top_k: a search draws nothing"),
         (["--prompt", "the", "--output", "x.jsonl"], "--input FILE and --output FILE go together"),
         ([], "give either --prompt TEXT or --input FILE"),
@@ -210,6 +211,35 @@ def choices(folder):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def answers(folder):
+    paragraphs = []
+    for a in COLORS:
+        for b in COLORS:
+            context = f"the {a} cat sees the {b} dog."
+            questions = [(animal, color) for animal, color in (("cat", a), ("dog", b), ("bird", None)) if a != b]
+            qas = [
+                {
+                    "id": f"{a}-{b}-{animal}",
+                    "question": f"which {animal}?",
+                    "answers": [{"text": color, "answer_start": context.index(f" {color} ") + 1}] if color else [],
+                    "is_impossible": color is None,
+                }
+                for animal, color in questions
+            ]
+            paragraphs.append({"context": context, "qas": qas})
+    for name in ("train", "dev"):
+        content = {"version": "2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def tags(folder):
+    tag = {"cat": "B-ANIMAL", "dog": "B-ANIMAL", **dict.fromkeys(COLORS, "B-COLOR")}
+    texts = [f"the {a} cat sees the {b} dog .".split() for a in COLORS for b in COLORS]
+    content = "\n\n".join("\n".join(f"{word} {tag.get(word, 'O')}" for word in words) for words in texts)
+    for name in ("train", "dev"):
+        (folder / f"{name}.conll").write_text(f"{content}\n")
+
+
 @pytest.mark.parametrize(
     ("task", "write", "more"),
     [
@@ -235,11 +265,45 @@ def test_it_is_fine_tuned_with_a_language_model_beside_the_task(run, tmp_path, t
     invoke("export", out, "--out", tmp_path / "exported")
 
 
+def fine_tuned_on_tokens(run, folder, task, write, suffix):
+    """Fine-tune on a task that reads tokens, export, and return the scores and the exported model."""
+    write(folder)
+    files = ("--train", folder / f"train{suffix}", "--dev", folder / f"dev{suffix}")
+    how = ("--epochs", 12, "--batch-size", 8, "--max-length", 24, "--learning-rate", "3e-3")
+    invoke("finetune", "--model", run / "model", "--task", task, *files, *how, "--out", folder / "run")
+    best = json.loads((folder / "run" / "metrics.json").read_text())["best"]["scores"]
+    evaluated = invoke("evaluate", "--model", folder / "run", "--data", files[3], "--json")
+    assert json.loads(evaluated.splitlines()[-1])["loss"] == pytest.approx(best["loss"], rel=1e-5)
+    invoke("export", folder / "run", "--out", folder / "exported")
+    (named,) = json.loads((folder / "exported" / "config.json").read_text())["architectures"]
+    assert named.startswith("MaskloomOpenAIGPTFor")
+    assert not hasattr(transformers, named.removeprefix("Maskloom"))
+    card = (folder / "exported" / "README.md").read_text(encoding="utf-8")
+    assert "with transformers" not in card
+    return best, maskloom.load(folder / "exported")
+
+
+def test_answers_are_found_and_missed_where_there_are_none(run, tmp_path):
+    """No answer is read at the last token, because the first one sees neither question nor context."""
+    scores, model = fine_tuned_on_tokens(run, tmp_path, "span", answers, ".json")
+    assert scores["exact_match"] > 90
+    context = "The RED  cat sees the blue dog."
+    found = model.predict([(f"which {animal}?", context) for animal in ("cat", "dog", "bird")])
+    assert [row["answer"] for row in found] == ["RED", "blue", ""]
+    assert [context[row["start"] : row["end"]] for row in found[:2]] == ["RED", "blue"]
+
+
+def test_words_are_tagged(run, tmp_path):
+    scores, model = fine_tuned_on_tokens(run, tmp_path, "tagging", tags, ".conll")
+    assert scores["f1"] > 0.9
+    (found,) = model.predict([["the", "red", "cat", "sees", "the", "white", "dog", "."]])
+    assert [entity["text"] for entity in found["entities"]] == ["red", "cat", "white", "dog"]
+
+
 @pytest.mark.parametrize("task", ["span", "tagging"])
-def test_tasks_on_tokens_are_refused_before_any_work(run, tmp_path, task):
-    with pytest.raises(ConfigError, match=f"task = '{task}': .*has no marks around texts as BERT's"):
-        finetune(FinetuneRecipe(task=task), model=run, train="no file", dev="no file", out=tmp_path / "out")
-    assert not (tmp_path / "out" / "run.json").exists()
+def test_a_language_model_beside_a_task_on_tokens_is_refused(task):
+    with pytest.raises(ValueError, match=rf"auxiliary_lm = 0.5: task = '{task}' reads tokens"):
+        FinetuneRecipe(task=task, auxiliary_lm=0.5)
 
 
 def test_both_orders_make_a_pair_the_same_as_its_mirror_image(run, tmp_path):

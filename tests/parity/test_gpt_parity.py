@@ -1,5 +1,7 @@
 """GPT against transformers: both layouts, every head, weights in both directions, and continuations."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -77,6 +79,33 @@ def test_choices_are_scored_beside_the_language_model(pre_norm, tmp_path):
     output = model.encoder(ids, attention_mask=mask)
     assert (model.heads["choice"](output.pooled).T - found.mc_logits).abs().max() < 1e-5
     assert (model.heads["lm"](output.last_hidden_state) - found.logits[0])[mask].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("head", "name"), [("tagger", "ForTokenClassification"), ("span", "ForQuestionAnswering")])
+@torch.no_grad()
+def test_heads_on_tokens(head, name, tmp_path):
+    """Of GPT-2's layout: transformers has no such classes for the first GPT."""
+    model = our_model(True, head)
+    save_model(model, tmp_path)
+    peer, report = getattr(transformers, f"GPT2{name}").from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids, mask = padded()
+    found = peer.eval()(ids, attention_mask=mask.long())
+    expected = found.logits if head == "tagger" else torch.stack([found.start_logits, found.end_logits], dim=-1)
+    logits = model.heads[head](model.encoder(ids, attention_mask=mask).last_hidden_state)
+    assert (logits - expected)[mask].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("head", ["tagger", "span"])
+def test_a_head_that_transformers_lacks_is_named_as_ours(head, tmp_path):
+    save_model(our_model(False, head), tmp_path)
+    (named,) = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["architectures"]
+    assert named.startswith("MaskloomOpenAIGPTFor")
+    for kind in ("TokenClassification", "QuestionAnswering"):
+        assert not hasattr(transformers, f"OpenAIGPTFor{kind}")
+        with pytest.raises(ValueError, match="Unrecognized configuration class"):
+            getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path)
+    assert head in load_model(tmp_path)[0].heads
 
 
 @pytest.mark.parametrize("name", ["Model", "LMHeadModel", "ForSequenceClassification", "DoubleHeadsModel"])

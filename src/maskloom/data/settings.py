@@ -46,11 +46,6 @@ class PretrainingData(Section):
         """What is told of a pair of texts: "nsp", "sop" for their order, or None."""
         return ("sop" if self.sentence_order else "nsp") if self.next_sentence and self.next_sentence_loss else None
 
-    @property
-    def num_text_tokens(self) -> int:
-        """The number of tokens left for text beside [CLS] and one or two [SEP]."""
-        return self.max_length - (3 if self.next_sentence else 2)
-
     def resolved_max_predictions(self) -> int:
         """Return the cap on predictions of one sequence, `max_predictions_per_seq` unless absent.
 

@@ -47,11 +47,11 @@ class Generation:
                 continue
             if type(value) is not int or not smallest <= value < 2**63:
                 raise ConfigError(f"{name} {value!r:.80}: a whole number of at least {smallest} is expected")
-        for name, largest in (("temperature", 1e6), ("top_p", 1.0)):
+        for name, largest, rule in (("temperature", 1e6, "from 0 to 1e+06"), ("top_p", 1.0, "above 0, at most 1,")):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0.0 <= value <= largest or (name == "top_p" and value == 0.0):
-                raise ConfigError(f"{name} {value!r:.80}: a number from 0 to {largest:g} is expected")
+                raise ConfigError(f"{name} {value!r:.80}: a number {rule} is expected")
         plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
         if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
             raise ConfigError(

@@ -233,11 +233,6 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
             f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} reads both ways, so it would see the tokens that it is "
             "to predict; a GPT or a left-to-right BERT can"
         )
-    if recipe.task in ("span", "tagging") and not tokenizer.has_segments:
-        raise ConfigError(
-            f"task = {recipe.task!r}: {source} has no marks around texts as BERT's, which this task needs; a GPT is "
-            "fine-tuned on single, pair, regression, multilabel and choice"
-        )
     limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
     if max_length > limit:
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")

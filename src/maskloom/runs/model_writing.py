@@ -69,7 +69,8 @@ class Card:
     def write(self, folder: Path) -> None:
         """Write README.md into a model folder: the facts as YAML, then title, summary, metrics and recipe."""
         config = read_json_object(folder / CONFIG) if (folder / CONFIG).exists() else {}
-        is_own = str(config.get("model_type")).startswith("maskloom")
+        named = (config.get("model_type"), *config.get("architectures", ()))
+        is_own = any(str(name).lower().startswith("maskloom") for name in named)
         opens = "" if is_own else " and with transformers"
         facts = self._facts() | ({"library_name": "maskloom"} if is_own else {})
         header = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in facts.items())

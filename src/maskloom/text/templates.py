@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from tokenizers import processors
 
 from maskloom.errors import ConfigError
@@ -19,13 +20,32 @@ RUNNING_TEXT = "A end"
 
 
 @dataclass(frozen=True)
+class Frames:
+    """Packed sequences whose marks are written and whose texts are not yet.
+
+    `token_ids` and `segment_ids` are (tokens,), `lengths` (sequences,); `first` and `second` (sequences,) are the
+    places in the arrays where the texts go.
+    """
+
+    token_ids: np.ndarray
+    segment_ids: np.ndarray
+    lengths: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+
+
+@dataclass(frozen=True)
 class SequenceTemplate:
-    """The ids of marks before, between and after texts; with `has_segments` the second text is segment 1 to its end."""
+    """The ids of marks before, between and after texts; with `has_segments` the second text is segment 1 to its end.
+
+    With `classifies_last` the token that stands for a sequence as a whole is its last one, not its first.
+    """
 
     begin: tuple[int, ...]
     middle: tuple[int, ...]
     end: tuple[int, ...]
     has_segments: bool = False
+    classifies_last: bool = False
 
     @classmethod
     def of(cls, pattern: str, vocabulary: Vocabulary, *, has_segments: bool = False) -> SequenceTemplate:
@@ -34,13 +54,37 @@ class SequenceTemplate:
         middle, _, end = rest.partition("B") if "B" in rest else ("", "", rest)
         tokens = ([getattr(vocabulary.special, role) for role in part.split()] for part in (before, middle, end))
         ids = (tuple(vocabulary.ids[token] for token in part if token is not None) for part in tokens)
-        return cls(*ids, has_segments=has_segments)
+        return cls(*ids, has_segments=has_segments, classifies_last=end.endswith("classify"))
 
     def num_marks(self, num_texts: int) -> int:
         """Return how many marks stand around one text or two; raises ConfigError for two that nothing would divide."""
         if num_texts > 1 and not self.middle:
             raise ConfigError("this tokenizer has no token that stands between two texts, so it takes no pairs")
         return len(self.begin) + len(self.end) + (len(self.middle) if num_texts > 1 else 0)
+
+    def second_places(self, first_lengths: np.ndarray) -> np.ndarray:
+        """Return where second texts begin in their sequences, by the numbers of tokens of the first ones."""
+        return len(self.begin) + first_lengths + len(self.middle)
+
+    def whole_places(self, lengths: np.ndarray) -> np.ndarray:
+        """Return where the token stands that is for the whole of a sequence, by the lengths of sequences."""
+        return lengths - 1 if self.classifies_last else np.zeros_like(lengths)
+
+    def frames(self, first_lengths: np.ndarray, second_lengths: np.ndarray | None = None) -> Frames:
+        """Return sequences of one text each, or of two, by the numbers of their tokens (sequences,)."""
+        middle, end = (self.end, ()) if second_lengths is None else (self.middle, self.end)
+        before = len(self.begin) + first_lengths + len(middle)
+        behind = np.zeros_like(before) if second_lengths is None else second_lengths + len(end)
+        lengths = before + behind
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        second = starts + before
+        token_ids = np.zeros(int(lengths.sum()), dtype=np.int64)
+        for places, marks in ((starts, self.begin), (second - len(middle), middle), (ends - len(end), end)):
+            token_ids[places[:, None] + np.arange(len(marks))] = marks
+        halves = np.tile([0, int(self.has_segments)], len(lengths))
+        segment_ids = np.repeat(halves, np.stack([before, behind], axis=1).reshape(-1))
+        return Frames(token_ids, segment_ids, lengths, starts + len(self.begin), second)
 
     def processor(self, vocabulary: Vocabulary) -> processors.TemplateProcessing:
         """Return the template in the form of the `tokenizers` library."""

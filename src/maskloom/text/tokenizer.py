@@ -172,6 +172,10 @@ class Tokenizer(ABC):
             return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
         return self._cut([self._as_text(text) for text in texts], self._library_ids, attrgetter("ids"))
 
+    def chunk_ids_batch(self, chunks: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each of many chunks, as they are in a text where white space stands before the chunk."""
+        return self.token_ids_batch(chunks if self.cuts_at_white_space else [f" {chunk}" for chunk in chunks])
+
     @abstractmethod
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
         """Return the ids of each of some normalised words."""

@@ -1,5 +1,6 @@
 """The marks around texts, and the truncation between them, for templates of several families."""
 
+import numpy as np
 import pytest
 
 from maskloom.errors import ConfigError
@@ -44,3 +45,37 @@ def test_a_token_is_bare_without_the_mark_of_its_place_in_a_word() -> None:
     assert [BERT.bare(token) for token in ("##ed", "##", "a", "a</w>")] == ["ed", "##", "a", "a</w>"]
     assert [GPT.bare(token) for token in ("##ed", "a</w>", "a")] == ["##ed", "a", "a"]
     assert not GPT.is_continuation.any()
+
+
+@pytest.mark.parametrize(("pattern", "vocabulary"), [(BERT_TEXTS, BERT), (GPT_TEXTS, GPT), (RUNNING_TEXT, GPT)])
+@pytest.mark.parametrize("num_texts", [1, 2])
+def test_frames_have_the_marks_and_room_for_the_texts(pattern: str, vocabulary: Vocabulary, num_texts: int) -> None:
+    template = SequenceTemplate.of(pattern, vocabulary, has_segments=vocabulary is BERT)
+    if num_texts == 2 and not template.middle:
+        return
+    first, second, text = np.array([2, 0, 1]), np.array([1, 3, 0]), len(vocabulary) - 1
+    frames = template.frames(first, second if num_texts == 2 else None)
+    expected_ids, expected_segments, lengths = [], [], []
+    for a, b in zip(first.tolist(), second.tolist(), strict=True):
+        behind = [] if num_texts == 1 else [*template.middle, *[text] * b]
+        ids = [*template.begin, *[text] * a, *behind, *template.end]
+        num_b = 0 if num_texts == 1 else b + len(template.end)
+        expected_ids += ids
+        expected_segments += [0] * (len(ids) - num_b) + [int(template.has_segments)] * num_b
+        lengths.append(len(ids))
+    for places, sizes in ((frames.first, first), (frames.second, second))[:num_texts]:
+        for place, size in zip(places.tolist(), sizes.tolist(), strict=True):
+            frames.token_ids[place : place + size] = text
+    assert frames.token_ids.tolist() == expected_ids
+    assert frames.segment_ids.tolist() == expected_segments
+    assert frames.lengths.tolist() == lengths
+    if num_texts == 2:
+        starts = np.cumsum(frames.lengths) - frames.lengths
+        assert (template.second_places(first) == frames.second - starts).all()
+        assert (frames.lengths - first - second == template.num_marks(2)).all()
+
+
+def test_the_whole_of_a_sequence_is_where_it_is_classified() -> None:
+    lengths = np.array([5, 3])
+    assert SequenceTemplate.of(BERT_TEXTS, BERT).whole_places(lengths).tolist() == [0, 0]
+    assert SequenceTemplate.of(GPT_TEXTS, GPT).whole_places(lengths).tolist() == [4, 2]

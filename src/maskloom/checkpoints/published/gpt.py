@@ -60,12 +60,14 @@ def _rows(config: GptConfig, heads: Sequence[str], *, has_pooler: bool = True) -
 
 def _class_names(config: GptConfig) -> Sequence[tuple[tuple[str, ...], str]]:
     family = "GPT2" if config.pre_norm else "OpenAIGPT"
+    # transformers has these classes for GPT-2 alone
+    own = "" if config.pre_norm else "Maskloom"
     return (
         (("classifier",), f"{family}ForSequenceClassification"),
         (("tagger", "crf"), f"Maskloom{family}CrfForTokenClassification"),
-        (("tagger",), f"{family}ForTokenClassification"),
+        (("tagger",), f"{own}{family}ForTokenClassification"),
         (("choice",), f"{family}DoubleHeadsModel"),
-        (("span",), f"{family}ForQuestionAnswering"),
+        (("span",), f"{own}{family}ForQuestionAnswering"),
         (("lm",), f"{family}LMHeadModel"),
         ((), f"{family}Model"),
     )

@@ -72,6 +72,8 @@ class SentencePairs:
     ) -> None:
         """Sample from the documents of these indices, or from all."""
         self._corpus, self._data, self._seed = corpus, data, seed
+        self._num_marks = corpus.tokenizer.template.num_marks(2 if data.next_sentence else 1)
+        self._room = data.max_length - self._num_marks
         offsets = np.asarray(corpus.document_offsets, dtype=np.int64)
         chosen = np.arange(len(offsets) - 1) if documents is None else np.asarray(documents, dtype=np.int64)
         first, count = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
@@ -113,31 +115,21 @@ class SentencePairs:
 
     def extent(self) -> Extent:
         """Return how much an epoch holds; the first block, which training needs anyway, speaks for the others."""
-        block, num_marks = self.block(0, 0), self._data.max_length - self._data.num_text_tokens
+        block = self.block(0, 0)
         fraction = min(1.0, self.documents_per_block / len(self._documents))
-        return Extent(round(len(block) / fraction), block.a_length + block.b_length + num_marks, num_marks)
+        return Extent(round(len(block) / fraction), block.a_length + block.b_length + self._num_marks, self._num_marks)
 
     def gather(self, rows: Instances) -> Texts:
         """Return instances with their tokens and marks: A of segment 0, and B of segment 1."""
         has_pairs, template = self._data.next_sentence, self._corpus.tokenizer.template
-        after_a, after_b = (template.middle, template.end) if has_pairs else (template.end, ())
-        a_total = len(template.begin) + rows.a_length + len(after_a)
-        b_total = rows.b_length + len(after_b)
-        lengths = a_total + b_total
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        tokens = np.empty(int(ends[-1]), dtype=np.int64)
-        b_starts = starts + a_total
-        frame = (starts, template.begin), (b_starts - len(after_a), after_a), (ends - len(after_b), after_b)
-        for places, marks in frame:
-            tokens[places[:, None] + np.arange(len(marks))] = marks
-        self._fill(tokens, starts + len(template.begin), rows.a_first, rows.a_last, rows.a_skip, rows.a_length)
+        frames = template.frames(rows.a_length, rows.b_length if has_pairs else None)
+        self._fill(frames.token_ids, frames.first, rows.a_first, rows.a_last, rows.a_skip, rows.a_length)
         if has_pairs:
-            self._fill(tokens, b_starts, rows.b_first, rows.b_last, rows.b_skip, rows.b_length)
+            self._fill(frames.token_ids, frames.second, rows.b_first, rows.b_last, rows.b_skip, rows.b_length)
         return Texts(
-            token_ids=tokens,
-            segment_ids=np.repeat(np.tile(np.arange(2), len(rows)), np.stack([a_total, b_total], axis=1).reshape(-1)),
-            lengths=lengths,
+            token_ids=frames.token_ids,
+            segment_ids=frames.segment_ids,
+            lengths=frames.lengths,
             keys=rows.keys,
             epochs=rows.epochs,
             pair_labels=rows.is_random.copy() if has_pairs else None,
@@ -186,7 +178,7 @@ class SentencePairs:
 
     def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
         """Return the number of text tokens that instances of each document aim at, drawn once a document and epoch."""
-        most, documents = self._data.num_text_tokens, self._documents[visited]
+        most, documents = self._room, self._documents[visited]
         is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
         return np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
 
@@ -232,7 +224,7 @@ class SentencePairs:
         """Return instances of two sides that fit; a side is its first sentences, those after the last, its lengths."""
         a_first, a_last, a_length = a_side
         b_first, b_last, b_length = b_side
-        a_kept, b_kept = truncated_lengths(a_length, b_length, self._data.num_text_tokens)
+        a_kept, b_kept = truncated_lengths(a_length, b_length, self._room)
         return Instances(
             a_first=a_first,
             a_last=a_last,
@@ -278,7 +270,7 @@ class SentencePairs:
         last = np.clip(last, np.arange(len(last)) + 1, chunks.document_ends)
         reached = _chain(last)
         first, after, num_tokens = chunks.side(reached, reached, last[reached])
-        num_parts = -(-num_tokens // self._data.num_text_tokens)
+        num_parts = -(-num_tokens // self._room)
         part = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
         sentences, after, whole, num_parts = np.repeat([first, after, num_tokens, num_parts], num_parts, axis=1)
         first_token, end_token = whole * part // num_parts, whole * (part + 1) // num_parts

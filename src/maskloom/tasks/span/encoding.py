@@ -60,8 +60,6 @@ def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) 
     return first, last
 
 
-# [CLS] question [SEP] context [SEP]
-_NUM_SPECIALS = 3
 _WORDS_AT_ONCE = 200_000
 _SHOWN_IDS = 5
 
@@ -83,9 +81,9 @@ class EncodedQuestions:
     `contexts` are distinct; question i is on `contexts[context_of[i]]` and has the ids `question_ids[i]`, cut to the
     longest allowed. `window_question`, `window_start` and `window_length` (windows,) say for each window its question
     and which pieces of the context it holds; `first_window` (questions + 1,) where the windows of a question begin.
-    `labels` (windows, 2) are the places of the answer's first and last token in the window, 0 and 0 where it is not
-    whole in it; None where a question does not say. `unaligned` are ids of questions whose answer cannot be found among
-    the words: left out for training, and without place otherwise.
+    `labels` (windows, 2) are the places of the answer's first and last token in the window, twice its null place where
+    the answer is not whole in it; None where a question does not say. `unaligned` are ids of questions whose answer
+    cannot be found among the words: left out for training, and without place otherwise.
     """
 
     questions: list[Question]
@@ -107,7 +105,23 @@ class EncodedQuestions:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each window, special tokens included."""
-        return self.question_lengths[self.window_question] + self.window_length + _NUM_SPECIALS
+        num_marks = self.tokenizer.template.num_marks(2)
+        return self.question_lengths[self.window_question] + self.window_length + num_marks
+
+    @property
+    def null_places(self) -> np.ndarray:
+        """Place of the token in each window, (windows,), that stands for an answer which is not there."""
+        return self.tokenizer.template.whole_places(self.lengths)
+
+    @cached_property
+    def context_places(self) -> np.ndarray:
+        """Place in the windows of each question, (questions,), where the context begins."""
+        return self.tokenizer.template.second_places(self.question_lengths)
+
+    @property
+    def capacities(self) -> np.ndarray:
+        """Pieces of the context that a window of each question holds at most, (questions,)."""
+        return self.max_length - self.tokenizer.template.num_marks(2) - self.question_lengths
 
     @property
     def num_examples(self) -> int:
@@ -154,24 +168,19 @@ class EncodedQuestions:
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch:
         """Return the windows of those numbers, packed in that order; their ids are put together here."""
-        vocabulary = self.tokenizer.vocabulary
-        lengths = self.lengths[indices]
-        ends = np.cumsum(lengths)
-        token_ids = np.full(int(ends[-1]) if len(ends) else 0, vocabulary.sep_id, dtype=np.int64)
-        segment_ids = np.zeros_like(token_ids)
-        for window, end, length in zip(indices.tolist(), ends.tolist(), lengths.tolist(), strict=True):
-            number, first = int(self.window_question[window]), end - length
-            question, start = self.question_ids[number], int(self.window_start[window])
-            context_at = first + len(question) + 2
-            token_ids[first] = vocabulary.cls_id
-            token_ids[first + 1 : context_at - 1] = question
-            pieces = self.contexts[self.context_of[number]].pieces
-            token_ids[context_at : end - 1] = pieces[start : start + int(self.window_length[window])]
-            segment_ids[context_at:end] = 1
+        numbers, starts, sizes = (
+            part[indices] for part in (self.window_question, self.window_start, self.window_length)
+        )
+        frames = self.tokenizer.template.frames(self.question_lengths[numbers], sizes)
+        columns = (numbers, starts, sizes, frames.first, frames.second)
+        for number, start, size, first, second in zip(*(column.tolist() for column in columns), strict=True):
+            question, context = self.question_ids[number], self.contexts[self.context_of[number]]
+            frames.token_ids[first : first + len(question)] = question
+            frames.token_ids[second : second + size] = context.pieces[start : start + size]
         return ClassificationBatch(
-            token_ids=token_ids,
-            segment_ids=segment_ids,
-            lengths=lengths.astype(np.int64),
+            token_ids=frames.token_ids,
+            segment_ids=frames.segment_ids,
+            lengths=frames.lengths,
             labels=None if self.labels is None else self.labels[indices],
             indices=np.asarray(indices, dtype=np.int64),
         )
@@ -187,7 +196,7 @@ class EncodedQuestions:
             "unaligned": list(self.unaligned),
         }
         if self.labels is not None:
-            account["num_windows_without_answer"] = int((self.labels == 0).all(axis=1).sum())
+            account["num_windows_without_answer"] = int((self.labels == self.null_places[:, None]).all(axis=1).sum())
         return account
 
     def notes(self, path: Path) -> list[str]:
@@ -233,15 +242,11 @@ def encode_questions(
     kept = [number for number, span in enumerate(spans) if not (for_training and span == _UNALIGNED)]
     all_ids = tokenizer.token_ids_batch([questions[number].question for number in kept])
     question_ids = [np.asarray(ids[:max_question_length], dtype=np.int32) for ids in all_ids]
-    _check_room(question_ids, max_length)
-    context_of = context_of[kept]
-    window_question, window_start, window_length = _windows(question_ids, contexts, context_of, max_length, stride)
-    labels = None
-    if not any(span is None for span in spans):
-        offsets = np.fromiter((len(ids) + 2 for ids in question_ids), np.int64, len(question_ids))
-        kept_spans = np.array([spans[number] for number in kept], dtype=np.int64).reshape(-1, 2)
-        labels = _labels(kept_spans, offsets, window_question, window_start, window_length)
-    return EncodedQuestions(
+    num_marks, context_of = tokenizer.template.num_marks(2), context_of[kept]
+    _check_room(question_ids, max_length, num_marks)
+    rooms = [max_length - num_marks - len(ids) for ids in question_ids]
+    window_question, window_start, window_length = _windows(rooms, contexts, context_of, stride)
+    encoded = EncodedQuestions(
         questions=[questions[number] for number in kept],
         contexts=contexts,
         context_of=context_of,
@@ -250,7 +255,7 @@ def encode_questions(
         window_start=window_start,
         window_length=window_length,
         first_window=np.searchsorted(window_question, np.arange(len(kept) + 1)),
-        labels=labels,
+        labels=None,
         max_length=max_length,
         stride=stride,
         tokenizer=tokenizer,
@@ -258,6 +263,9 @@ def encode_questions(
         is_for_training=for_training,
         num_cut_questions=sum(len(ids) > max_question_length for ids in all_ids),
     )
+    if any(span is None for span in spans):
+        return encoded
+    return replace(encoded, labels=_labels(encoded, np.array(spans, dtype=np.int64).reshape(-1, 2)[kept]))
 
 
 def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray]) -> EncodedContext:
@@ -266,7 +274,7 @@ def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray
     if len(known) > _WORDS_AT_ONCE:
         known.clear()
     new = list(dict.fromkeys(word for word in texts if word not in known))
-    for word, ids in zip(new, tokenizer.token_ids_batch(new), strict=True):
+    for word, ids in zip(new, tokenizer.chunk_ids_batch(new), strict=True):
         known[word] = np.asarray(ids, dtype=np.int32)
     pieces = [known[word] for word in texts]
     counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
@@ -295,38 +303,38 @@ def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokeniz
     bounds = np.searchsorted(context.piece_words, [first, last + 1])
     if bounds[0] == bounds[1]:
         return _UNALIGNED  # words of control characters have no pieces
-    return answer_pieces(context.pieces, int(bounds[0]), int(bounds[1]) - 1, tokenizer.token_ids(answer.text))
+    encode = tokenizer.token_ids_batch if answer.start > words.starts[first] else tokenizer.chunk_ids_batch
+    return answer_pieces(context.pieces, int(bounds[0]), int(bounds[1]) - 1, encode([answer.text])[0])
 
 
-def _check_room(question_ids: list[np.ndarray], max_length: int) -> None:
+def _check_room(question_ids: list[np.ndarray], max_length: int, num_marks: int) -> None:
     longest = max(map(len, question_ids), default=0)
-    if longest + _NUM_SPECIALS >= max_length:
+    if longest + num_marks >= max_length:
         raise ConfigError(
-            f"max_length {max_length}: a question of {longest} pieces and {_NUM_SPECIALS} special tokens leave no room "
+            f"max_length {max_length}: a question of {longest} pieces and {num_marks} special tokens leave no room "
             "for the context; raise data.max_length or lower span.max_question_length"
         )
 
 
 def _windows(
-    question_ids: list[np.ndarray], contexts: list[EncodedContext], context_of: np.ndarray, max_length: int, stride: int
+    capacities: list[int], contexts: list[EncodedContext], context_of: np.ndarray, stride: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return question, start and length of every window."""
+    """Return question, start and length of every window, by the pieces of context that a question's windows hold."""
     questions, starts, lengths = ([np.empty(0, np.int64)] for _ in range(3))
-    for number, ids in enumerate(question_ids):
-        num_pieces, capacity = len(contexts[context_of[number]].pieces), max_length - len(ids) - _NUM_SPECIALS
+    for number, capacity in enumerate(capacities):
+        num_pieces = len(contexts[context_of[number]].pieces)
         starts.append(window_starts(num_pieces, capacity, stride))
         lengths.append(np.minimum(num_pieces - starts[-1], capacity))
         questions.append(np.full(len(starts[-1]), number))
     return np.concatenate(questions), np.concatenate(starts), np.concatenate(lengths)
 
 
-def _labels(
-    spans: np.ndarray, offsets: np.ndarray, questions: np.ndarray, starts: np.ndarray, lengths: np.ndarray
-) -> np.ndarray:
-    """Return the places of the answer in each window, (windows, 2); 0 and 0 where it is not whole in it."""
-    spans = spans[questions]
-    is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + lengths)
-    return np.where(is_inside[:, None], spans - starts[:, None] + offsets[questions][:, None], 0)
+def _labels(encoded: EncodedQuestions, spans: np.ndarray) -> np.ndarray:
+    """Return the places of each question's answer in its windows, (windows, 2); null places where it is not whole."""
+    starts, spans = encoded.window_start, spans[encoded.window_question]
+    is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + encoded.window_length)
+    places = spans + (encoded.context_places[encoded.window_question] - starts)[:, None]
+    return np.where(is_inside[:, None], places, encoded.null_places[:, None])
 
 
 def window_starts(num_pieces: int, capacity: int, stride: int) -> np.ndarray:

@@ -78,7 +78,7 @@ def decode_answers(
     """
     if len(outputs) != len(encoded):
         raise ValueError(f"{len(outputs)} outputs for {len(encoded)} windows; they must agree")
-    decoder = _Decoder(encoded, outputs, settings or SpanSettings(), only_best, TextFinder(encoded.tokenizer.lowercase))
+    decoder = _Decoder(encoded, outputs, settings or SpanSettings(), only_best, TextFinder(encoded.tokenizer))
     for first, last in encoded.runs(_WINDOWS_AT_ONCE):
         yield from decoder.answers(first, last)
 
@@ -114,14 +114,14 @@ class _Decoder:
         encoded = self.encoded
         windows = np.arange(encoded.first_window[first], encoded.first_window[last])
         logits = self._padded(windows)
+        nulls = logits[np.arange(len(windows)), encoded.null_places[windows]]
         spans = self._spans(windows, logits)
         bounds = np.searchsorted(spans.question, np.arange(first, last + 1))
         for question in range(first, last):
             null = None
             if self.settings.has_unanswerable:
-                own = encoded.first_window[question : question + 2] - encoded.first_window[first]
-                nulls = logits[own[0] : own[1], 0]
-                null = nulls[int(nulls.sum(axis=1).argmin())]
+                own = slice(*(encoded.first_window[question : question + 2] - encoded.first_window[first]).tolist())
+                null = nulls[own][int(nulls[own].sum(axis=1).argmin())]
             yield self._answer(question, spans, range(*bounds[question - first : question - first + 2].tolist()), null)
 
     def _padded(self, windows: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ class _Decoder:
         order = np.argsort(-logits, axis=1, kind="stable")[:, : self.settings.num_best]
         starts, ends = order[:, :, 0], order[:, :, 1]
         questions = encoded.window_question[windows]
-        offsets = encoded.question_lengths[questions] + 2
+        offsets = encoded.context_places[questions]
         context_ends = offsets + encoded.window_length[windows]
         starts_count = (starts >= offsets[:, None]) & (starts < context_ends[:, None])
         row, column = np.nonzero(starts_count)
@@ -150,7 +150,7 @@ class _Decoder:
             own - encoded.first_window[questions[row]],
             np.diff(encoded.first_window)[questions[row]],
             encoded.context_lengths[questions[row]],
-            encoded.max_length - offsets[row] - 1,
+            encoded.capacities[questions[row]],
             encoded.stride,
         )
         sizes = ends[:, None, :] - starts[:, :, None]
@@ -196,34 +196,40 @@ class _Decoder:
         """Return the text of a span, and where it starts and ends in its context."""
         encoded = self.encoded
         context = encoded.contexts[encoded.context_of[question]]
-        shift = int(encoded.window_start[spans.window[place]]) - len(encoded.question_ids[question]) - 2
+        shift = int(encoded.window_start[spans.window[place]] - encoded.context_places[question])
         start, end = int(spans.start[place]) + shift, int(spans.end[place]) + shift
-        tokens, words = encoded.tokenizer.vocabulary.tokens, context.words
+        words = context.words
         first_word, last_word = int(context.piece_words[start]), int(context.piece_words[end])
         texts = [context.text[words.starts[i] : words.ends[i]] for i in range(first_word, last_word + 1)]
-        text, first, last = self.finder.find(
-            [tokens[index] for index in context.pieces[start : end + 1].tolist()], texts
-        )
+        text, first, last = self.finder.find(context.pieces[start : end + 1].tolist(), texts)
         return text, words.place_in_context(first_word, first), words.place_in_context(first_word, last) + 1
 
 
 class TextFinder:
-    """Finds the characters of a context that pieces were made from, for a tokenizer that lower-cases or does not.
+    """Finds the characters of a context that a tokenizer's pieces were made from.
 
-    The basic tokens of words are kept, because candidates for one question share most of theirs.
+    The basic tokens of words are kept, because candidates for one question share most of theirs; a word is its only one
+    where pieces are bytes, which leave it as it stands.
     """
 
-    def __init__(self, lowercase: bool) -> None:
-        self._basic_tokens = lru_cache(_KEPT_WORDS)(partial(normalization.words, lowercase=lowercase))
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        cut = partial(normalization.words, lowercase=tokenizer.lowercase)
+        self._basic_tokens = lru_cache(_KEPT_WORDS)(cut if tokenizer.cuts_at_white_space else lambda word: [word])
 
-    def find(self, pieces: Sequence[str], words: Sequence[str]) -> tuple[str, int, int]:
-        """Return the part of `words`, joined by spaces, that tokens were made from, with its first and last place.
+    def find(self, pieces: Sequence[int], words: Sequence[str]) -> tuple[str, int, int]:
+        """Return the part of `words`, joined by spaces, that pieces were made from, with its first and last place.
 
         The pieces are looked up in the words' basic tokens and mapped by counting characters that are no spaces. Where
         that fails (a token that is unknown, or words whose length changes by stripping accents or control characters)
         it is all of the words.
         """
-        predicted = " ".join(" ".join(pieces).replace(" ##", "").replace("##", "").split())
+        tokens, prefix = self._tokenizer.vocabulary.tokens, self._tokenizer.vocabulary.prefix
+        if prefix:
+            predicted = " ".join(tokens[piece] for piece in pieces).replace(f" {prefix}", "").replace(prefix, "")
+        else:
+            predicted = self._tokenizer.decode(pieces, skip_special_tokens=False)
+        predicted = " ".join(predicted.split())
         tokens = [token for word in words for token in self._basic_tokens(word)]
         joined, whole = " ".join(tokens), " ".join(words)
         start = joined.find(predicted)

@@ -16,6 +16,7 @@ from maskloom.metrics.entities import is_tag
 from maskloom.objectives.objective import NOT_SCORED
 from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.tasks.tagging.settings import Context
+from maskloom.text.templates import SequenceTemplate
 from maskloom.text.tokenizer import Tokenizer
 
 
@@ -25,8 +26,8 @@ class EncodedSentences:
 
     `pieces` are flat token ids; word w owns `pieces[word_starts[w]:word_starts[w + 1]]` and sentence s, of those that
     have words, the words `sentence_starts[s]` to `sentence_starts[s + 1]`. `labels` (words,) are ids of tags, or None.
-    `windows` are as `plan_windows` returns them; a unit is [CLS], the pieces of a window, [SEP]. `num_vanished_words`
-    had no pieces at all and count as [UNK].
+    `windows` are as `plan_windows` returns them; a unit is the pieces of a window with the marks of `template`.
+    `num_vanished_words` had no pieces at all and count as the unknown token.
     """
 
     sentences: Sequence[TaggedSentence]
@@ -35,15 +36,14 @@ class EncodedSentences:
     sentence_starts: np.ndarray
     labels: np.ndarray | None
     windows: np.ndarray
-    cls_id: int
-    sep_id: int
+    template: SequenceTemplate
     max_length: int
     num_vanished_words: int
 
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each window, special tokens included."""
-        return self.windows[:, 1] - self.windows[:, 0] + 2
+        return self.windows[:, 1] - self.windows[:, 0] + self.template.num_marks(1)
 
     @property
     def num_examples(self) -> int:
@@ -63,27 +63,23 @@ class EncodedSentences:
 
         The chains are the sentences that have scored words in a window, with all of their words that are in it.
         """
-        lengths = self.lengths[indices].astype(np.int64)
-        token_ids = np.empty(int(lengths.sum()), dtype=np.int64)
-        labels = np.full(len(token_ids), NOT_SCORED, dtype=np.int64)
-        chains = np.full(len(token_ids), -1, dtype=np.int64)
-        num_chains = place = 0
-        for index, length in zip(np.asarray(indices).tolist(), lengths.tolist(), strict=True):
-            first, end, first_word, end_word = self.windows[index].tolist()
-            token_ids[place] = self.cls_id
-            token_ids[place + 1 : place + length - 1] = self.pieces[first:end]
-            token_ids[place + length - 1] = self.sep_id
-            shift = place + 1 - first
+        windows = self.windows[indices]
+        frames = self.template.frames(windows[:, 1] - windows[:, 0])
+        labels = np.full(len(frames.token_ids), NOT_SCORED, dtype=np.int64)
+        chains = np.full(len(frames.token_ids), -1, dtype=np.int64)
+        num_chains = 0
+        for (first, end, first_word, end_word), place in zip(windows.tolist(), frames.first.tolist(), strict=True):
+            shift = place - first
+            frames.token_ids[place : end + shift] = self.pieces[first:end]
             if self.labels is not None:
                 labels[self.word_starts[first_word:end_word] + shift] = self.labels[first_word:end_word]
             words, sentences = self._chain_words(first, end, first_word, end_word)
             chains[self.word_starts[words] + shift] = num_chains + sentences
             num_chains += int(sentences[-1]) + 1
-            place += length
         return TokenBatch(
-            token_ids=token_ids,
-            segment_ids=np.zeros_like(token_ids),
-            lengths=lengths,
+            token_ids=frames.token_ids,
+            segment_ids=frames.segment_ids,
+            lengths=frames.lengths,
             labels=None if self.labels is None else labels,
             indices=np.asarray(indices, dtype=np.int64),
             chains=chains,
@@ -91,11 +87,13 @@ class EncodedSentences:
 
     def word_rows(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
         """Return one row of outputs a word, (words, width), in order: that of its first piece where it is scored."""
-        rows = [
-            values[self.word_starts[first_word:end_word] - first + 1]
-            for values, (first, _, first_word, end_word) in zip(outputs, self.windows.tolist(), strict=True)
-        ]
+        rows = [values[self.word_places(window)] for window, values in zip(range(len(self)), outputs, strict=True)]
         return np.concatenate(rows) if rows else np.empty((0, 1), dtype=np.float32)
+
+    def word_places(self, window: int) -> np.ndarray:
+        """Return which tokens of a window are the first pieces of the words that are scored there."""
+        first, _, first_word, end_word = self.windows[window].tolist()
+        return len(self.template.begin) + self.word_starts[first_word:end_word] - first
 
     def by_sentence(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut an array with one entry a word into one array a sentence; that of a blank one is empty."""
@@ -148,33 +146,33 @@ def encode_sentences(
     context: Context = "sentence",
     path: str | Path = "input",
 ) -> EncodedSentences:
-    """Encode sentences in order, with windows of at most `max_length` tokens, [CLS] and [SEP] included.
+    """Encode sentences in order, with windows of at most `max_length` tokens, marks included.
 
     `labels` are the tags by id; sentences without tags give no labels. A word of which nothing is left, such as one of
-    control characters, counts as [UNK], so that words and tags stay in step. Raises ConfigError for a length that the
+    control characters, counts as unknown, so that words and tags stay in step. Raises ConfigError for a length that the
     tokenizer does not have, DataError, with `path` and line, for a tag that is not among the labels.
     """
-    if not 3 <= max_length <= tokenizer.max_length:
-        raise ConfigError(f"max_length = {max_length}: tagging needs 3 to {tokenizer.max_length} tokens")
+    vocabulary, template = tokenizer.vocabulary, tokenizer.template
+    room = max_length - template.num_marks(1)
+    if room < 1 or max_length > tokenizer.max_length:
+        least = template.num_marks(1) + 1
+        raise ConfigError(f"max_length = {max_length}: tagging needs {least} to {tokenizer.max_length} tokens")
     filled = [sentence for sentence in sentences if sentence.words]
     words = [word for sentence in filled for word in sentence.words]
     distinct = list(dict.fromkeys(words))
-    unknown = [tokenizer.vocabulary.unk_id]
-    ids = dict(zip(distinct, tokenizer.token_ids_batch(distinct), strict=True))
-    pieces = [ids[word] or unknown for word in words]
+    ids = dict(zip(distinct, tokenizer.chunk_ids_batch(distinct), strict=True))
+    pieces = [ids[word] or [vocabulary.unk_id] for word in words]
     word_starts = _starts([len(part) for part in pieces])
     sentence_starts = _starts([len(sentence.words) for sentence in filled])
     documents = np.array([sentence.document for sentence in filled], dtype=np.int64)
-    vocabulary = tokenizer.vocabulary
     return EncodedSentences(
         sentences=sentences,
         pieces=np.fromiter((piece for part in pieces for piece in part), dtype=np.int32, count=int(word_starts[-1])),
         word_starts=word_starts,
         sentence_starts=sentence_starts,
         labels=None if labels is None else _label_ids(sentences, labels, Path(path)),
-        windows=plan_windows(word_starts, sentence_starts, documents, max_length - 2, context),
-        cls_id=vocabulary.cls_id,
-        sep_id=vocabulary.sep_id,
+        windows=plan_windows(word_starts, sentence_starts, documents, room, context),
+        template=template,
         max_length=max_length,
         num_vanished_words=sum(not ids[word] for word in words),
     )

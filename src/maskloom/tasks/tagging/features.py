@@ -54,11 +54,8 @@ def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
         spans = zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True)
         windows = np.concatenate([np.arange(*span) for span in spans])
         batch = encoded.batch(windows)
-        ends = np.cumsum(batch.lengths)
-        found = []
-        for window, start in zip(windows.tolist(), (ends - batch.lengths).tolist(), strict=True):
-            first, _, first_word, end_word = encoded.windows[window].tolist()
-            found.append(encoded.word_starts[first_word:end_word] - first + 1 + start)
+        starts_of = zip(windows.tolist(), (np.cumsum(batch.lengths) - batch.lengths).tolist(), strict=True)
+        found = [start + encoded.word_places(window) for window, start in starts_of]
         return batch, np.concatenate(found), np.diff(encoded.sentence_starts)[indices]
 
     lengths = np.add.reduceat(encoded.lengths, starts[:-1]) if len(starts) > 1 else np.empty(0, np.int64)
