@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from maskloom.data.settings import PretrainingData
 from maskloom.models.model_config import ModelSection
+import maskloom.objectives.pretraining  # noqa: F401  its table has sections of the recipe
 from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
