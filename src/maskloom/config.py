@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from maskloom.data.settings import PretrainingData
 from maskloom.models.model_config import ModelSection
-import maskloom.objectives.pretraining  # noqa: F401  its table has sections of the recipe
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
@@ -53,17 +53,21 @@ class PretrainRecipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _causal_has_single_segments(cls, values: Any) -> Any:
-        """Leave next-sentence prediction out where it is not asked for and a left-to-right model has none."""
-        if not isinstance(values, dict) or values.get("objective") != "causal_lm":
+    def _objective_has_defaults(cls, values: Any) -> Any:
+        """Take the defaults that an objective has for keys of [data]."""
+        if not isinstance(values, dict) or not isinstance(data := values.get("data", {}), dict):
             return values
-        data = values.get("data", {})
-        return {**values, "data": {"next_sentence": False, **data}} if isinstance(data, dict) else values
+        row = PRETRAINING.get(str(values.get("objective", cls.model_fields["objective"].default)))
+        return {**values, "data": {**row.defaults, **data}} if row and row.defaults else values
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.objective == "causal_lm":
-            self._refuse_masks()
+        row, what = PRETRAINING[self.objective], f"objective = {self.objective!r}"
+        if row.is_causal and self.data.pair_task:
+            raise ValueError(f"{what}: data.next_sentence = true needs a model that reads both ways")
+        plain = PretrainingData()
+        if given := [name for name in row.unread if getattr(self.data, name) != getattr(plain, name)]:
+            raise ValueError(f"{what} does not read them: leave out data.{', data.'.join(given)}")
         for number, phase in enumerate(self.phases):
             is_last = number == len(self.phases) - 1
             training = self.training if is_last else self.training.model_copy(update={"extensions": []})
@@ -73,13 +77,6 @@ class PretrainRecipe(Section):
         if self.training.keep_best and self.data.held_out_fraction == 0.0:
             raise ValueError("training.keep_best = true: with data.held_out_fraction = 0 nothing is there to choose by")
         return self
-
-    def _refuse_masks(self) -> None:
-        if self.data.pair_task:
-            raise ValueError("objective = 'causal_lm': data.next_sentence = true needs a model that reads both ways")
-        masks = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob", "whole_word_masking")
-        if given := [name for name in masks if getattr(self.data, name) != PretrainingData.model_fields[name].default]:
-            raise ValueError(f"objective = 'causal_lm' masks nothing: leave out data.{', data.'.join(given)}")
 
 
 class FinetuneRecipe(Section):
