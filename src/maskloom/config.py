@@ -17,6 +17,7 @@ from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import on_change, row_of
 from maskloom.sections import Positive, Section, key
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
 from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
@@ -117,22 +118,25 @@ class FinetuneRecipe(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.features is not None and (self.task != "tagging" or self.from_scratch):
+        kind = KINDS[self.task]
+        if self.features is not None and ("features" not in kind.settings.model_fields or self.from_scratch):
             raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):
             raise ValueError("bilstm = true: it reads both ways, so neither [features] nor auxiliary_lm goes with it")
-        if self.class_weights != "none" and self.task in ("regression", "span", "choice"):
+        if self.class_weights != "none" and not kind.names_labels:
             raise ValueError(f"class_weights: task = {self.task!r} has no labels to weigh; leave it at 'none'")
         if self.class_weights != "none" and self.task == "tagging" and self.tagging.crf:
             raise ValueError(
                 "class_weights: tagging.crf = true scores whole sentences, not single tags; use one of them"
             )
-        if self.tune_on_dev and self.task == "regression":
-            raise ValueError("tune_on_dev = true: task = 'regression' has neither a temperature nor thresholds to fit")
+        if self.tune_on_dev and kind.is_scale:
+            raise ValueError(
+                f"tune_on_dev = true: task = {self.task!r} has neither a temperature nor thresholds to fit"
+            )
         is_named = "task" in self.model_fields_set  # else a --format names it
-        if is_named and self.pair.both_orders and self.task not in ("pair", "regression"):
+        if is_named and self.pair.both_orders and not kind.has_both_orders:
             raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
-        if self.auxiliary_lm and self.task in ("span", "tagging"):
+        if self.auxiliary_lm and kind.reads_tokens:
             raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} reads tokens, not sequences")
         self.training.refuse_contradictions()
         return self

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import AfterValidator
 
 SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
-TaskName = Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"]
 PoolingMode = Literal["mean", "cls", "max"]
 
 _MODULES = {
@@ -23,7 +22,6 @@ _MODULES = {
 # Rows whose names are known before their module, and with it torch, is imported.
 _USUAL = {
     "model.architecture": ("bert", "gpt"),
-    "task": get_args(TaskName),
     "training.optimizer": ("adamw", "bert_adam"),
     "training.schedule": ("linear", "google", "cosine", "inverse_sqrt", "constant"),
 }

@@ -17,10 +17,12 @@ from safetensors.torch import load_file
 from tests.fine_tuning import finetune
 from tests.unit.training.remembering import Remembering
 from torch import nn
+from typer.testing import CliRunner
 
 import maskloom
-from maskloom.checkpoints.huggingface import FORMATS, load_model
+from maskloom.checkpoints.huggingface import FORMATS, load_model, save_model
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
+from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
 from maskloom.data.batch import Texts
 from maskloom.data.corpus.opening import Corpus
@@ -34,6 +36,8 @@ from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
 from maskloom.metrics.language_model import PARTS, LanguageModelNames
 from maskloom.models.architectures import ARCHITECTURES, Architecture
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.objective import TaskObjective, label_tensor
@@ -44,10 +48,15 @@ from maskloom.runs.display import Progress
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.pretraining_plan import check_corpus, phase_plans, pretraining_data
+from maskloom.runs.report.examples import examples_of
+from maskloom.runs.report.page import report
+from maskloom.runs.report.record import read_run
 from maskloom.sections import Section, key
-from maskloom.tasks.classification import classification_kind, classification_task
+from maskloom.tasks.classification import classification_task
+from maskloom.tasks.classification_kinds import classification_kind
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.settings import ClassificationSettings
+from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.optimizers import OPTIMIZERS, SCHEDULES
 
@@ -312,6 +321,28 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
     assert [found["label"] for found in model.predict(["the a cat", "the c cat"])] == ["a", "c"]
     predict(tmp_path / "tuned", tmp_path / "dev.csv", tmp_path / "out.jsonl")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
+    shown = examples_of(read_run(tmp_path / "tuned", "tuned"), 10, Progress())
+    assert (shown.num_right, shown.num_predicted, len(shown.confusion)) == (10, 10, 3)
+    report([tmp_path / "run", tmp_path / "tuned"], tmp_path / "page.html")
+    assert "the a cat" in (tmp_path / "page.html").read_text()
+
+
+def test_commands_take_a_kind_that_was_added(rows, corpus, tmp_path):
+    model = tmp_path / "bert"
+    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    save_model(build_model(config, (), seed=0), model)
+    Tokenizer.load(corpus).save(model)
+    rest = ["--model", model, "--train", tmp_path / "t.csv", "--dev", tmp_path / "t.csv", "--out", tmp_path / "o"]
+    (tmp_path / "t.csv").write_text("text,label\n" + "the cat,a\nit sees,b\n" * 3)
+    flags = ["--task", "smoothed", "--set", "smoothed.amount=0.3", "--steps", 2, "--batch-size", 2]
+    done = CliRunner().invoke(app, [str(word) for word in ("finetune", *rest, *flags, "--json")])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["task"] == "smoothed"
+    scored = CliRunner().invoke(app, ["evaluate", "--model", str(tmp_path / "o"), "--data", str(tmp_path / "t.csv")])
+    assert scored.exit_code == 0, scored.output
+    done = CliRunner().invoke(app, [str(word) for word in ("finetune", *rest, "--task", "smothed")])
+    assert done.exit_code == 2
+    assert "did you mean smoothed?" in " ".join(done.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(("number", "word"), [(0, "cat"), (1, "dog"), (9, "dog")])

@@ -4,7 +4,7 @@ import pytest
 
 import maskloom
 from maskloom import rows
-from maskloom.rows import Rows, SizeName, TaskName, names_of, on_change
+from maskloom.rows import Rows, SizeName, names_of, on_change
 from maskloom.training.settings import TrainingSection
 
 
@@ -48,6 +48,5 @@ def test_the_usual_names_are_those_of_the_tables():
         assert set(names) <= set(names_of(key)), key
 
 
-def test_the_functions_of_the_package_name_the_same_sizes_and_tasks_as_its_commands():
-    for function, name, names in ((maskloom.pretrain, "size", SizeName), (maskloom.finetune, "task", TaskName)):
-        assert function.__annotations__[name] == f"Literal{[*get_args(names)]} | None"
+def test_the_functions_of_the_package_name_the_same_sizes_as_its_commands():
+    assert maskloom.pretrain.__annotations__["size"] == f"Literal{[*get_args(SizeName)]} | None"

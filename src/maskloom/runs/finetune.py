@@ -40,7 +40,7 @@ from maskloom.system.launch import claim, is_restarted
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import changed, task_kind
+from maskloom.tasks.kinds import KINDS, changed, task_kind
 from maskloom.tasks.labels import (
     UnknownLabelError,
     balanced_weights,
@@ -233,11 +233,10 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
             f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} reads both ways, so it would see the tokens that it is "
             "to predict; a GPT or a left-to-right BERT can"
         )
-    if recipe.task in ("span", "tagging") and not tokenizer.has_segments:
-        raise ConfigError(
-            f"task = {recipe.task!r}: {source} has no marks around texts as BERT's, which this task needs; a GPT is "
-            "fine-tuned on single, pair, regression, multilabel and choice"
-        )
+    if KINDS[recipe.task].reads_tokens and not tokenizer.has_segments:
+        others = ", ".join(name for name, kind in KINDS.items() if not kind.reads_tokens)
+        needs = f"{source} has no marks around texts as BERT's, which this task needs"
+        raise ConfigError(f"task = {recipe.task!r}: {needs}; a GPT is fine-tuned on {others}")
     limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
     if max_length > limit:
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
