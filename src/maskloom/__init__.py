@@ -83,7 +83,7 @@ def finetune(
     dev: str | Path,
     out: str | Path,
     *,
-    task: Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"] | None = None,
+    task: str | None = None,
     recipe: str | Path | Mapping[str, Any] | None = None,
     epochs: float | None = None,
     steps: int | None = None,

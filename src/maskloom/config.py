@@ -11,11 +11,13 @@ from pydantic.fields import FieldInfo
 
 from maskloom.data.settings import PretrainingData
 from maskloom.models.model_config import ModelSection
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import on_change, row_of
 from maskloom.sections import Positive, Section, key
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
 from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
@@ -52,17 +54,21 @@ class PretrainRecipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _causal_has_single_segments(cls, values: Any) -> Any:
-        """Leave next-sentence prediction out where it is not asked for and a left-to-right model has none."""
-        if not isinstance(values, dict) or values.get("objective") != "causal_lm":
+    def _objective_has_defaults(cls, values: Any) -> Any:
+        """Take the defaults that an objective has for keys of [data]."""
+        if not isinstance(values, dict) or not isinstance(data := values.get("data", {}), dict):
             return values
-        data = values.get("data", {})
-        return {**values, "data": {"next_sentence": False, **data}} if isinstance(data, dict) else values
+        row = PRETRAINING.get(str(values.get("objective", cls.model_fields["objective"].default)))
+        return {**values, "data": {**row.defaults, **data}} if row and row.defaults else values
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.objective == "causal_lm":
-            self._refuse_masks()
+        row, what = PRETRAINING[self.objective], f"objective = {self.objective!r}"
+        if row.is_causal and self.data.pair_task:
+            raise ValueError(f"{what}: data.next_sentence = true needs a model that reads both ways")
+        plain = PretrainingData()
+        if given := [name for name in row.unread if getattr(self.data, name) != getattr(plain, name)]:
+            raise ValueError(f"{what} does not read them: leave out data.{', data.'.join(given)}")
         for number, phase in enumerate(self.phases):
             is_last = number == len(self.phases) - 1
             training = self.training if is_last else self.training.model_copy(update={"extensions": []})
@@ -72,13 +78,6 @@ class PretrainRecipe(Section):
         if self.training.keep_best and self.data.held_out_fraction == 0.0:
             raise ValueError("training.keep_best = true: with data.held_out_fraction = 0 nothing is there to choose by")
         return self
-
-    def _refuse_masks(self) -> None:
-        if self.data.pair_task:
-            raise ValueError("objective = 'causal_lm': data.next_sentence = true needs a model that reads both ways")
-        masks = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob", "whole_word_masking")
-        if given := [name for name in masks if getattr(self.data, name) != PretrainingData.model_fields[name].default]:
-            raise ValueError(f"objective = 'causal_lm' masks nothing: leave out data.{', data.'.join(given)}")
 
 
 class FinetuneRecipe(Section):
@@ -119,22 +118,25 @@ class FinetuneRecipe(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.features is not None and (self.task != "tagging" or self.from_scratch):
+        kind = KINDS[self.task]
+        if self.features is not None and ("features" not in kind.settings.model_fields or self.from_scratch):
             raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):
             raise ValueError("bilstm = true: it reads both ways, so neither [features] nor auxiliary_lm goes with it")
-        if self.class_weights != "none" and self.task in ("regression", "span", "choice"):
+        if self.class_weights != "none" and not kind.names_labels:
             raise ValueError(f"class_weights: task = {self.task!r} has no labels to weigh; leave it at 'none'")
         if self.class_weights != "none" and self.task == "tagging" and self.tagging.crf:
             raise ValueError(
                 "class_weights: tagging.crf = true scores whole sentences, not single tags; use one of them"
             )
-        if self.tune_on_dev and self.task == "regression":
-            raise ValueError("tune_on_dev = true: task = 'regression' has neither a temperature nor thresholds to fit")
+        if self.tune_on_dev and kind.is_scale:
+            raise ValueError(
+                f"tune_on_dev = true: task = {self.task!r} has neither a temperature nor thresholds to fit"
+            )
         is_named = "task" in self.model_fields_set  # else a --format names it
-        if is_named and self.pair.both_orders and self.task not in ("pair", "regression"):
+        if is_named and self.pair.both_orders and not kind.has_both_orders:
             raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
-        if self.auxiliary_lm and self.task in ("span", "tagging"):
+        if self.auxiliary_lm and kind.reads_tokens:
             raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} reads tokens, not sequences")
         self.training.refuse_contradictions()
         return self

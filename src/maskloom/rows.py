@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import AfterValidator
 
 SizeName = Literal["tiny", "mini", "small", "medium", "base", "large"]
-TaskName = Literal["single", "pair", "regression", "multilabel", "span", "tagging", "choice"]
 PoolingMode = Literal["mean", "cls", "max"]
 
-_NAMES = {
-    "model.architecture": ["bert", "gpt"],
-    "objective": ["masked_lm", "causal_lm"],
-    "training.optimizer": ["adamw", "bert_adam"],
-    "training.schedule": ["linear", "google", "cosine", "inverse_sqrt", "constant"],
-    "task": [*get_args(TaskName)],
+_MODULES = {
+    "model.architecture": "maskloom.models.architectures",
+    "objective": "maskloom.objectives.pretraining",
+    "task": "maskloom.tasks.kinds",
+    "training.optimizer": "maskloom.training.optimizers",
+    "training.schedule": "maskloom.training.optimizers",
+}
+# Rows whose names are known before their module, and with it torch, is imported.
+_USUAL = {
+    "model.architecture": ("bert", "gpt"),
+    "training.optimizer": ("adamw", "bert_adam"),
+    "training.schedule": ("linear", "google", "cosine", "inverse_sqrt", "constant"),
 }
 _TABLES: dict[str, Rows[Any]] = {}
 _LISTENERS: dict[str, Callable[[Rows[Any]], None]] = {}
@@ -31,6 +37,7 @@ class Rows(dict[str, _Row]):
         super().__init__(rows)
         self._key = key
         _TABLES[key] = self
+        self._changed()
 
     def __setitem__(self, name: str, row: _Row) -> None:
         """Add a row, or replace the one of that name."""
@@ -43,8 +50,14 @@ class Rows(dict[str, _Row]):
         self._changed()
 
     def _changed(self) -> None:
-        _NAMES[self._key][:] = self
         _LISTENERS.get(self._key, len)(self)
+
+
+def names_of(key: str) -> list[str]:
+    """Return the names of the rows that a key of a recipe may name; the module of their table is imported for it."""
+    if key not in _TABLES:
+        import_module(_MODULES[key])
+    return [*_TABLES[key]]
 
 
 def on_change(key: str, listener: Callable[[Rows[Any]], None]) -> None:
@@ -60,8 +73,9 @@ def row_of(key: str) -> AfterValidator:
     from pydantic_core import PydanticCustomError
 
     def check(name: str) -> str:
-        if name not in _NAMES[key]:
-            expected = ", ".join(map(repr, _NAMES[key]))
+        known = _TABLES[key] if key in _TABLES else _USUAL.get(key, ())
+        if name not in known and name not in (names := names_of(key)):
+            expected = ", ".join(map(repr, names))
             raise PydanticCustomError("literal_error", "{expected} is expected", {"expected": expected})
         return name
 

@@ -13,37 +13,50 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from tests.fine_tuning import finetune
+from tests.unit.training.remembering import Remembering
 from torch import nn
+from typer.testing import CliRunner
 
 import maskloom
-from maskloom.checkpoints.huggingface import FORMATS
+from maskloom.checkpoints.huggingface import FORMATS, load_model, save_model
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
+from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
 from maskloom.data.batch import Texts
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corruption import Corruption
+from maskloom.data.corruption import Corruption, NextTokens
 from maskloom.data.loader import Columns, Extent
 from maskloom.data.settings import PretrainingData
+from maskloom.data.streams.running_text import Contiguous
 from maskloom.errors import ConfigError
 from maskloom.layers.embeddings import WordPositionEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
 from maskloom.metrics.language_model import PARTS, LanguageModelNames
 from maskloom.models.architectures import ARCHITECTURES, Architecture
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.objective import TaskObjective, label_tensor
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
 from maskloom.recipe_files import recipe_keys
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.runs.display import Progress
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.pretraining_plan import phase_plans, pretraining_data
+from maskloom.runs.pretraining_plan import check_corpus, phase_plans, pretraining_data
+from maskloom.runs.report.examples import examples_of
+from maskloom.runs.report.page import report
+from maskloom.runs.report.record import read_run
 from maskloom.sections import Section, key
-from maskloom.tasks.classification import classification_kind, classification_task
+from maskloom.tasks.classification import classification_task
+from maskloom.tasks.classification_kinds import classification_kind
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.settings import ClassificationSettings
+from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.optimizers import OPTIMIZERS, SCHEDULES
 
@@ -179,6 +192,35 @@ class SentenceStream:
 
 COPYING = Pretraining("copy", SayAgain, SentenceStream, section=CopyingSection, data=CopyingData)
 
+# --- another, with an objective of its own that carries state from batch to batch
+
+
+@dataclass(frozen=True)
+class RememberingRow(Remembering):
+    """What each row remembers of the text before; the part is that of its metrics."""
+
+    part: str = "remembered"
+
+    def evaluation_metrics(self, sums):
+        return {f"{self.part}_loss": sums["loss"], "age": sums["age"]}
+
+
+def contiguous(corpus, documents, data, seed, batch_size):
+    """Rows that go on where those of the batch before ended."""
+    return Contiguous(corpus, documents, data, seed=seed, batch_size=batch_size)
+
+
+REMEMBERING = Pretraining(
+    "remembered",
+    NextTokens,
+    contiguous,
+    objective=lambda part, data: RememberingRow(16, part),
+    heads=lambda vocabulary_head, data: (vocabulary_head, "span"),  # a second one, though nothing calls it
+    reference=None,
+    defaults={"next_sentence": False},
+    unread=("static_masks",),
+)
+
 # --- a kind of task: one label, with smoothed targets
 
 
@@ -279,6 +321,28 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
     assert [found["label"] for found in model.predict(["the a cat", "the c cat"])] == ["a", "c"]
     predict(tmp_path / "tuned", tmp_path / "dev.csv", tmp_path / "out.jsonl")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
+    shown = examples_of(read_run(tmp_path / "tuned", "tuned"), 10, Progress())
+    assert (shown.num_right, shown.num_predicted, len(shown.confusion)) == (10, 10, 3)
+    report([tmp_path / "run", tmp_path / "tuned"], tmp_path / "page.html")
+    assert "the a cat" in (tmp_path / "page.html").read_text()
+
+
+def test_commands_take_a_kind_that_was_added(rows, corpus, tmp_path):
+    model = tmp_path / "bert"
+    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    save_model(build_model(config, (), seed=0), model)
+    Tokenizer.load(corpus).save(model)
+    rest = ["--model", model, "--train", tmp_path / "t.csv", "--dev", tmp_path / "t.csv", "--out", tmp_path / "o"]
+    (tmp_path / "t.csv").write_text("text,label\n" + "the cat,a\nit sees,b\n" * 3)
+    flags = ["--task", "smoothed", "--set", "smoothed.amount=0.3", "--steps", 2, "--batch-size", 2]
+    done = CliRunner().invoke(app, [str(word) for word in ("finetune", *rest, *flags, "--json")])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["task"] == "smoothed"
+    scored = CliRunner().invoke(app, ["evaluate", "--model", str(tmp_path / "o"), "--data", str(tmp_path / "t.csv")])
+    assert scored.exit_code == 0, scored.output
+    done = CliRunner().invoke(app, [str(word) for word in ("finetune", *rest, "--task", "smothed")])
+    assert done.exit_code == 2
+    assert "did you mean smoothed?" in " ".join(done.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(("number", "word"), [(0, "cat"), (1, "dog"), (9, "dog")])
@@ -290,6 +354,43 @@ def test_the_section_of_an_objective_reaches_its_stream(rows, corpus, number, wo
     assert [opened.vocabulary.tokens[batch.token_ids[end - 2]] for end in np.cumsum(batch.lengths)] == [word] * 3
     (plan,) = phase_plans(recipe)
     assert plan.data == pretraining_data(recipe)
+
+
+def test_an_objective_that_carries_state_trains_resumes_to_the_bit_and_is_saved(monkeypatch, corpus, tmp_path):
+    monkeypatch.setitem(PRETRAINING, "remembering", REMEMBERING)
+    recipe = PretrainRecipe.model_validate(
+        {
+            "objective": "remembering",
+            "model": {"size": "tiny", "config": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}},
+            "data": {"max_length": 6, "held_out_fraction": 0.2},
+            "training": {"steps": 8, "batch_size": 2, "save_every": 3, "evaluate_every": 4, "keep_best": True},
+        }
+    )
+    assert not recipe.data.next_sentence
+    said, run, progress = [], tmp_path / "run", Progress()
+    progress.say = said.append
+    metrics = pretrain(recipe, corpus=corpus, out=run, progress=progress)
+    assert metrics.keys() == {"remembered_loss", "age"}
+    assert metrics["age"] > 0
+    assert f"step 8: held-out remembered_loss {metrics['remembered_loss']:.3f}, age {metrics['age']:.3f}" in said
+    assert (run / "best-model" / "model.safetensors").is_file()
+    state = load_file(run / "checkpoints" / "phase-1" / "step-00000008" / "carry.safetensors")
+    assert state["1"].tolist() == [8, 8]
+    whole = (run / "model" / "model.safetensors").read_bytes()
+    assert set(load_model(run / "model")[0].heads) == {"mlm", "span"}
+    for folder in ("model", "checkpoints/phase-1/step-00000008"):
+        shutil.rmtree(run / folder)
+    assert pretrain(recipe, corpus=corpus, out=run, resume=True) == metrics
+    assert (run / "model" / "model.safetensors").read_bytes() == whole
+    pretrain(recipe, corpus=corpus, out=run, resume=True, verify=True)
+
+
+def test_what_an_objective_does_not_read_and_what_it_needs_are_refused(monkeypatch, corpus):
+    monkeypatch.setitem(PRETRAINING, "remembering", replace(REMEMBERING, needs=("begin",)))
+    with pytest.raises(ConfigError, match=r"does not read them: leave out data\.static_masks"):
+        load_recipe(PretrainRecipe, None, ["objective=remembering", "data.static_masks=true"])
+    with pytest.raises(ConfigError, match="objective = 'remembering' needs a begin token"):
+        check_corpus(load_recipe(PretrainRecipe, None, ["objective=remembering"]), Corpus.open(corpus))
 
 
 def test_an_objective_that_is_not_there_has_no_section():

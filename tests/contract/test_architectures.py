@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.errors import ConfigError
+from maskloom.generation.search import Decoder
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import blocks_of, build_model
@@ -39,6 +41,7 @@ OPTIONS = {
     "bert gated": {"gated": True},
     "bert rotary": {"rotary": True, **PAIRED},
     "bert causal with all": {"causal": True, "pre_norm": True, "gated": True, "rotary": True, **PAIRED},
+    "gpt pre_norm": {"pre_norm": True},
 }
 
 
@@ -58,8 +61,8 @@ def config(architecture, row):
 
 
 @pytest.fixture
-def heads(architecture):
-    pairs = ("nsp",) if architecture.name == "bert" else ()
+def heads(architecture, config):
+    pairs = ("nsp",) if config.num_segments > 1 else ()
     return (architecture.vocabulary_head, *pairs, "classifier")
 
 
@@ -111,6 +114,28 @@ def test_a_causal_encoder_and_only_that_hides_what_follows(model, config):
     before, after = (model.encoder(part, segments).last_hidden_state for part in (ids, changed))
     assert torch.equal(before[:, :-1], after[:, :-1]) == config.is_causal
     assert not torch.equal(before[:, -1], after[:, -1])
+
+
+@torch.no_grad()
+def test_segments_count_where_a_configuration_has_some_and_only_there(model, config):
+    ids, segments, mask = batch()
+    one, other = (model.eval().encoder(ids, part, mask).pooled for part in (segments, 1 - segments))
+    assert torch.equal(one, other) == (config.num_segments < 2)
+
+
+@torch.no_grad()
+def test_a_causal_encoder_and_only_that_generates(model, config):
+    if not config.is_causal:
+        with pytest.raises(ConfigError, match="only a left-to-right model"):
+            Decoder(model.eval(), 8)
+        return
+    texts = [[5, 7, 1, 98], [3, 4, 9, 17, 60]]
+    decoder = Decoder(model.eval(), 8)
+    found = [decoder.start([text[:2] for text in texts])]
+    found += [decoder.step(torch.tensor([text[place] for text in texts])) for place in (2, 3)]
+    for row, text in enumerate(texts):
+        whole = model.vocabulary_head(model.encoder(torch.tensor([text[:4]])).last_hidden_state[0])
+        torch.testing.assert_close(torch.stack(found)[:, row], whole[1:], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import pytest
 
 from maskloom.errors import ConfigError
 from maskloom.reproduce.experiments import Budget
-from maskloom.reproduce.running import reproduce
+from maskloom.reproduce.running import Repeats, reproduce
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress
 from maskloom.text.vocabulary_training import VocabularySettings
@@ -79,7 +79,7 @@ class StopsAt(Progress):
 
 
 def test_table_5_is_run_and_goes_on_where_it_was_stopped(tmp_path, corpus, tasks):
-    how = {"num_seeds": 2, "corpus": corpus, "tasks": tasks, "overrides": SMALL}
+    how = {"repeats": Repeats(2), "corpus": corpus, "tasks": tasks, "overrides": SMALL}
     whole = reproduce("table5", out=tmp_path / "whole", **how)
     assert list(whole["scores"]) == ["BERT", "No NSP", "LTR & No NSP", "+ BiLSTM"]
     assert all(sorted(columns) == ["pair", "sentence", "span"] for columns in whole["scores"].values())
@@ -98,15 +98,25 @@ def test_table_5_is_run_and_goes_on_where_it_was_stopped(tmp_path, corpus, tasks
     again = reproduce("table5", out=tmp_path / "again", **how)
     assert again["scores"] == whole["scores"]
     with pytest.raises(ConfigError, match="was started with"):
-        reproduce("table5", out=tmp_path / "again", **{**how, "num_seeds": 2, "overrides": {}})
+        reproduce("table5", out=tmp_path / "again", **{**how, "overrides": {}})
 
 
 def test_runs_made_at_once_give_the_same_scores(tmp_path, corpus, tasks):
-    how = {"num_seeds": 1, "corpus": corpus, "tasks": tasks, "overrides": SMALL}
+    how = {"repeats": Repeats(1), "corpus": corpus, "tasks": tasks, "overrides": SMALL}
     alone = reproduce("table5", out=tmp_path / "alone", **how)
     with pytest.raises(KeyboardInterrupt):
-        reproduce("table5", out=tmp_path / "two", **how, num_jobs=2, progress=StopsAt("done: pre-training No NSP"))
-    two = reproduce("table5", out=tmp_path / "two", **how, num_jobs=2, progress=(heard := StopsAt("never said")))
+        reproduce(
+            "table5",
+            out=tmp_path / "two",
+            **{**how, "repeats": Repeats(1, num_jobs=2)},
+            progress=StopsAt("done: pre-training No NSP"),
+        )
+    two = reproduce(
+        "table5",
+        out=tmp_path / "two",
+        **{**how, "repeats": Repeats(1, num_jobs=2)},
+        progress=(heard := StopsAt("never said")),
+    )
     assert two["scores"] == alone["scores"]
     assert two["seconds"].keys() == alone["seconds"].keys()
     assert "done: pre-training No NSP, seed 0" not in heard.said
@@ -118,9 +128,11 @@ def test_runs_made_at_once_give_the_same_scores(tmp_path, corpus, tasks):
 
 def test_more_seeds_are_added_to_those_that_are_there(tmp_path, corpus, tasks):
     how = {"corpus": corpus, "tasks": tasks, "overrides": SMALL}
-    first = reproduce("table6", out=tmp_path / "run", num_seeds=1, **how, progress=(heard := StopsAt("never said")))
+    first = reproduce(
+        "table6", out=tmp_path / "run", repeats=Repeats(1), **how, progress=(heard := StopsAt("never said"))
+    )
     assert {trend["verdict"] for trend in first["trends"]} == {"not measured"}
-    second = reproduce("table6", out=tmp_path / "run", num_seeds=2, **how)
+    second = reproduce("table6", out=tmp_path / "run", repeats=Repeats(2), **how)
     for arm, columns in second["scores"].items():
         assert columns["mlm_perplexity"][0] == first["scores"][arm]["mlm_perplexity"][0]
     assert {len(trend["values"]) for trend in second["trends"]} == {2}
@@ -131,7 +143,7 @@ def test_more_seeds_are_added_to_those_that_are_there(tmp_path, corpus, tasks):
 
 
 def test_figure_4_reads_checkpoints_of_one_run(tmp_path, corpus, tasks):
-    result = reproduce("figure4", out=tmp_path, num_seeds=1, corpus=corpus, tasks=tasks, overrides=SMALL)
+    result = reproduce("figure4", out=tmp_path, repeats=Repeats(1), corpus=corpus, tasks=tasks, overrides=SMALL)
     exported = sorted(path.name for path in (tmp_path / "pretrained" / "bert-0" / "exported").iterdir())
     assert exported == ["step-12", "step-16", "step-2", "step-4", "step-8"]
     assert len(result["scores"]) == 12
@@ -141,7 +153,7 @@ def test_figure_4_reads_checkpoints_of_one_run(tmp_path, corpus, tasks):
 def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tasks):
     settings = {**SMALL, "finetune": [*SMALL["finetune"], "features.lstm_size=8"]}
     settings["pretrain"] = [*SMALL["pretrain"], "model.config.num_hidden_layers=4"]
-    result = reproduce("table7", out=tmp_path / "7", num_seeds=1, corpus=corpus, tasks=tasks, overrides=settings)
+    result = reproduce("table7", out=tmp_path / "7", repeats=Repeats(1), corpus=corpus, tasks=tasks, overrides=settings)
     assert list(result["scores"])[:2] == ["fine-tuning", "embeddings"]
     with pytest.raises(ConfigError, match="needs tagged words, --tasks FOLDER with conll2003"):
         reproduce("table7", out=tmp_path / "none")
@@ -151,7 +163,7 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
 def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, tasks):
     tiny = [*SMALL["pretrain"][:3], "training.batch_size=2", "training.num_threads=1"]
     settings = {"pretrain": tiny, "finetune": SMALL["finetune"]}
-    how = {"num_seeds": 2, "corpus": corpus, "tasks": tasks, "overrides": settings}
+    how = {"repeats": Repeats(2), "corpus": corpus, "tasks": tasks, "overrides": settings}
     alone = reproduce("budget", out=tmp_path / "alone", scale=Budget(0.01), **how)
     assert list(alone["scores"]) == ["one-hour", "the paper's, smaller", "word vectors", "bag of words"]
     assert {len(found) for found in alone["models"].values()} == {1}

@@ -19,8 +19,8 @@ from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.predict import predict
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tagging.kind import TAGGING
 from maskloom.tasks.tagging.schemes import convert_tags
-from maskloom.tasks.tagging.task import TAGGING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

@@ -14,6 +14,7 @@ from maskloom.runs.display import terminal_progress
 ExperimentName = Literal["table5", "table6", "table7", "table8", "figure1", "figure4", "budget"]
 
 _SEEDS, _MINUTES = 3, 60.0
+_NOT_OF_FIGURE_1 = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
 
 
 def reproduce(
@@ -52,38 +53,41 @@ def reproduce(
 
     `budget` compares what recipes make of as many minutes: ours, the paper's made smaller, and models from elsewhere.
     """
-    from maskloom.reproduce.results import summary_lines
-
     if experiment != "budget" and (minutes is not None or beside):
         raise UsageError(f"{experiment}: --minutes and --beside are for budget")
     if experiment == "budget" and scale != "tiny":
         raise UsageError("budget: its scale are --minutes; leave --scale out")
     if experiment == "figure1":
         if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
-            flags = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
-            raise UsageError(f"figure1 measures random weights: leave out {flags}")
+            raise UsageError(f"figure1 measures random weights: leave out {_NOT_OF_FIGURE_1}")
         from maskloom.reproduce.who_sees_whom import figure_1
 
         show(figure_1(out), as_json, lines=lambda result: result["lines"])
         return
+    from maskloom.reproduce import running
     from maskloom.reproduce.experiments import Budget
-    from maskloom.reproduce.running import reproduce as run
+    from maskloom.reproduce.results import summary_lines
     from maskloom.system.devices import chosen_device
     from maskloom.system.resources import usable_cores
 
-    settings = {name: [] for name in ("pretrain", "finetune")}
-    for given in overrides or []:
-        name, _, setting = given.partition(".")
-        if name not in settings or not setting:
-            raise UsageError(f"--set {given}: write pretrain.KEY=VALUE or finetune.KEY=VALUE")
-        settings[name].append(setting)
     chosen = Budget(minutes or _MINUTES, _beside(beside or [])) if experiment == "budget" else scale
-    where = {"corpus": corpus, "tasks": tasks, "overrides": {name: found for name, found in settings.items() if found}}
-    if jobs is None:
-        jobs = usable_cores() if scale == "tiny" and chosen_device().type == "cpu" else 1
-    how = {"num_seeds": seeds, "num_jobs": jobs, "progress": terminal_progress()}
-    result = run(experiment, out=out, scale=chosen, **how, **where)
+    jobs = jobs or (usable_cores() if scale == "tiny" and chosen_device().type == "cpu" else 1)
+    where = {"corpus": corpus, "tasks": tasks, "overrides": _by_recipe(overrides or [])}
+    result = running.reproduce(
+        experiment, out=out, scale=chosen, repeats=running.Repeats(seeds, jobs), **where, progress=terminal_progress()
+    )
     show(result, as_json, lines=summary_lines)
+
+
+def _by_recipe(overrides: list[str]) -> dict[str, list[str]]:
+    """Return the settings of each recipe, which is named before their first dot."""
+    settings: dict[str, list[str]] = {}
+    for given in overrides:
+        name, _, setting = given.partition(".")
+        if name not in ("pretrain", "finetune") or not setting:
+            raise UsageError(f"--set {given}: write pretrain.KEY=VALUE or finetune.KEY=VALUE")
+        settings.setdefault(name, []).append(setting)
+    return settings
 
 
 def _beside(given: list[str]) -> dict[str, Path]:

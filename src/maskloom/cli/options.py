@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from maskloom.errors import ConfigError, UsageError, not_one_of
-from maskloom.rows import SizeName, TaskName
+from maskloom.rows import SizeName, names_of
 from maskloom.runs.display import lines_of, printable, printable_json
 from maskloom.system.files import open_file_number
 from maskloom.system.launch import is_first_process
@@ -52,6 +52,13 @@ def _take_device(name: str | None) -> None:
         raise typer.BadParameter(f"{name!r} is not known; known: auto, cpu, cuda, cuda:0 and so on, mps")
     if name is not None:
         os.environ["MASKLOOM_DEVICE"] = name
+
+
+def _known_task(name: str | None) -> str | None:
+    """Refuse what no kind of task is called."""
+    if name is not None and name not in (known := names_of("task")):
+        raise typer.BadParameter(not_one_of(name, known))
+    return name
 
 
 Device = Annotated[
@@ -221,7 +228,13 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 
 Size = Annotated[SizeName | None, typer.Option(help="Published size of the model; the recipe's by default.")]
 Task = Annotated[
-    TaskName | None, typer.Option(help="Kind of task; single by default, or as in the recipe or --format.")
+    str | None,
+    typer.Option(
+        help="Kind of task: single, pair, regression, multilabel, span, tagging or choice; single by default, or as in "
+        "the recipe or --format.",
+        callback=_known_task,
+        autocompletion=lambda: names_of("task"),
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -132,7 +132,7 @@ def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) ->
     """Return the average of the rows that each member has for one unit, as logits (rows, width) float32."""
     stacked = np.stack(members).astype(np.float64)
     row = KINDS[kind]
-    if average == "logits" or not (row.softmax_over or row.names_labels):
+    if average == "logits" or row.is_scale:
         return _mean(stacked).astype(np.float32)
     if row.softmax_over is None:
         return (_log_mean(log_sigmoid(stacked)) - _log_mean(log_sigmoid(-stacked))).astype(np.float32)

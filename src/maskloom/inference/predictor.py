@@ -336,8 +336,7 @@ def _kind_of(model: EncoderWithHeads, config: dict[str, Any], num_labels: int) -
     """Return the kind of task that the heads of a model are for, or None."""
     if "classifier" in model.heads:
         return kind_of_problem(config.get("problem_type"), num_labels)
-    by_head: dict[str, Kind] = {"span": "span", "tagger": "tagging", "choice": "choice"}
-    return next((kind for head, kind in by_head.items() if head in model.heads), None)
+    return next((name for name, kind in KINDS.items() if kind.known_by in model.heads), None)
 
 
 def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -23,11 +24,11 @@ PAIR_TASKS = {"nsp": "next-sentence", "sop": "sentence-order"}
 """What is told of pairs of texts: TASK_loss in nats, TASK_accuracy, TASK_majority_fraction."""
 
 
-def part_of(metrics: dict[str, float]) -> str | None:
+def part_of(metrics: Mapping[str, float]) -> str | None:
     """Return which loss over the vocabulary metrics hold, or None."""
     return next((part for part in PARTS if f"{part}_loss" in metrics), None)
 
 
-def pair_task_of(metrics: dict[str, float]) -> str | None:
+def pair_task_of(metrics: Mapping[str, float]) -> str | None:
     """Return what metrics hold of pairs, or None."""
     return next((task for task in PAIR_TASKS if f"{task}_accuracy" in metrics), None)

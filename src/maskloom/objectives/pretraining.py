@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,12 +15,13 @@ from maskloom.data.loader import Loader, Stream
 from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.running_text import RunningText
 from maskloom.data.streams.sentence_pairs import SentencePairs
+from maskloom.objectives.reference import Reference, TokenFrequencies
 from maskloom.rows import Rows
 from maskloom.sections import Section
 from maskloom.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from maskloom.objectives.masked_lm import MaskedLanguageModeling
+    from maskloom.objectives.objective import SummedObjective
 
 
 def sentences(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
@@ -32,15 +34,33 @@ def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: Pretrainin
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
 
 
+def language_modeling(part: str, data: PretrainingData) -> SummedObjective:
+    """Return the loss over the vocabulary with what is told of pairs of texts, where they tell anything."""
+    from maskloom.objectives.masked_lm import MaskedLanguageModeling  # torch
+
+    return MaskedLanguageModeling(part, data.pair_task)
+
+
+def vocabulary_and_pairs(vocabulary_head: str, data: PretrainingData) -> tuple[str, ...]:
+    """Return the head over the vocabulary and, where something is told of pairs of texts, the one for that."""
+    return (vocabulary_head, "nsp") if data.pair_task else (vocabulary_head,)
+
+
 @dataclass(frozen=True)
 class Pretraining:
     """What is known of a pre-training objective.
 
     `part` is the name of its loss and metrics, of which PART_loss decides which checkpoint is best. `stream` makes the
     stream of rows from a corpus, documents of it (None for all), settings, a seed and the batch size; `corruption`
-    makes, from a vocabulary, settings and a seed, what turns rows into batches. One that `is_causal` trains
-    left-to-right models. These settings are an object of `data`, which has the keys of the recipe's section [data] and
-    of `section`, the recipe's section under the name of the objective.
+    makes, from a vocabulary, settings and a seed, what turns rows into batches. `objective` makes what is computed on
+    them from `part` and the settings, `heads` names the heads that it calls, by the architecture's vocabulary head and
+    the settings, and `reference` tells from `part`, a corpus and the training documents what can be known without a
+    model; it is None where there is nothing to compare with.
+
+    The settings are an object of `data`, which has the keys of the recipe's section [data] and of `section`, the
+    recipe's section under the name of the objective. `defaults` are other defaults of keys of [data]; the keys `unread`
+    mean nothing here, and a recipe that sets one is refused. `needs` are roles of special tokens that a vocabulary must
+    have. One that `is_causal` trains left-to-right models.
     """
 
     part: str
@@ -49,16 +69,16 @@ class Pretraining:
     is_causal: bool = False
     section: type[Section] | None = None
     data: type[PretrainingData] = PretrainingData
+    objective: Callable[[str, Any], SummedObjective] = language_modeling
+    heads: Callable[[str, Any], tuple[str, ...]] = vocabulary_and_pairs
+    reference: Callable[[str, Corpus, np.ndarray], Reference] | None = TokenFrequencies
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
     def reads_running_text(self, corpus: Corpus) -> bool:
         """Tell whether rows of a corpus are running text, in which no sentence begins or ends a row."""
         return self.stream is left_to_right and not corpus.tokenizer.has_segments
-
-    def objective(self, pair_task: str | None) -> MaskedLanguageModeling:
-        """Return the objective, with what is told of pairs of texts: "nsp", "sop", or None."""
-        from maskloom.objectives.masked_lm import MaskedLanguageModeling  # torch
-
-        return MaskedLanguageModeling(self.part, pair_task)
 
     def loader(
         self,
@@ -75,6 +95,19 @@ class Pretraining:
         return Loader(stream, self.corruption(corpus.vocabulary, data, seed), batch_size=batch_size, rows=rows)
 
 
-PRETRAINING = Rows("objective", {"masked_lm": Pretraining("mlm", Masking)})
+PRETRAINING = Rows(
+    "objective",
+    {
+        "masked_lm": Pretraining("mlm", Masking, needs=("mask",)),
+        "causal_lm": Pretraining(
+            "lm",
+            NextTokens,
+            left_to_right,
+            is_causal=True,
+            reference=partial(TokenFrequencies, tells_text=True),
+            defaults={"next_sentence": False},
+            unread=("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob", "whole_word_masking"),
+        ),
+    },
+)
 """The pre-training objectives by the names of recipes."""
-PRETRAINING["causal_lm"] = Pretraining("lm", NextTokens, left_to_right, is_causal=True)

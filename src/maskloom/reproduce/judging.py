@@ -47,7 +47,8 @@ def masked_losses(model: Path, corpus: Path) -> list[float]:
     batches = list(islice(loader.epoch_batches(0), _MOST_BATCHES))
     loaded, _ = load_model(model, heads=("mlm",))
     parts = [batches[number::_PARTS] for number in range(min(_PARTS, len(batches)))]
-    return [evaluate(loaded, row.objective(None), iter(part))["mlm_loss"] for part in parts]
+    objective = row.objective(row.part, _JUDGED)
+    return [evaluate(loaded, objective, iter(part))["mlm_loss"] for part in parts]
 
 
 def check_vocabulary(model: Path, corpus: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -51,6 +51,17 @@ _ROLES = {
     "pair": ("pair", "mnli", "qnli", "rte", "mrpc"),
     "span": ("span", "squad"),
 }
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How many seeds everything is run with, and how many runs are made at once, if several by one thread each.
+
+    Recipes that have a budget of minutes are pre-trained one by one all the same.
+    """
+
+    num_seeds: int = 3
+    num_jobs: int = 1
 
 
 @dataclass(frozen=True)
@@ -126,20 +137,18 @@ def reproduce(
     *,
     out: str | Path,
     scale: str | Budget = "tiny",
-    num_seeds: int = 3,
+    repeats: Repeats = Repeats(),
     corpus: str | Path | None = None,
     tasks: str | Path | None = None,
     overrides: Mapping[str, Sequence[str]] | None = None,
-    num_jobs: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run an experiment of the paper, or compare what a budget buys; return scores, and what they show of each trend.
 
     The scale of the experiment "budget" is a `Budget`, of the others one of tiny, one-gpu and paper. Without a `corpus`
     folder it reads the documentation on this machine, and draws tasks from documents that it leaves out; `tasks` is a
-    folder of labelled files, as `own_probes` finds them. `num_jobs` runs are made at once, if several by one thread
-    each; recipes that have a budget are pre-trained one by one. `out` receives results.json, table.md and report.html
-    beside all runs. An experiment that was interrupted goes on where it stood. Raises ConfigError for a name, a scale
+    folder of labelled files, as `own_probes` finds them. `out` receives results.json, table.md and report.html beside
+    all runs. An experiment that was interrupted goes on where it stood. Raises ConfigError for a name, a scale
     or a number of seeds that is not there, and where tasks are missing.
     """
     if corpus is not None and tasks is None:
@@ -150,22 +159,20 @@ def reproduce(
     own = {} if tasks is None else own_probes(Path(tasks))
     known = own if corpus is not None else {**documentation_probes(out), **own}
     experiment = _experiment(name, scale, known)
-    named = {
-        role: next((known[task] for task in _ROLES.get(role, (role,)) if task in known), None)
-        for role in experiment.probes
-    }
-    probes = {role: probe for role, probe in named.items() if probe is not None}
-    if experiment.needs and experiment.needs not in probes:
-        raise ConfigError(
-            f"{experiment.title}: it needs tagged words, --tasks FOLDER with conll2003/train.txt and dev.txt"
-        )
+    probes = _probes_of(experiment, known)
     settings: dict[str, Any] = {"experiment": name, "scale": str(scale)}
     settings |= {"corpus": corpus and str(corpus), "tasks": tasks and str(tasks), "overrides": overrides}
     if experiment.given:
         settings["beside"] = {other: str(folder) for other, folder in experiment.given.items()}
     where = out / "corpus" if corpus is None else Path(corpus)
     plan = Plan(
-        experiment, BUDGET if experiment.recipes else str(scale), range(num_seeds), out, where, probes, overrides
+        experiment,
+        BUDGET if experiment.recipes else str(scale),
+        range(repeats.num_seeds),
+        out,
+        where,
+        probes,
+        overrides,
     )
     plan.check()
     given = [resolve_model_folder(folder) for folder in experiment.given.values()]
@@ -176,11 +183,24 @@ def reproduce(
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     for folder in given:
         check_vocabulary(folder, plan.corpus)
-    progress.say(_expected(plan, stages, num_jobs))
-    found = _run(plan, stages, num_jobs, progress)
-    results = {**settings, "num_seeds": num_seeds, "num_jobs": num_jobs, "text": text, **found}
+    progress.say(_expected(plan, stages, repeats.num_jobs))
+    found = _run(plan, stages, repeats.num_jobs, progress)
+    results = {**settings, **asdict(repeats), "text": text, **found}
     results["seconds"] = stages.seconds
     return write_results(plan.experiment, results, out, {role: probe.name for role, probe in probes.items()})
+
+
+def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, Probe]:
+    """Return the known tasks by what they are to show; raises ConfigError without the one that is needed."""
+    named = {
+        role: next((known[task] for task in _ROLES.get(role, (role,)) if task in known), None)
+        for role in experiment.probes
+    }
+    if experiment.needs and named[experiment.needs] is None:
+        raise ConfigError(
+            f"{experiment.title}: it needs tagged words, --tasks FOLDER with conll2003/train.txt and dev.txt"
+        )
+    return {role: probe for role, probe in named.items() if probe is not None}
 
 
 def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> Experiment:

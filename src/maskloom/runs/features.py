@@ -35,9 +35,9 @@ from maskloom.tasks.tagging.features import (
     row_counts,
     sentence_words,
 )
+from maskloom.tasks.tagging.kind import TAGGING
 from maskloom.tasks.tagging.reading import layout_of_sentences
 from maskloom.tasks.tagging.settings import TaggingSettings
-from maskloom.tasks.tagging.task import TAGGING
 from maskloom.tasks.task import PROCESSOR_TOKENS
 from maskloom.text.tokenizer import Tokenizer
 

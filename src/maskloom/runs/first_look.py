@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.rows import TaskName
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
-from maskloom.tasks.catalog import Kind, catalog_row
+from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
+from maskloom.tasks.kind import TaskKind
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
 
 _READING = {field.name for field in fields(ReadingOptions)}
 
 _ROWS = 1000
 _SECONDS = 10.0  # two million rows: little beside what a model does with them
-_OF_TEXTS = ("single", "pair", "regression", "multilabel")
 _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
@@ -43,11 +43,12 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
             kind = catalog_row(reading.format).kind
         except ConfigError as error:
             raise UsageError(f"--format: {error}") from None
+    row = KINDS[kind]
     until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
-            how = {"needs_label": True, "keeps": kind in _OF_TEXTS, "until": until}
-            whole[path] = _read_first(partial(_iterate, kind), path, reading, **how)
+            how = {"needs_label": True, "keeps": row.label_ids is not None, "until": until}
+            whole[path] = _read_first(row, path, reading, **how)
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.exists():
@@ -55,19 +56,20 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
             hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
             raise DataError(f"{error}; {hint}") from None
     read = [examples for path in files if (examples := whole[path])]
-    if kind in _OF_TEXTS and len(read) == len(files) == 2:
-        _check_labels(kind, read[0], read[1], reading)
+    if len(read) == len(files) == 2:
+        _check_labels(row, read[0], read[1], reading)
 
 
-def _check_labels(kind: Kind, train: ReadExamples, dev: ReadExamples, reading: ReadingOptions) -> None:
+def _check_labels(kind: TaskKind, train: ReadExamples, dev: ReadExamples, reading: ReadingOptions) -> None:
     """Raise DataError for labels that a run would refuse: all alike, or of dev only."""
-    from maskloom.tasks import labels  # heavier: a wrong name or row is refused before it
+    from maskloom.tasks.labels import UnknownLabelError, with_hint  # heavier: a wrong name or row is refused before it
 
-    labels.check_alike(kind, train, dev)
+    assert kind.label_ids is not None
+    kind.check(train, dev)
     try:
-        labels.encode_labels(dev, kind, labels.names_of_task(kind, train, reading))
-    except labels.UnknownLabelError as error:
-        raise labels.with_hint(error, reading) from None
+        kind.label_ids(dev, kind.label_names(train, reading, kind.settings()))
+    except UnknownLabelError as error:
+        raise with_hint(error, reading) from None
 
 
 def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:
@@ -78,18 +80,18 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
     for model in models:
         check_model_name(model)
     known = _settings(models[0])
-    kind = known.get("kind")
-    if kind not in (None, "choice") or not path.is_dir():  # RACE is a folder
+    name = known.get("kind")
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if not (path.is_dir() and (name is None or (kind is not None and kind.reads_folders))):
         check_regular(path)
-    if kind == "single" and known.get("takes_pairs"):
-        kind = "pair"
     stored = known.get("reading", {})
-    is_ours = isinstance(stored, dict) and stored.keys() <= _READING
-    if not isinstance(kind, str) or kind not in get_args(TaskName) or not is_ours:
-        return  # a kind from outside; or opening the model tells what is wrong
+    if kind is None or not isinstance(stored, dict) or not stored.keys() <= _READING:
+        return  # a kind that is not there, or opening the model tells what is wrong
+    if kind.with_pairs and known.get("takes_pairs"):
+        kind = KINDS[kind.with_pairs]
     iterate = partial(_iterate, kind)
     options = options_for(path, iterate, reading, known, kind=kind, needs_label=needs_label)
-    _read_first(iterate, path, options, needs_label=needs_label)
+    _read_first(kind, path, options, needs_label=needs_label)
 
 
 def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence[str]) -> None:
@@ -130,7 +132,7 @@ def read_context(path: str | Path) -> str:
 def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of texts, or of pairs where the second column is named."""
     check_model_name(model)
-    _read_first(partial(_iterate, "pair" if reading.pair_column else "single"), path, reading, needs_label=False)
+    _read_first(KINDS["pair" if reading.pair_column else "single"], path, reading, needs_label=False)
 
 
 def check_place(source: Path, target: Path) -> None:
@@ -150,7 +152,7 @@ def options_for(
     given: ReadingOptions | None,
     known: Mapping[str, Any],
     *,
-    kind: str,
+    kind: TaskKind,
     needs_label: bool,
 ) -> ReadingOptions:
     """Return the options given, else those of fine-tuning where the first row reads with them, else the usual names.
@@ -162,8 +164,8 @@ def options_for(
     default = given or ReadingOptions()
     stored = {key: value for key, value in known.get("reading", {}).items() if value is not None}
     stored["on_bad_rows"] = default.on_bad_rows
-    if kind == "tagging" and not needs_label:
-        stored.pop("format", None)  # what is to be tagged is mostly raw text; a file in columns shows that it is
+    if kind.predicts_on_text and not needs_label:
+        stored.pop("format", None)  # a file in that form shows that it is
     for values in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
         options = ReadingOptions(**values)
         try:
@@ -174,27 +176,13 @@ def options_for(
     return default
 
 
-def _iterate(kind: str, path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
-    """Yield the examples of a file as its kind of task reads them, but for what the tags of a scheme may follow."""
-    if kind == "span":
-        from maskloom.tasks.span.reading import iterate_questions
-
-        return iterate_questions(path, options, None, **how)
-    if kind == "choice":
-        from maskloom.tasks.choice.reading import iterate_choices
-
-        return iterate_choices(path, options, **how)
-    if kind == "tagging":
-        from maskloom.tasks.tagging.reading import TaggingSettings, iterate_sentences
-
-        return iterate_sentences(path, options, TaggingSettings(trained_scheme="plain"), **how)
-    from maskloom.tasks.reading import iterate_examples
-
-    return iterate_examples(path, kind, options, **how)  # pyright: ignore[reportArgumentType]
+def _iterate(kind: TaskKind, path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
+    """Yield the examples of a file as its kind reads them, but for what only all of the training data tells."""
+    return kind.iterate(path, options, kind.settings(**kind.first_settings), **how)
 
 
 def _read_first(
-    iterate: Callable[..., Iterator[Any]],
+    kind: TaskKind,
     path: Path,
     options: ReadingOptions,
     *,
@@ -205,7 +193,7 @@ def _read_first(
     """Read as much as time permits; with `keeps` return the examples, if they are all of the file, and any."""
     until = time.monotonic() + _SECONDS if until is None else until
     report, examples, num_read = ReadingReport(path), list[Any](), 0
-    for piece in pieces_of(iterate(path, options, needs_label=needs_label, report=report), _ROWS):
+    for piece in pieces_of(_iterate(kind, path, options, needs_label=needs_label, report=report), _ROWS):
         if num_read and time.monotonic() > until:
             return None
         num_read += len(piece)

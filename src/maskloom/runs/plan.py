@@ -18,6 +18,7 @@ from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Account
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import Progress, aligned
 from maskloom.runs.pretrain import initial_model
@@ -165,7 +166,9 @@ def _timed(
     """Return the seconds of a step, timed on `num_rows` with its update apart, and the bytes kept for each row."""
     settings = plan.training.model_copy(update={"steps": 10**9, "minutes": None, "micro_batch_size": None})
     device = next(model.parameters()).device
-    plain, first = PRETRAINING[recipe.objective].objective(plan.data.pair_task), loader.next_batch({})[0]
+    row = PRETRAINING[recipe.objective]
+    plain = row.objective(row.part, plan.data)
+    first = with_carry(loader.next_batch({})[0], plain, model, None)
     precision = settings.precision
     if precision == "fastest":
         precision = fastest_precision(model, plain, first) if device.type == "cpu" else "auto"

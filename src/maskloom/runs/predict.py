@@ -22,14 +22,13 @@ from maskloom.runs.first_look import check_place, check_questions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_texts
 from maskloom.system.files import is_stream, output_file
 from maskloom.tasks.examples import ReadExamples, ReadingReport
-from maskloom.tasks.kinds import changed
+from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.span.encoding import EncodedQuestions
 from maskloom.tasks.span.reading import Question
+from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.tables import ReadingOptions
 
 _WINDOW = 4096
-# Kinds whose rows hold lists: of tags, of candidates.
-_NESTED = ("span", "tagging")
 # How a cell begins that spreadsheets compute or open as something else.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -62,7 +61,7 @@ def predict(
     suffix = output_suffix(target, tuple({".jsonl": 0, ".csv": 0, **forms}))
     if csv_safe and suffix != ".csv":
         raise ConfigError(f"{target}: --csv-safe is for .csv files")
-    if suffix == ".csv" and task.kind in _NESTED:
+    if suffix == ".csv" and KINDS[task.kind].reads_tokens:
         raise ConfigError(
             f"{target}: {task.kind} predictions have several values per row, which a .csv cannot hold; write .jsonl"
         )
@@ -278,7 +277,7 @@ def answer(
     text = read_context(context)
     predictor = open_models(model, average=average, max_length=max_length)
     task = predictor.required_task()
-    if task.kind != "span":
+    if not isinstance(task.settings, SpanSettings):
         raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
     if null_threshold is not None:
         task = changed(task, has_unanswerable=True, null_threshold=null_threshold)

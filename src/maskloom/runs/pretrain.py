@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from maskloom.metrics.language_model import pair_task_of, part_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
+from maskloom.objectives.reference import Reference
 from maskloom.runs.display import Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (
@@ -127,9 +128,9 @@ def _pretrain(
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)
-    reads_on = PRETRAINING[recipe.objective].reads_running_text(opened)
-    frequencies = _log_frequencies(opened, train, with_ends=reads_on) if ranks.is_first else None
-    run = _Run(recipe, opened, out, train, held_out, model, frequencies, progress, ranks)
+    row = PRETRAINING[recipe.objective]
+    reference = row.reference(row.part, opened, train) if ranks.is_first and row.reference else None
+    run = _Run(recipe, opened, out, train, held_out, model, reference, progress, ranks)
     before = {}
     if init is not None:
         before = run.metrics_before(plans)
@@ -204,7 +205,7 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
 
 @dataclass(frozen=True)
 class _Run:
-    """What phases share: documents `train` and `held_out`, on the first rank `log_frequencies` of train's tokens."""
+    """What phases share: documents `train` and `held_out`, on the first rank the `reference`, if there is one."""
 
     recipe: PretrainRecipe
     corpus: Corpus
@@ -212,7 +213,7 @@ class _Run:
     train: np.ndarray
     held_out: np.ndarray
     model: EncoderWithHeads
-    log_frequencies: np.ndarray | None
+    reference: Reference | None
     progress: Progress
     ranks: Ranks
 
@@ -241,34 +242,20 @@ class _Run:
 
     def held_out_metrics(self, plan: PhasePlan, whole: EncoderWithHeads) -> dict[str, float]:
         """Return metrics on held-out instances of a phase; {} where nothing is held out, and on other ranks."""
-        if len(self.held_out) == 0 or self.log_frequencies is None:
+        if len(self.held_out) == 0 or not self.ranks.is_first:
             return {}
         loader = self.loader(self.held_out, plan, _EVALUATION_BATCH)
         limit = plan.training.max_evaluation_instances
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
-        objective = self.row.objective(plan.data.pair_task)
-        tally: defaultdict[str, float] = defaultdict(float)
-        metrics = evaluate(whole, objective, self.tallied(batches, tally))
-        targets = max(tally["targets"], 1)
-        if self.row.part == "lm":  # of the predicted text, as the tokenizer normalises it
-            nats = metrics["lm_loss"] * targets
-            metrics["lm_bits_per_character"] = nats / max(tally["characters"], 1) / math.log(2)
-        metrics |= {"unigram_entropy": tally["nats"] / targets, "num_predictions": tally["targets"]}
-        if tally["pairs"] and plan.data.pair_task:
-            fraction = tally["random_pairs"] / tally["pairs"]
-            metrics[f"{plan.data.pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
-        return metrics
+        sums: defaultdict[str, float] = defaultdict(float)
+        metrics = evaluate(whole, self.row.objective(self.row.part, plan.data), self.counted(batches, sums))
+        return metrics if self.reference is None else metrics | self.reference.metrics(sums, metrics)
 
-    def tallied(self, batches: Iterable[Any], tally: defaultdict[str, float]) -> Iterator[Any]:
-        """Yield batches, and sum up in `tally` what scores, on the same targets, the guesses that need no model."""
-        sizes = self.corpus.vocabulary.num_characters
+    def counted(self, batches: Iterable[Any], sums: defaultdict[str, float]) -> Iterator[Any]:
+        """Yield batches, and add up in `sums` what the reference needs of them."""
         for batch in batches:
-            tally["nats"] -= float(cast(np.ndarray, self.log_frequencies)[batch.mlm_labels].sum())
-            tally["targets"] += len(batch.mlm_labels)
-            tally["characters"] += int(sizes[batch.mlm_labels].sum())
-            if batch.nsp_labels is not None:
-                tally["random_pairs"] += int(batch.nsp_labels.sum())
-                tally["pairs"] += len(batch.nsp_labels)
+            for name, value in self.reference.sums(batch).items() if self.reference else ():
+                sums[name] += value
             yield batch
 
     def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
@@ -280,7 +267,7 @@ class _Run:
         with open_run_log(self.out / "events.jsonl", is_first=ranks.is_first, log_to=settings.log_to) as log:
             session = TrainingSession(
                 state=state,
-                objective=self.row.objective(plan.data.pair_task),
+                objective=self.row.objective(self.row.part, plan.data),
                 next_batch=loader.next_batch,
                 settings=_with_defaults(settings),
                 seed=self.recipe.seed,
@@ -340,17 +327,6 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
     return settings.model_copy(update=update)
 
 
-def _log_frequencies(corpus: Corpus, documents: np.ndarray, *, with_ends: bool) -> np.ndarray:
-    """Return the log probability of each token in documents: what a model without context could know."""
-    counts = np.ones(len(corpus.vocabulary))
-    if with_ends:
-        counts[[*corpus.tokenizer.running_text.end]] += len(documents)
-    for document in documents:
-        first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
-        counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
-    return np.log(counts / counts.sum())
-
-
 def evaluated_at(out: Path, stage: str, step: int) -> dict[str, float]:
     """Return what the last evaluation of a stage at a step found, as the log of the run tells; {} for none."""
     path = out / "events.jsonl"
@@ -364,12 +340,16 @@ def describe_metrics(metrics: dict[str, float]) -> str:
     """Return held-out metrics as one readable line, or say that nothing is held out."""
     if not metrics:
         return "nothing held out to evaluate"
-    part, pair = cast(str, part_of(metrics)), pair_task_of(metrics)
-    text = (
-        f"held-out {part.upper()} loss {metrics[f'{part}_loss']:.3f} nats (unigram {metrics['unigram_entropy']:.3f}), "
-        f"accuracy {metrics[f'{part}_accuracy']:.3f}, perplexity {metrics[f'{part}_perplexity']:.1f}"
-    )
+    part, pair = part_of(metrics), pair_task_of(metrics)
+    if part is None:
+        return f"held-out {', '.join(f'{name} {value:.3f}' for name, value in metrics.items())}"
+    unigram, majority = metrics.get("unigram_entropy"), metrics.get(f"{pair}_majority_fraction")
+    beside = "" if unigram is None else f" (unigram {unigram:.3f})"
+    text = f"held-out {part.upper()} loss {metrics[f'{part}_loss']:.3f} nats{beside}"
+    for name, form in (("accuracy", ".3f"), ("perplexity", ".1f")):
+        if f"{part}_{name}" in metrics:
+            text += f", {name} {metrics[f'{part}_{name}']:{form}}"
     if pair is not None:
-        majority = metrics[f"{pair}_majority_fraction"]
-        text += f"; {pair.upper()} accuracy {metrics[f'{pair}_accuracy']:.3f} (majority {majority:.3f})"
+        beside = "" if majority is None else f" (majority {majority:.3f})"
+        text += f"; {pair.upper()} accuracy {metrics[f'{pair}_accuracy']:.3f}{beside}"
     return text

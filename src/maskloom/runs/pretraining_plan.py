@@ -86,8 +86,7 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
 
 def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:
     """Return the heads of the model that a recipe trains."""
-    head = architecture_of(config).vocabulary_head
-    return (head, "nsp") if recipe.data.pair_task else (head,)
+    return PRETRAINING[recipe.objective].heads(architecture_of(config).vocabulary_head, pretraining_data(recipe))
 
 
 def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None:
@@ -117,14 +116,16 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
     """Raise ConfigError for special tokens that a corpus lacks, and for settings that do not go with it."""
     special, data, lacks = corpus.vocabulary.special, recipe.data, f"the vocabulary of {corpus.folder} has none"
     hint = "build the corpus with a WordPiece vocabulary, or set"
-    if recipe.objective == "masked_lm" and special.mask is None:
-        raise ConfigError(f"objective = 'masked_lm' needs a mask token, {lacks}; {hint} objective = 'causal_lm'")
+    row = PRETRAINING[recipe.objective]
+    if missing := [role for role in row.needs if getattr(special, role) is None]:
+        needs = f"objective = {recipe.objective!r} needs a {missing[0]} token"
+        raise ConfigError(f"{needs}, {lacks}; {hint} objective = 'causal_lm'")
     if data.next_sentence and None in (special.classify, special.separator):
         needs = "a token that stands for a pair and one between its texts"
         raise ConfigError(f"data.next_sentence = true needs {needs}, {lacks}; {hint} data.next_sentence = false")
     plain = PretrainingData()
     unused = [name for name in ("short_seq_prob", "static_masks") if getattr(data, name) != getattr(plain, name)]
-    if unused and PRETRAINING[recipe.objective].reads_running_text(corpus):
+    if unused and row.reads_running_text(corpus):
         raise ConfigError(
             f"data.{unused[0]} = {getattr(data, unused[0])!r}: {corpus.folder} is read as running text; leave it out"
         )

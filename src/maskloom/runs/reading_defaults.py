@@ -11,13 +11,12 @@ from maskloom.errors import DataError
 from maskloom.inference import Ensemble, Predictor
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import options_for
-from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport, pieces_of
+from maskloom.tasks.kind import TaskKind
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.task import TaskKind
 from maskloom.training.faults.memory import release_free_memory
 
 
@@ -73,15 +72,13 @@ def reading_for(
     """Return how a file is read for a model: as a person says, else as in fine-tuning, else by the usual names."""
     task, known = predictor.required_task(), predictor.settings
     kind = KINDS[task.kind]
-    if task.kind == "single" and _takes_pairs(path, given, known, needs_label=needs_label):
-        kind = KINDS["pair"]
-    if given is not None and given.format is not None and kind.name in ("span", "choice"):
-        catalog_row(given.format, kinds=(kind.name,))  # nothing else would refuse the format of another kind
+    if kind.with_pairs and _takes_pairs(path, given, known, needs_label=needs_label):
+        kind = KINDS[kind.with_pairs]
 
     def iterate(path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
         return kind.iterate(path, options, task.settings, **how)
 
-    options = options_for(path, iterate, given, known, kind=kind.name, needs_label=needs_label)
+    options = options_for(path, iterate, given, known, kind=kind, needs_label=needs_label)
     return FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
 
 

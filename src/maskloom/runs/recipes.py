@@ -20,6 +20,7 @@ from maskloom.errors import ConfigError, UsageError
 from maskloom.recipe_files import recipe_keys, recipe_path, shipped_recipes
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.launch import is_first_process
+from maskloom.tasks.kinds import KINDS as TASK_KINDS
 
 RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 
@@ -162,8 +163,10 @@ _WIDEST_KEY = 44
 def explained_lines(content: dict[str, Any]) -> list[str]:
     """Return for a terminal what `explained` tells, without sections that the recipe's task does not read."""
     task = next((key["value"] for key in content["keys"] if key["path"] == "task" and key["is_set"]), None)
-    unread = {"span", "tagging", "features"} - {task} - ({"features"} if task == "tagging" else set())
-    keys = [key for key in content["keys"] if task is None or key["path"].partition(".")[0] not in unread]
+    unread = {name for name, kind in TASK_KINDS.items() if kind.section and task not in (None, name)}
+    if task is not None and "features" not in TASK_KINDS[task].settings.model_fields:
+        unread.add("features")
+    keys = [key for key in content["keys"] if key["path"].partition(".")[0] not in unread]
     width = min(_WIDEST_KEY, max(len(f"{key['path']} = {shown_value(key['value'])}") for key in keys))
     lines = [content["recipe"], "", *content["about"].split("\n")]
     section = "none"

@@ -29,8 +29,10 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
             rows.append((name, form.format(before[key]), form.format(result[key])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{name:<{widths[0]}}  {first:>{widths[1]}}  {last:>{widths[2]}}" for name, first, last in rows]
-    unigram = f"unigram: {result['unigram_entropy']:.3f} nats"
-    return [*lines, f"{result['num_predictions']:,.0f} predicted pieces of held-out text; {unigram}"]
+    if "unigram_entropy" in result:
+        unigram = f"unigram: {result['unigram_entropy']:.3f} nats"
+        lines.append(f"{result['num_predictions']:,.0f} predicted pieces of held-out text; {unigram}")
+    return lines
 
 
 def finetuning_lines(result: dict[str, Any]) -> list[str]:

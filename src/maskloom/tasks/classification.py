@@ -12,11 +12,10 @@ from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLa
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_examples
-from maskloom.tasks.examples import ReadExamples, text_example
-from maskloom.tasks.labels import check_alike, checked_weights, encode_labels, labels_config, names_of_task
-from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.labels import checked_weights, encode_labels, labels_config
 from maskloom.tasks.settings import ClassificationSettings
-from maskloom.tasks.task import Outputs, Task, TaskKind
+from maskloom.tasks.task import Outputs, Task
 from maskloom.tasks.tuning import checked_thresholds, fitted, tune_classes, tune_labels
 from maskloom.text.tokenizer import Tokenizer
 
@@ -26,22 +25,6 @@ PROBLEM_TYPES: dict[Kind, str] = {
     "regression": "regression",
     "multilabel": "multi_label_classification",
 }
-
-
-def classification_kind(kind: Kind) -> TaskKind:
-    """Return one of the kinds single, pair, regression and multilabel."""
-    return TaskKind(
-        name=kind,
-        iterate=lambda path, options, _, **how: iterate_examples(path, kind, options, **how),
-        label_names=lambda train, options, _: names_of_task(kind, train, options),
-        check=partial(check_alike, kind),
-        make=partial(classification_task, kind),
-        example_of=text_example,
-        takes="pairs of sentences" if kind == "pair" else "sentences",
-        settings=ClassificationSettings,
-        names_labels=kind != "regression",
-        softmax_over="labels" if kind in ("single", "pair") else None,
-    )
 
 
 def classification_task(

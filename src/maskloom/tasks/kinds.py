@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import validate_recipe
 from maskloom.rows import Rows
 from maskloom.tasks.catalog import Kind
-from maskloom.tasks.choice.task import CHOICE
-from maskloom.tasks.classification import classification_kind
-from maskloom.tasks.span.task import SPAN
-from maskloom.tasks.tagging.task import TAGGING
-from maskloom.tasks.task import Task, TaskKind
+from maskloom.tasks.choice.kind import CHOICE
+from maskloom.tasks.classification_kinds import classification_kind
+from maskloom.tasks.kind import TaskKind
+from maskloom.tasks.span.kind import SPAN
+from maskloom.tasks.tagging.kind import TAGGING
+
+if TYPE_CHECKING:
+    from maskloom.tasks.task import Task
 
 KINDS: Rows[TaskKind] = Rows(
     "task",

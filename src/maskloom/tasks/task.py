@@ -5,11 +5,10 @@ One pass of a model over encoded data gives sums and metric together, each unit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +16,10 @@ import torch
 from maskloom.metrics.metric import Metric
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import TaskObjective, model_device
-from maskloom.sections import Section
 from maskloom.system.fault_points import fault_point
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
-from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.settings import KindSettings
-from maskloom.tasks.tables import ReadingOptions
 
 # One array (rows, width) a unit: the rows that the objective gives for it.
 Outputs = Sequence[np.ndarray]
@@ -77,53 +73,6 @@ class Task:
     def num_outputs(self) -> int:
         """Number of outputs of the head: one a label, and one for a score."""
         return max(len(self.labels), 1)
-
-
-@dataclass(frozen=True)
-class TaskKind:
-    """One kind of task: how its files are read, what labels they have, and how the task is made.
-
-    `iterate(path, options, settings, needs_label=, report=)` yields examples; `label_names(train, options, settings)`
-    gives the labels in the order of their ids; `check(train, dev)` raises DataError for data that cannot be learned
-    from; `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have.
-    These settings are an object of the row's `settings`, which has the keys of `section`, the recipe's section under
-    the name of the kind, and of `data_settings(train)`: what the training data says of every task like it.
-    `examples_at_once` bounds how many are encoded and held at a time. `example_of(item, number)` makes an example of
-    what is handed over in Python.
-
-    `takes` says to a person what it reads, `pipeline_tag` what a model hub calls it. Models of a kind that
-    `names_labels` have names for their outputs. `softmax_over` is what the probabilities of a unit add up to 1 over:
-    the labels of each row, or its rows; None for scores and for labels that are independent. With `is_windowed` the
-    units of one example compete by their logits.
-    """
-
-    name: Kind
-    iterate: Callable[..., Iterator[Any]]
-    check: Callable[[ReadExamples, ReadExamples], None]
-    make: Callable[[tuple[str, ...], str | None, Any], Task]
-    example_of: Callable[[Any, int], Any]
-    label_names: Callable[[ReadExamples, ReadingOptions, Any], tuple[str, ...]] = lambda *_: ()
-    data_settings: Callable[[ReadExamples], dict[str, Any]] = lambda _: {}
-    examples_at_once: int = 4096
-    takes: str = "sentences"
-    pipeline_tag: str = "text-classification"
-    section: type[Section] | None = None
-    settings: type[KindSettings] = KindSettings
-    names_labels: bool = True
-    softmax_over: Literal["labels", "rows"] | None = "labels"
-    is_windowed: bool = False
-
-    def read(
-        self,
-        path: str | Path,
-        options: ReadingOptions | None = None,
-        settings: KindSettings | None = None,
-        *,
-        needs_label: bool = True,
-    ) -> ReadExamples:
-        """Read a whole file. Raises DataError, with file and line, for wrong data and a file without usable rows."""
-        how = (path, options or ReadingOptions(), settings or self.settings())
-        return ReadExamples.of(path, lambda report: self.iterate(*how, needs_label=needs_label, report=report))
 
 
 # On a processor, the arrays of a larger batch leave its caches, and from 32 MiB on the C library maps fresh pages for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,12 @@ import numpy as np
 
 from maskloom.errors import DataError
 from maskloom.inference import Predictor
-from maskloom.metrics.answers import answer_scores
-from maskloom.metrics.entities import entities_of
 from maskloom.runs.charts import visible
 from maskloom.runs.display import Progress
 from maskloom.runs.report.record import RunRecord
 from maskloom.runs.run_folder import fingerprint
 from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.kind import Verdict
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
 
@@ -68,7 +67,8 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
         return Examples(absent=problem)
     predictor = Predictor.load(run.model_folder)
     task, inputs = predictor.required_task(), run.description["inputs"]
-    data = KINDS[task.kind].read(dev, ReadingOptions(**inputs.get("reading", {})), task.settings)
+    kind = KINDS[task.kind]
+    data = kind.read(dev, ReadingOptions(**inputs.get("reading", {})), task.settings)
     sees_document = getattr(task.settings, "context", None) == "document"
     chosen = data.examples[:most] if sees_document else _spread(data.examples, most)
     judged: list[Judged] = []
@@ -77,16 +77,15 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
     for first in range(0, len(chosen), _AT_ONCE):
         piece = ReadExamples(chosen[first : first + _AT_ONCE], data.report)
         encoded = predictor.encoded(piece)
-        decoded, targets = task.decode(encoded, predictor.outputs(encoded).rows), task.targets(encoded)
-        if task.kind == "tagging":
-            targets = encoded.by_sentence(targets)  # pyright: ignore[reportAttributeAccessIssue]
+        decoded = task.decode(encoded, predictor.outputs(encoded).rows)
+        targets = kind.targets_by_example(encoded, task.targets(encoded))
         for example, prediction, target in zip(piece.examples, decoded, targets, strict=True):
-            judged.append(_JUDGES[task.kind](example, prediction, target, task.labels))
-            if task.kind in ("single", "pair"):
+            judged.append(_judged(example, kind.judge(example, prediction, target, task.labels)))
+            if "label" in prediction:
                 confusion[int(target), task.labels.index(prediction["label"])] += 1
         progress.advance(first + len(piece.examples))
     progress.end()
-    return _sorted_out(judged, len(data.examples), task.kind == "regression", task.labels, confusion)
+    return _sorted_out(judged, len(data.examples), kind.is_scale, task.labels, confusion)
 
 
 def _why_none(run: RunRecord, dev: Path) -> str:
@@ -129,69 +128,13 @@ def _spread(listed: Sequence[Any], most: int) -> list[Any]:
     return [listed[place * len(listed) // count] for place in range(count)]
 
 
-def _of_class(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
-    truth, answer = labels[int(target)], prediction["label"]
-    return _judged(example, truth, answer, float(truth != answer), prediction["probabilities"][answer])
-
-
-def _of_labels(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
-    truth = [name for name, is_true in zip(labels, target, strict=True) if is_true]
-    answer = prediction["labels"]
-    probability = min((prediction["probabilities"][name] for name in answer), default=None)
-    return _judged(example, ", ".join(truth), ", ".join(answer), float(set(truth) != set(answer)), probability)
-
-
-def _of_score(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
-    score = prediction["score"]
-    return _judged(example, f"{float(target):.3g}", f"{score:.3g}", abs(score - float(target)), None)
-
-
-def _of_tags(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
-    true_tags, tags = [labels[number] for number in target.tolist()], prediction["tags"]
-    if "entities" in prediction:
-        truth, answer = (_entities(example.words, found) for found in (true_tags, tags))
-        probability = min((entity["probability"] for entity in prediction["entities"]), default=None)
-    else:
-        sides = [(word, tag, other) for word, tag, other in zip(example.words, true_tags, tags, strict=True)]
-        truth = ", ".join(f"{word} {tag}" for word, tag, other in sides if tag != other)
-        answer = ", ".join(f"{word} {other}" for word, tag, other in sides if tag != other)
-        probability = min(prediction["tag_probabilities"], default=None)
-    return _judged(example, truth, answer, float(true_tags != tags), probability)
-
-
-def _of_answer(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
-    exact, _f1 = answer_scores(prediction["answer"], target, has_unanswerable=not target)
-    truth = " | ".join(dict.fromkeys(target)) or "no answer"
-    return _judged(example, truth, prediction["answer"] or "no answer", 1.0 - exact, prediction["probability"])
-
-
-def _of_choice(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Judged:
-    best, truth = prediction["choice"], int(target)
-    right, chosen = (f"{number}: {example.choices[number]}" for number in (truth, best))
-    return _judged(example, right, chosen, float(best != truth), prediction["probabilities"][str(best)])
-
-
-def _entities(words: Sequence[str], tags: list[str]) -> str:
-    return ", ".join(f"{' '.join(words[first:end])} {kind}" for kind, first, end in entities_of(tags)) or "none"
-
-
-def _judged(example: Any, truth: str, answer: str, error: float, probability: float | None) -> Judged:
+def _judged(example: Any, verdict: Verdict) -> Judged:
+    """Return an example with what was found of it, both as a page shows them."""
     row = {name: text for name, text in example.as_row().items() if name != "id" and not name.startswith("choice")}
-    text = "\n".join(_cut(part) for part in row.values())
-    return Judged(text, _cut(truth) or "none", _cut(answer) or "none", error, probability)
+    text, truth, answer = "\n".join(map(_cut, row.values())), _cut(verdict.truth), _cut(verdict.answer)
+    return Judged(text, truth or "none", answer or "none", verdict.error, verdict.probability)
 
 
 def _cut(text: str) -> str:
     text = visible(text)
     return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + " …"
-
-
-_JUDGES: dict[str, Callable[[Any, dict[str, Any], Any, tuple[str, ...]], Judged]] = {
-    "single": _of_class,
-    "pair": _of_class,
-    "multilabel": _of_labels,
-    "regression": _of_score,
-    "tagging": _of_tags,
-    "span": _of_answer,
-    "choice": _of_choice,
-}

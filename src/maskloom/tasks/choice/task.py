@@ -11,15 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from maskloom.data.batch import ChoiceBatch
-from maskloom.errors import DataError
 from maskloom.metrics.calibration import softmax
 from maskloom.metrics.labels import ChoiceMetric
 from maskloom.objectives.classification import MultipleChoice
-from maskloom.tasks.choice.reading import ChoiceExample, iterate_choices
+from maskloom.tasks.choice.reading import ChoiceExample
 from maskloom.tasks.encoding import EncodedGroups, encoded_texts
-from maskloom.tasks.examples import ReadExamples, are_labelled, checked_parts, checked_text
+from maskloom.tasks.examples import are_labelled
 from maskloom.tasks.settings import KindSettings
-from maskloom.tasks.task import Outputs, Task, TaskKind
+from maskloom.tasks.task import Outputs, Task
 from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
 
@@ -98,35 +97,3 @@ def _decode(temperature: float, encoded: EncodedChoices, outputs: Outputs) -> li
             encoded.examples, scores.argmax(axis=1).tolist(), softmax(scores / temperature), strict=True
         )
     ]
-
-
-def _check(train: ReadExamples, dev: ReadExamples) -> None:
-    """Refuse training data in which one place is always right."""
-    labels = {example.label for example in train.examples}
-    if len(labels) == 1:
-        raise DataError(
-            f"{train.report.path}: every one of {len(train.examples)} rows has choice {labels.pop()} as the right one; "
-            "there is nothing to learn"
-        )
-
-
-def _example_of(item: Any, number: int) -> ChoiceExample:
-    """Return the example of (context, choices)."""
-    context, choices = checked_parts(item, number, "(context, choices)")
-    if not isinstance(choices, tuple | list) or len(choices) < 2:
-        raise DataError(f"input {number}: the choices are a list of at least two texts")
-    texts = tuple(checked_text(choice, number, may_be_blank=False) for choice in choices)
-    return ChoiceExample(checked_text(context, number, may_be_blank=False), "", texts, None, number + 1)
-
-
-CHOICE = TaskKind(
-    name="choice",
-    iterate=lambda path, options, _, **how: iterate_choices(path, options, **how),
-    check=_check,
-    make=choice_task,
-    example_of=_example_of,
-    takes="questions with their choices",
-    pipeline_tag="multiple-choice",
-    names_labels=False,
-    softmax_over="rows",
-)

@@ -17,6 +17,7 @@ from maskloom.errors import DataError
 from maskloom.metrics.answers import score_answers
 from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes
 from maskloom.tasks import tables
+from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, kept_examples
 from maskloom.tasks.tables import BadRowError, ReadingOptions, Row
 
@@ -72,6 +73,8 @@ def iterate_questions(
     an id that comes twice, a missing or ill-typed key.
     """
     path = Path(path)
+    if options.format is not None:
+        catalog_row(options.format, kinds=("span",))
     if path.name.lower().endswith((".json", ".json.gz")):
         rows, form = squad_rows(path), Row.by_name
     else:

@@ -13,11 +13,11 @@ import numpy as np
 from maskloom.errors import DataError
 from maskloom.metrics.answers import AnswerMetric
 from maskloom.objectives.classification import SpanPrediction
-from maskloom.tasks.examples import ReadExamples, checked_parts, checked_text
+from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions, is_max_context
-from maskloom.tasks.span.reading import Question, iterate_questions
-from maskloom.tasks.span.settings import SpanSection, SpanSettings
-from maskloom.tasks.task import Outputs, Task, TaskKind
+from maskloom.tasks.span.reading import Question
+from maskloom.tasks.span.settings import SpanSettings
+from maskloom.tasks.task import Outputs, Task
 from maskloom.text import normalization
 from maskloom.text.tokenizer import Tokenizer
 
@@ -252,10 +252,6 @@ def _place(number: int, words: Sequence[str]) -> int:
     return place
 
 
-# Windows of a long context are many; this many questions on contexts of 4,000 words give some 20,000 windows.
-_QUESTIONS_AT_ONCE = 512
-
-
 def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettings) -> Task:
     """Return the task of answering with spans, scored by f1 or exact_match; raises ValueError for another score."""
     threshold = settings.null_threshold if settings.has_unanswerable else None
@@ -334,34 +330,3 @@ def _tune(settings: SpanSettings, primary: str, encoded: EncodedQuestions, outpu
     metric = AnswerMetric(primary=primary)
     metric.update(_decide(settings, encoded, outputs), targets)
     return {"null_threshold": metric.best_null_threshold()}
-
-
-def _check(train: ReadExamples, dev: ReadExamples) -> None:
-    if all(question.is_impossible for question in train.examples):
-        raise DataError(f"{train.report.path}: none of {len(train.examples)} questions has an answer to learn from")
-
-
-def _example_of(item: Any, number: int) -> Question:
-    """Return the question of (question, context)."""
-    question, context = (
-        checked_text(part, number, may_be_blank=False) for part in checked_parts(item, number, "(question, context)")
-    )
-    return Question(id=str(number), question=question, context=context, answers=None, line=number + 1)
-
-
-SPAN = TaskKind(
-    name="span",
-    iterate=iterate_questions,
-    check=_check,
-    make=span_task,
-    example_of=_example_of,
-    data_settings=lambda train: {"has_unanswerable": any(question.is_impossible for question in train.examples)},
-    examples_at_once=_QUESTIONS_AT_ONCE,
-    takes="questions with their contexts",
-    pipeline_tag="question-answering",
-    section=SpanSection,
-    settings=SpanSettings,
-    names_labels=False,
-    softmax_over="rows",
-    is_windowed=True,
-)

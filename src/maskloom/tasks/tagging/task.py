@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.calibration import softmax
-from maskloom.metrics.entities import EntityMetric, TagTable, entities_of, is_tag
+from maskloom.metrics.entities import EntityMetric, TagTable, entities_of
 from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.metrics.metric import checked_primary
 from maskloom.objectives.tagging import CrfTagging, Tagging
-from maskloom.tasks.examples import ReadExamples, checked_text
-from maskloom.tasks.labels import checked_weights, labels_config, read_label_names
-from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.labels import checked_weights, labels_config
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
-from maskloom.tasks.tagging.reading import TaggedSentence, iterate_sentences
-from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, forbidden_pairs, tag_names
-from maskloom.tasks.tagging.settings import Context, TaggingSection, TaggingSettings
-from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
-from maskloom.tasks.task import Task, TaskKind
+from maskloom.tasks.tagging.kind import example_of, is_plain
+from maskloom.tasks.tagging.reading import TaggedSentence
+from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs
+from maskloom.tasks.tagging.settings import Context, TaggingSettings
+from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
+from maskloom.tasks.task import Task
 from maskloom.tasks.tuning import fitted, tune_classes
 from maskloom.text.tokenizer import Tokenizer
 
@@ -39,11 +38,11 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
     """
     if not labels:
         raise ValueError("tagging needs the names of its tags")
-    crf, is_plain = settings.crf, _is_plain(labels, settings)
+    crf, has_plain_tags = settings.crf, is_plain(labels, settings)
     splitter = settings.words or UNKNOWN_TRAINING
-    scores = PLAIN_SCORES if is_plain else SCORES
-    primary = checked_primary(primary or scores[0], scores, "plain tags" if is_plain else "tagging")
-    scheme = PLAIN if is_plain else TagTable.of(labels).scheme()
+    scores = PLAIN_SCORES if has_plain_tags else SCORES
+    primary = checked_primary(primary or scores[0], scores, "plain tags" if has_plain_tags else "tagging")
+    scheme = PLAIN if has_plain_tags else TagTable.of(labels).scheme()
     forbidden = () if scheme == PLAIN else forbidden_pairs(labels, scheme)
     logits = partial(tag_logits, len(labels))
     task = Task(
@@ -53,11 +52,11 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         heads=("tagger", "crf") if crf else ("tagger",),
         objective=CrfTagging(forbidden) if crf else Tagging(checked_weights(settings.class_weights, labels)),
         encode=partial(_encode, labels, settings.context),
-        decide=partial(decide_words if is_plain else decide_tags, labels),  # pyright: ignore[reportArgumentType]
-        decode=partial(decode_tags, labels, settings.temperature, names_entities=not is_plain),  # pyright: ignore[reportArgumentType]
+        decide=partial(decide_words if has_plain_tags else decide_tags, labels),  # pyright: ignore[reportArgumentType]
+        decode=partial(decode_tags, labels, settings.temperature, names_entities=not has_plain_tags),  # pyright: ignore[reportArgumentType]
         metric=(
             partial(SingleLabelMetric, len(labels), primary=primary)
-            if is_plain
+            if has_plain_tags
             else partial(EntityMetric, labels, primary=primary)
         ),
         published_config=labels_config(labels),
@@ -65,14 +64,9 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         tune=fitted(tune_classes, logits),
         scored_logits=logits,  # pyright: ignore[reportArgumentType]
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
-        example_of=partial(_example_of, splitter),
+        example_of=partial(example_of, splitter),
     )
     return task if settings.features is None else on_features(task, settings.features)
-
-
-def _is_plain(labels: Collection[str], settings: TaggingSettings) -> bool:
-    """Tell whether tags stand for single words: where the settings say so, or where some are no entity tags."""
-    return PLAIN in (settings.scheme, settings.trained_scheme) or not all(map(is_tag, labels))
 
 
 def _encode(
@@ -86,64 +80,6 @@ def _encode(
 ) -> EncodedSentences:
     path = data.report.path
     return encode_sentences(data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=path)
-
-
-def _label_names(train: ReadExamples, options: ReadingOptions, settings: TaggingSettings) -> tuple[str, ...]:
-    """Return all tags of the types of entity in the training data, or plain tags as they occur, or those of a file."""
-    tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
-    if _is_plain(tags, settings):
-        names = read_label_names(options.labels) if options.labels else tuple(sorted(tags))
-        if len(names) == 1:
-            raise ConfigError(
-                f"{options.labels or train.report.path}: the only tag is {names[0]!r:.80}; tagging needs at least two"
-            )
-        return names
-    if options.labels is None:
-        return tag_names({tag[2:] for tag in tags if tag != "O"}, TRAINED_SCHEME)
-    names = read_label_names(options.labels)
-    wanted = set(tag_names({name[2:] for name in names if is_tag(name) and name != "O"}, TRAINED_SCHEME))
-    if set(names) != wanted:
-        odd = sorted(set(names) ^ wanted)[0]
-        fault = "is not a tag of IOB2" if odd in names else "is missing"
-        raise ConfigError(f"{options.labels}: {odd!r:.80} {fault}; tagging needs O, and B- and I- of every type")
-    return names
-
-
-def _check(train: ReadExamples, dev: ReadExamples) -> None:
-    for data in (train, dev):
-        tags = {tag for sentence in data.examples for tag in sentence.tags or ()}
-        if tags == {"O"} or (len(tags) == 1 and data is train and not is_tag(*tags)):
-            rule = "there is no entity to learn from or to score" if tags == {"O"} else "there is nothing to learn"
-            raise DataError(
-                f"{data.report.path}: every word of {len(data.examples)} sentences has the tag {min(tags):.60}; {rule}"
-            )
-
-
-def _example_of(splitter: WordSplitter, item: Any, number: int) -> TaggedSentence:
-    """Return the sentence of a text, or of a list of its words; a document of its own."""
-    if isinstance(item, list):
-        words = tuple(checked_text(word, number, may_be_blank=False) for word in item)
-        sentence = TaggedSentence(words, None, number + 1, number, number)
-    else:
-        text = checked_text(item, number, may_be_blank=False)
-        sentence = TaggedSentence.of_text(text, splitter.spans(text), number + 1, number, number)
-    if not sentence.words:
-        raise DataError(f"input {number}: a sentence without words")
-    return sentence
-
-
-TAGGING = TaskKind(
-    name="tagging",
-    iterate=iterate_sentences,
-    label_names=_label_names,
-    check=_check,
-    make=tagging_task,
-    example_of=partial(_example_of, UNKNOWN_TRAINING),
-    data_settings=lambda train: {"words": WordSplitter.learned(one.words for one in train.examples)},
-    pipeline_tag="token-classification",
-    section=TaggingSection,
-    settings=TaggingSettings,
-)
 
 
 def tag_ids(rows: np.ndarray, num_labels: int) -> np.ndarray:

@@ -7,8 +7,8 @@ import pytest
 from maskloom.errors import ConfigError
 from maskloom.tasks.span import encoding
 from maskloom.tasks.span.encoding import encode_questions, split_words
+from maskloom.tasks.span.kind import SPAN
 from maskloom.tasks.span.reading import Answer, Question
-from maskloom.tasks.span.task import SPAN
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

@@ -4,8 +4,8 @@ import json
 import pytest
 
 from maskloom.errors import DataError
+from maskloom.tasks.span.kind import SPAN
 from maskloom.tasks.span.reading import Answer
-from maskloom.tasks.span.task import SPAN
 from maskloom.tasks.tables import ReadingOptions
 
 read_questions = SPAN.read

@@ -7,8 +7,8 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tagging.kind import TAGGING
 from maskloom.tasks.tagging.settings import TaggingSettings
-from maskloom.tasks.tagging.task import TAGGING
 
 LABELS = ("O", "B-X", "I-X")
 

@@ -1,0 +1,67 @@
+"""What guesses score that need no model, on the very targets of an evaluation: what a loss is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from maskloom.data.corpus.opening import Corpus
+from maskloom.metrics.language_model import pair_task_of
+
+
+class Reference(Protocol):
+    """Sums over batches, and what becomes of them, as an objective's evaluation has it."""
+
+    def sums(self, batch: Any) -> dict[str, float]:
+        """Return sums that add over batches to whatever `metrics` needs."""
+        ...
+
+    def metrics(self, sums: Mapping[str, float], found: Mapping[str, float]) -> dict[str, float]:
+        """Return what is told beside what an objective `found` on the same batches."""
+        ...
+
+
+class TokenFrequencies:
+    """Guesses each token by its frequency in the training documents, and of pairs the commonest answer.
+
+    With `tells_text` every token of a text is predicted: the loss is told in bits per character too, and running text
+    counts the end marks of documents.
+    """
+
+    def __init__(self, part: str, corpus: Corpus, documents: np.ndarray, *, tells_text: bool = False) -> None:
+        """Count the tokens of these documents; `part` names the loss."""
+        self._part, self._tells_text = part, tells_text
+        self._num_characters = corpus.vocabulary.num_characters
+        counts = np.ones(len(corpus.vocabulary))
+        if tells_text and not corpus.tokenizer.has_segments:
+            counts[[*corpus.tokenizer.running_text.end]] += len(documents)
+        for document in documents:
+            first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
+            counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
+        self._log_frequencies = np.log(counts / counts.sum())
+
+    def sums(self, batch: Any) -> dict[str, float]:
+        """Return the loss of the guesses on a batch, what they are of, and how many pairs are random ones."""
+        pairs = np.empty(0) if batch.nsp_labels is None else batch.nsp_labels
+        return {
+            "nats": -float(self._log_frequencies[batch.mlm_labels].sum()),
+            "targets": len(batch.mlm_labels),
+            "characters": int(self._num_characters[batch.mlm_labels].sum()),
+            "random_pairs": int(pairs.sum()),
+            "pairs": len(pairs),
+        }
+
+    def metrics(self, sums: Mapping[str, float], found: Mapping[str, float]) -> dict[str, float]:
+        """Return the entropy of the guesses in nats, the number of predictions, and the majority's part of pairs."""
+        targets, metrics = max(sums["targets"], 1), {}
+        if self._tells_text:  # of the predicted text, as the tokenizer normalises it
+            nats = found[f"{self._part}_loss"] * targets
+            metrics[f"{self._part}_bits_per_character"] = nats / max(sums["characters"], 1) / math.log(2)
+        metrics |= {"unigram_entropy": sums["nats"] / targets, "num_predictions": sums["targets"]}
+        if sums["pairs"] and (pair_task := pair_task_of(found)):
+            fraction = sums["random_pairs"] / sums["pairs"]
+            metrics[f"{pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)
+        return metrics
