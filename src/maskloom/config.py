@@ -15,7 +15,7 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.recipe_files import load_recipe as load_recipe
 from maskloom.recipe_files import recipe_toml as recipe_toml
 from maskloom.recipe_files import validate_recipe as validate_recipe
-from maskloom.rows import on_change, row_of
+from maskloom.rows import row_of
 from maskloom.sections import Positive, Section, key
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
@@ -167,5 +167,5 @@ def _take_sections(recipe: type[Section], rows: Mapping[str, Any]) -> None:
     recipe.model_rebuild(force=True)
 
 
-on_change("objective", partial(_take_sections, PretrainRecipe))
-on_change("task", partial(_take_sections, FinetuneRecipe))
+PRETRAINING.on_change(partial(_take_sections, PretrainRecipe))
+KINDS.on_change(partial(_take_sections, FinetuneRecipe))

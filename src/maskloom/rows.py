@@ -26,31 +26,32 @@ _USUAL = {
     "training.schedule": ("linear", "google", "cosine", "inverse_sqrt", "constant"),
 }
 _TABLES: dict[str, Rows[Any]] = {}
-_LISTENERS: dict[str, Callable[[Rows[Any]], None]] = {}
 _Row = TypeVar("_Row")
 
 
 class Rows(dict[str, _Row]):
     """A table of rows by name. A recipe may have the name of any row, also of one added later, at the key `key`."""
 
+    _heard: Callable[[Rows[_Row]], object] = len
+
     def __init__(self, key: str, rows: Mapping[str, _Row]) -> None:
         super().__init__(rows)
-        self._key = key
         _TABLES[key] = self
-        self._changed()
 
     def __setitem__(self, name: str, row: _Row) -> None:
         """Add a row, or replace the one of that name."""
         super().__setitem__(name, row)
-        self._changed()
+        self._heard(self)
 
     def __delitem__(self, name: str) -> None:
         """Take a row away."""
         super().__delitem__(name)
-        self._changed()
+        self._heard(self)
 
-    def _changed(self) -> None:
-        _LISTENERS.get(self._key, len)(self)
+    def on_change(self, listener: Callable[[Rows[_Row]], object]) -> None:
+        """Have a function called with the table now, and whenever rows are added to it or taken away."""
+        self._heard = listener
+        listener(self)
 
 
 def names_of(key: str) -> list[str]:
@@ -58,13 +59,6 @@ def names_of(key: str) -> list[str]:
     if key not in _TABLES:
         import_module(_MODULES[key])
     return [*_TABLES[key]]
-
-
-def on_change(key: str, listener: Callable[[Rows[Any]], None]) -> None:
-    """Have a function called with a table whenever rows are added to it or taken away, and now if it is there."""
-    _LISTENERS[key] = listener
-    if key in _TABLES:
-        listener(_TABLES[key])
 
 
 def row_of(key: str) -> AfterValidator:

@@ -26,15 +26,15 @@ from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
 from maskloom.data.batch import Texts
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corruption import Corruption, NextTokens
+from maskloom.data.corruption import Corruption, Masking, NextTokens
 from maskloom.data.loader import Columns, Extent
 from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.running_text import Contiguous
+from maskloom.data.streams.sentence_pairs import PAIR_TASKS, PairTask, SentencePairs
 from maskloom.errors import ConfigError
 from maskloom.layers.embeddings import WordPositionEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
-from maskloom.metrics.language_model import PARTS, LanguageModelNames
 from maskloom.models.architectures import ARCHITECTURES, Architecture
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -53,8 +53,7 @@ from maskloom.runs.report.page import report
 from maskloom.runs.report.record import read_run
 from maskloom.sections import Section, key
 from maskloom.tasks.classification import classification_task
-from maskloom.tasks.classification_kinds import classification_kind
-from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.kinds import KINDS, classification_kind
 from maskloom.tasks.settings import ClassificationSettings
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
@@ -190,7 +189,9 @@ class SentenceStream:
         return Extent(len(self.documents), np.minimum(lengths, self.length))
 
 
-COPYING = Pretraining("copy", SayAgain, SentenceStream, section=CopyingSection, data=CopyingData)
+COPYING = Pretraining(
+    "copy", SayAgain, SentenceStream, section=CopyingSection, data=CopyingData, names=("copying", "Tokens")
+)
 
 # --- another, with an objective of its own that carries state from batch to batch
 
@@ -267,7 +268,6 @@ def rows(monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, "bag", BAG)
     monkeypatch.setitem(FORMATS, "bag", BAG_FORMAT)
     monkeypatch.setitem(PRETRAINING, "copying", COPYING)
-    monkeypatch.setitem(PARTS, "copy", LanguageModelNames("copying", "Tokens"))
     monkeypatch.setitem(KINDS, "smoothed", SMOOTHED)
 
 
@@ -372,7 +372,7 @@ def test_an_objective_that_carries_state_trains_resumes_to_the_bit_and_is_saved(
     metrics = pretrain(recipe, corpus=corpus, out=run, progress=progress)
     assert metrics.keys() == {"remembered_loss", "age"}
     assert metrics["age"] > 0
-    assert f"step 8: held-out remembered_loss {metrics['remembered_loss']:.3f}, age {metrics['age']:.3f}" in said
+    assert f"step 8: held-out REMEMBERED loss {metrics['remembered_loss']:.3f} nats" in said
     assert (run / "best-model" / "model.safetensors").is_file()
     state = load_file(run / "checkpoints" / "phase-1" / "step-00000008" / "carry.safetensors")
     assert state["1"].tolist() == [8, 8]
@@ -391,6 +391,25 @@ def test_what_an_objective_does_not_read_and_what_it_needs_are_refused(monkeypat
         load_recipe(PretrainRecipe, None, ["objective=remembering", "data.static_masks=true"])
     with pytest.raises(ConfigError, match="objective = 'remembering' needs a begin token"):
         check_corpus(load_recipe(PretrainRecipe, None, ["objective=remembering"]), Corpus.open(corpus))
+
+
+class HalvesData(PretrainingData):
+    """Pairs of the halves of a text, of which half are swapped: a task of its own on the same pairs."""
+
+    pairs: ClassVar[str] = "halves"
+
+
+def test_a_task_on_pairs_of_texts_is_a_row(monkeypatch, corpus, tmp_path):
+    monkeypatch.setitem(PAIR_TASKS, "halves", PairTask("halves", SentencePairs.swapped_pairs))
+    monkeypatch.setitem(PRETRAINING, "halving", Pretraining("mlm", Masking, data=HalvesData, needs=("mask",)))
+    changes = ["objective=halving", "training.steps=2", "data.max_length=24", "data.held_out_fraction=0.2"]
+    said, progress = [], Progress()
+    progress.say = said.append
+    recipe = load_recipe(PretrainRecipe, None, [*changes, "model.size=tiny"])
+    metrics = pretrain(recipe, corpus=corpus, out=tmp_path / "run", progress=progress)
+    assert {"mlm_loss", "halves_accuracy", "halves_majority_fraction"} <= metrics.keys()
+    assert any("; HALVES accuracy" in line for line in said)
+    assert set(load_model(tmp_path / "run" / "model")[0].heads) == {"mlm", "nsp"}
 
 
 def test_an_objective_that_is_not_there_has_no_section():

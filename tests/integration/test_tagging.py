@@ -18,8 +18,8 @@ from maskloom.runs import evaluate as evaluate_run
 from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.predict import predict
+from maskloom.tasks.kinds import TAGGING
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.kind import TAGGING
 from maskloom.tasks.tagging.schemes import convert_tags
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary

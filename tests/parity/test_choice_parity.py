@@ -12,8 +12,7 @@ from transformers import BertConfig as PeerConfig
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.tasks.choice.kind import CHOICE
-from maskloom.tasks.kinds import make_task
+from maskloom.tasks.kinds import CHOICE, make_task
 from maskloom.tasks.task import model_outputs
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

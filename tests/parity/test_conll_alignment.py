@@ -18,8 +18,8 @@ from maskloom.data.batch import TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.tagging import CrfTagging, Tagging
+from maskloom.tasks.kinds import TAGGING
 from maskloom.tasks.tagging.encoding import encode_sentences
-from maskloom.tasks.tagging.kind import TAGGING
 from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.tasks.tagging.schemes import tag_names
 from maskloom.text.tokenizer import Tokenizer

@@ -42,9 +42,14 @@ class PretrainingData(Section):
         return self
 
     @property
+    def pairs(self) -> str | None:
+        """Which pairs of texts are read, a row of `PAIR_TASKS`: "nsp", "sop" for their order, or None."""
+        return ("sop" if self.sentence_order else "nsp") if self.next_sentence else None
+
+    @property
     def pair_task(self) -> str | None:
-        """What is told of a pair of texts: "nsp", "sop" for their order, or None."""
-        return ("sop" if self.sentence_order else "nsp") if self.next_sentence and self.next_sentence_loss else None
+        """What is told of a pair of texts, or None."""
+        return self.pairs if self.next_sentence_loss else None
 
     def resolved_max_predictions(self) -> int:
         """Return the cap on predictions of one sequence, `max_predictions_per_seq` unless absent.

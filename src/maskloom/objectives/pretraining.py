@@ -15,7 +15,7 @@ from maskloom.data.loader import Loader, Stream
 from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.running_text import RunningText
 from maskloom.data.streams.sentence_pairs import SentencePairs
-from maskloom.objectives.reference import Reference, TokenFrequencies
+from maskloom.objectives.reference import TokenFrequencies
 from maskloom.rows import Rows
 from maskloom.sections import Section
 from maskloom.text.vocabulary import Vocabulary
@@ -60,7 +60,8 @@ class Pretraining:
     The settings are an object of `data`, which has the keys of the recipe's section [data] and of `section`, the
     recipe's section under the name of the objective. `defaults` are other defaults of keys of [data]; the keys `unread`
     mean nothing here, and a recipe that sets one is refused. `needs` are roles of special tokens that a vocabulary must
-    have. One that `is_causal` trains left-to-right models.
+    have. One that `is_causal` trains left-to-right models. `names` are what people call its loss, and the tokens that
+    it is of.
     """
 
     part: str
@@ -71,10 +72,11 @@ class Pretraining:
     data: type[PretrainingData] = PretrainingData
     objective: Callable[[str, Any], SummedObjective] = language_modeling
     heads: Callable[[str, Any], tuple[str, ...]] = vocabulary_and_pairs
-    reference: Callable[[str, Corpus, np.ndarray], Reference] | None = TokenFrequencies
+    reference: Callable[[str, Corpus, np.ndarray], TokenFrequencies] | None = TokenFrequencies
     defaults: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    names: tuple[str, str] = ("language-model", "Tokens")
 
     def reads_running_text(self, corpus: Corpus) -> bool:
         """Tell whether rows of a corpus are running text, in which no sentence begins or ends a row."""
@@ -98,12 +100,13 @@ class Pretraining:
 PRETRAINING = Rows(
     "objective",
     {
-        "masked_lm": Pretraining("mlm", Masking, needs=("mask",)),
+        "masked_lm": Pretraining("mlm", Masking, needs=("mask",), names=("masked-LM", "Masked tokens")),
         "causal_lm": Pretraining(
             "lm",
             NextTokens,
             left_to_right,
             is_causal=True,
+            names=("language-model", "Next tokens"),
             reference=partial(TokenFrequencies, tells_text=True),
             defaults={"next_sentence": False},
             unread=("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob", "whole_word_masking"),
@@ -111,3 +114,8 @@ PRETRAINING = Rows(
     },
 )
 """The pre-training objectives by the names of recipes."""
+
+
+def row_of(metrics: Mapping[str, float]) -> Pretraining | None:
+    """Return the row whose loss metrics hold, or None."""
+    return next((row for row in PRETRAINING.values() if f"{row.part}_loss" in metrics), None)

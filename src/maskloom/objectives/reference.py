@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from maskloom.data.corpus.opening import Corpus
-from maskloom.metrics.language_model import pair_task_of
-
-
-class Reference(Protocol):
-    """Sums over batches, and what becomes of them, as an objective's evaluation has it."""
-
-    def sums(self, batch: Any) -> dict[str, float]:
-        """Return sums that add over batches to whatever `metrics` needs."""
-        ...
-
-    def metrics(self, sums: Mapping[str, float], found: Mapping[str, float]) -> dict[str, float]:
-        """Return what is told beside what an objective `found` on the same batches."""
-        ...
+from maskloom.data.streams.sentence_pairs import pair_task_of
 
 
 class TokenFrequencies:
     """Guesses each token by its frequency in the training documents, and of pairs the commonest answer.
 
-    With `tells_text` every token of a text is predicted: the loss is told in bits per character too, and running text
+    As of an objective's evaluation, sums add up over batches and then become metrics; a subclass may make others. With
+    `tells_text` every token of a text is predicted: the loss is told in bits per character too, and running text
     counts the end marks of documents.
     """
 

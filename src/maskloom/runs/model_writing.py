@@ -16,13 +16,14 @@ from safetensors.torch import load_file
 from maskloom.checkpoints.huggingface import CONFIG, save_model
 from maskloom.checkpoints.published.sentence_transformers import copy_modules
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
+from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import SETTINGS_FILE
-from maskloom.metrics.language_model import PAIR_TASKS, PARTS
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.model_config import ModelConfig
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import printable
 from maskloom.system.files import copy_files, replacing_folder, write_json, write_text
 from maskloom.system.foreign_files import file_inside, read_json_object, why_unreadable
@@ -30,16 +31,6 @@ from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import MODEL, REST, step_folders
 
-# The scores that a hub lists, by our names for them. Losses, counts and the scores of constant answers are none.
-HUB_METRICS = {
-    **dict.fromkeys(("accuracy", *(f"{name}_accuracy" for name in (*PARTS, *PAIR_TASKS))), "accuracy"),
-    **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
-    **{name: name for name in ("precision", "recall", "exact_match")},
-    "matthews": "matthews_correlation",
-    "pearson": "pearsonr",
-    "spearman": "spearmanr",
-    **dict.fromkeys((f"{part}_perplexity" for part in PARTS), "perplexity"),
-}
 # OWNER/NAME, unless it reads like a folder of this machine; or one of the first models, which have no owner.
 _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
 _HUB_NAME = re.compile(
@@ -97,16 +88,30 @@ class Card:
             "pipeline_tag": self.pipeline_tag,
         }
         numbers = _numbers(self.metrics)
-        scores = {name: numbers[name] for name in HUB_METRICS if math.isfinite(numbers.get(name, math.nan))}
+        types = hub_metrics()
+        scores = {name: numbers[name] for name in types if math.isfinite(numbers.get(name, math.nan))}
         if scores and self.pipeline_tag:
-            facts["metrics"] = list(dict.fromkeys(HUB_METRICS[name] for name in scores))
+            facts["metrics"] = list(dict.fromkeys(types[name] for name in scores))
             metrics = [
-                {"type": HUB_METRICS[name], "name": name.replace("_", " "), "value": value}
-                for name, value in scores.items()
+                {"type": types[name], "name": name.replace("_", " "), "value": value} for name, value in scores.items()
             ]
             about = {"task": {"type": self.pipeline_tag}, "dataset": {"name": self.dataset, "type": "custom"}}
             facts["model-index"] = [{"name": self.title, "results": [{**about, "metrics": metrics}]}]
         return {key: value for key, value in facts.items() if value is not None}
+
+
+def hub_metrics() -> dict[str, str]:
+    """Return the scores that a hub lists, by our names for them: no losses, counts and scores of constant answers."""
+    parts = [row.part for row in PRETRAINING.values()]
+    return {
+        **dict.fromkeys(("accuracy", *(f"{name}_accuracy" for name in (*parts, *PAIR_TASKS))), "accuracy"),
+        **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
+        **{name: name for name in ("precision", "recall", "exact_match")},
+        "matthews": "matthews_correlation",
+        "pearson": "pearsonr",
+        "spearman": "spearmanr",
+        **dict.fromkeys((f"{part}_perplexity" for part in parts), "perplexity"),
+    }
 
 
 def pretraining_card(
@@ -120,8 +125,8 @@ def pretraining_card(
     """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
     row = architecture_of(config)
     name = row.name.upper()
-    pair = PAIR_TASKS.get(recipe.data.pair_task or "")
-    heads = f"masked-LM and {pair} heads" if pair else "a masked-LM head"
+    pair = recipe.data.pair_task
+    heads = f"masked-LM and {PAIR_TASKS[pair].name} heads" if pair else "a masked-LM head"
     if config.is_causal:
         heads = "a language-model head, whose tokens attend to those before them alone"
     what = f"A {name} ({recipe.model.size})" if init is None else f"A {name}, continued from {model_name(init)},"

@@ -18,13 +18,13 @@ from maskloom.checkpoints.huggingface import LoadReport, load_model, read_model_
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
+from maskloom.data.streams.sentence_pairs import pair_task_of
 from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import resolve_model_folder
-from maskloom.metrics.language_model import pair_task_of, part_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
-from maskloom.objectives.pretraining import PRETRAINING, Pretraining
-from maskloom.objectives.reference import Reference
+from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of
+from maskloom.objectives.reference import TokenFrequencies
 from maskloom.runs.display import Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (
@@ -213,7 +213,7 @@ class _Run:
     train: np.ndarray
     held_out: np.ndarray
     model: EncoderWithHeads
-    reference: Reference | None
+    reference: TokenFrequencies | None
     progress: Progress
     ranks: Ranks
 
@@ -340,11 +340,12 @@ def describe_metrics(metrics: dict[str, float]) -> str:
     """Return held-out metrics as one readable line, or say that nothing is held out."""
     if not metrics:
         return "nothing held out to evaluate"
-    part, pair = part_of(metrics), pair_task_of(metrics)
-    if part is None:
+    row, pair = row_of(metrics), pair_task_of(metrics)
+    if row is None:
         return f"held-out {', '.join(f'{name} {value:.3f}' for name, value in metrics.items())}"
     unigram, majority = metrics.get("unigram_entropy"), metrics.get(f"{pair}_majority_fraction")
     beside = "" if unigram is None else f" (unigram {unigram:.3f})"
+    part = row.part
     text = f"held-out {part.upper()} loss {metrics[f'{part}_loss']:.3f} nats{beside}"
     for name, form in (("accuracy", ".3f"), ("perplexity", ".1f")):
         if f"{part}_{name}" in metrics:

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Collection
 from typing import Any
 
+from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.metrics.answers import is_percent
-from maskloom.metrics.language_model import PAIR_TASKS, PARTS
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import aligned, lines_of
 from maskloom.tasks.kinds import KINDS
 
@@ -20,11 +21,12 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
     if not before:
         return lines_of(result)
     rows = [("held out", "before", "after")]
-    names = {**{part: names.loss for part, names in PARTS.items()}, **PAIR_TASKS}
+    parts = {row.part: row.names[0] for row in PRETRAINING.values()}
+    names = parts | {task: row.name for task, row in PAIR_TASKS.items()}
     shown = [
         (f"{part}_{end}", name.format(loss), form) for part, loss in names.items() for end, name, form in _HELD_OUT
     ]
-    for key, name, form in [*shown, *((f"{part}_perplexity", "perplexity", "{:,.1f}") for part in PARTS)]:
+    for key, name, form in [*shown, *((f"{part}_perplexity", "perplexity", "{:,.1f}") for part in parts)]:
         if isinstance(before.get(key), float) and isinstance(result.get(key), float):
             rows.append((name, form.format(before[key]), form.format(result[key])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from maskloom.sections import Section
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.judging import Verdict, judge_first_value
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 
 if TYPE_CHECKING:
     from maskloom.tasks.task import Task
-
-
-class Verdict(NamedTuple):
-    """What is true of an example and what a model says of it; `error` is 0 where they agree, `probability` its own."""
-
-    truth: str
-    answer: str
-    error: float
-    probability: float | None = None
-
-
-def first_value(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
-    """Judge the first value of a prediction: right if it reads as the target does."""
-    answer = str(next(iter(prediction.values())))
-    return Verdict(str(target), answer, float(answer != str(target)))
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ class TaskKind:
     is_windowed: bool = False
     reads_tokens: bool = False
     known_by: str = ""
-    judge: Callable[[Any, dict[str, Any], Any, tuple[str, ...]], Verdict] = first_value
+    judge: Callable[[Any, dict[str, Any], Any, tuple[str, ...]], Verdict] = judge_first_value
     targets_by_example: Callable[[Any, Any], Any] = lambda _, targets: targets
     label_ids: Callable[[ReadExamples, tuple[str, ...]], Any] | None = None
     first_settings: Mapping[str, Any] = field(default_factory=dict)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -172,9 +172,8 @@ class SentencePairs:
             targets=np.repeat(self._targets(visited, epoch), counts),
             token_ends=np.concatenate([[0], np.cumsum(lengths)]),
         )
-        if not self._data.next_sentence:
-            return self._segments(chunks, epoch)
-        return self._ordered_pairs(chunks, epoch) if self._data.sentence_order else self._pairs(chunks, epoch)
+        pairs = self._data.pairs
+        return self._segments(chunks, epoch) if pairs is None else PAIR_TASKS[pairs].cut(self, chunks, epoch)
 
     def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
         """Return the number of text tokens that instances of each document aim at, drawn once a document and epoch."""
@@ -182,7 +181,7 @@ class SentencePairs:
         is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
         return np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
 
-    def _pairs(self, chunks: _Chunks, epoch: int) -> Instances:
+    def random_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments: a chunk of sentences up to the target length, split, or with another B."""
         starts = np.arange(len(chunks.sentences))
         last = np.minimum(np.searchsorted(chunks.token_ends, chunks.goals), chunks.document_ends)
@@ -201,7 +200,7 @@ class SentencePairs:
             column[rows] = values
         return self._truncated(sentences, a_side, b_side, is_random, epoch)
 
-    def _ordered_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
+    def swapped_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments of one chunk, half of them swapped (ALBERT, 3.1); a last sentence alone is left."""
         last = np.searchsorted(chunks.token_ends, chunks.goals)
         last = np.maximum(last, np.arange(len(last)) + 2)
@@ -309,6 +308,25 @@ class _Chunks:
         """Return sides of chunks that begin at `start`: the places `first` up to before `end` of the block."""
         sentences = self.sentences[start]
         return sentences + (first - start), sentences + (end - start), self.token_ends[end] - self.token_ends[first]
+
+
+class PairTask(NamedTuple):
+    """What is told of a pair of texts: its name for people, and how a block of documents is cut into such pairs."""
+
+    name: str
+    cut: Callable[[SentencePairs, _Chunks, int], Instances]
+
+
+PAIR_TASKS = {
+    "nsp": PairTask("next-sentence", SentencePairs.random_pairs),
+    "sop": PairTask("sentence-order", SentencePairs.swapped_pairs),
+}
+"""The tasks on pairs of texts: TASK_loss in nats, TASK_accuracy, TASK_majority_fraction."""
+
+
+def pair_task_of(metrics: Mapping[str, float]) -> str | None:
+    """Return what metrics hold of pairs, or None."""
+    return next((task for task in PAIR_TASKS if f"{task}_accuracy" in metrics), None)
 
 
 def truncated_lengths(a_length: np.ndarray, b_length: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from markupsafe import escape
 
+from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
 from maskloom.errors import ConfigError
-from maskloom.metrics.language_model import PAIR_TASKS, PARTS, pair_task_of, part_of
+from maskloom.objectives.pretraining import PRETRAINING, row_of
 from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, page_template, visible
 from maskloom.runs.display import Progress
 from maskloom.runs.report.record import (
@@ -114,8 +115,8 @@ def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
 
 def _deciding(run: RunRecord, found: dict[str, float]) -> str | None:
     if run.kind == "pretrain":
-        part = part_of(found)
-        return part and f"{part}_loss"
+        row = row_of(found)
+        return row and f"{row.part}_loss"
     if run.kind == "glue":
         return next((name for name in ("leaderboard_score", "paper_average") if found.get(name) is not None), None)
     if run.result is None:
@@ -173,9 +174,10 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     metrics = scores(runs[0])
     entropy = metrics.get("unigram_entropy")
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
-    part, pair = part_of(metrics) or "mlm", pair_task_of(metrics) or "nsp"
+    row, pair = row_of(metrics) or PRETRAINING["masked_lm"], pair_task_of(metrics) or "nsp"
+    part, (loss_name, targets) = row.part, row.names
     loss = _chart(
-        f"{_capital(PARTS[part].loss)} loss, nats per token",
+        f"{_capital(loss_name)} loss, nats per token",
         runs,
         colours,
         ("losses", part),
@@ -187,9 +189,9 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     majority = metrics.get(f"{pair}_majority_fraction")
     how = {"marks": marks, "as_percent": True}
     levels = [("majority", majority)] if majority else []
-    title = f"{_capital(PAIR_TASKS[pair])} accuracy, held out"
+    title = f"{_capital(PAIR_TASKS[pair].name)} accuracy, held out"
     sentence = _chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how)
-    title = f"{PARTS[part].targets} guessed right, held out"
+    title = f"{targets} guessed right, held out"
     accuracy = _chart(title, runs, colours, None, f"{part}_accuracy", **how)
     return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs, colours)) if chart is not None]
 

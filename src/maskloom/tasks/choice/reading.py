@@ -21,7 +21,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.system.foreign_files import file_inside, is_utf8
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.examples import ReadingReport, kept_examples
+from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 
 _CONTEXTS = ("sent1", "ctx_a", "ctx", "context", "startphrase", "premise", "passage", "article", "prompt", "text")
@@ -398,3 +398,22 @@ def _label(value: Any, num_choices: int) -> int:
         letters = f", or A to {chr(ord('A') + num_choices - 1)}" if num_choices <= _MOST_LETTERS else ""
         raise BadRowError("label is none of the choices", f"{value!r:.80}, expected {last}{letters}")
     return label
+
+
+def check_choices(train: ReadExamples, dev: ReadExamples) -> None:
+    """Refuse training data in which one place is always right."""
+    labels = {example.label for example in train.examples}
+    if len(labels) == 1:
+        raise DataError(
+            f"{train.report.path}: every one of {len(train.examples)} rows has choice {labels.pop()} as the right one; "
+            "there is nothing to learn"
+        )
+
+
+def choice_example(item: Any, number: int) -> ChoiceExample:
+    """Return the example of (context, choices)."""
+    context, choices = checked_parts(item, number, "(context, choices)")
+    if not isinstance(choices, tuple | list) or len(choices) < 2:
+        raise DataError(f"input {number}: the choices are a list of at least two texts")
+    texts = tuple(checked_text(choice, number, may_be_blank=False) for choice in choices)
+    return ChoiceExample(checked_text(context, number, may_be_blank=False), "", texts, None, number + 1)

@@ -18,7 +18,7 @@ from maskloom.metrics.answers import score_answers
 from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
-from maskloom.tasks.examples import ReadExamples, ReadingReport, kept_examples
+from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
 from maskloom.tasks.tables import BadRowError, ReadingOptions, Row
 
 
@@ -354,3 +354,17 @@ def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{path}: id {name!r:.80}: {wanted} is expected, this is {type(value).__name__}")
     return values
+
+
+def check_answers(train: ReadExamples, dev: ReadExamples) -> None:
+    """Refuse training data in which no question has an answer."""
+    if all(question.is_impossible for question in train.examples):
+        raise DataError(f"{train.report.path}: none of {len(train.examples)} questions has an answer to learn from")
+
+
+def question_example(item: Any, number: int) -> Question:
+    """Return the question of (question, context)."""
+    question, context = (
+        checked_text(part, number, may_be_blank=False) for part in checked_parts(item, number, "(question, context)")
+    )
+    return Question(id=str(number), question=question, context=context, answers=None, line=number + 1)

@@ -15,7 +15,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import CATALOG, catalog_row
-from maskloom.tasks.examples import ReadingReport, kept_examples
+from maskloom.tasks.examples import ReadingReport, checked_text, kept_examples
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, SchemeFinder, TagForm, breach_of, convert_tags
 from maskloom.tasks.tagging.settings import TaggingSettings
@@ -459,3 +459,16 @@ def _strings(values: Any, what: str) -> tuple[str, ...]:
             raise BadRowError(f"a {what} is not a string", f"{what} {place} is {value!r:.60}")
         row_text(value, f"{what} {place}", empty=f"empty {what}")
     return tuple(values)
+
+
+def sentence_example(splitter: WordSplitter, item: Any, number: int) -> TaggedSentence:
+    """Return the sentence of a text, or of a list of its words; a document of its own."""
+    if isinstance(item, list):
+        words = tuple(checked_text(word, number, may_be_blank=False) for word in item)
+        sentence = TaggedSentence(words, None, number + 1, number, number)
+    else:
+        text = checked_text(item, number, may_be_blank=False)
+        sentence = TaggedSentence.of_text(text, splitter.spans(text), number + 1, number, number)
+    if not sentence.words:
+        raise DataError(f"input {number}: a sentence without words")
+    return sentence

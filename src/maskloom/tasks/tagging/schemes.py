@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
-from maskloom.metrics.entities import Entity, Scheme, entities_of
+from maskloom.errors import ConfigError, DataError
+from maskloom.metrics.entities import Entity, Scheme, entities_of, is_tag
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.labels import read_label_names
+from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tagging.settings import TaggingSettings
 
 # What tags of a file are: entities in a scheme, or tags that stand for single words, such as parts of speech.
 PLAIN = "plain"
@@ -126,3 +131,40 @@ def _breach(previous: str, tag: str, scheme: Scheme) -> str | None:
 def _is_unusual(previous: str, tag: str, scheme: Scheme) -> bool:
     """Tell whether a tag is not what writers of the scheme put, though it can be understood: IOB1's B- after O."""
     return scheme == "iob1" and tag[0] == "B" and (previous == "O" or previous[2:] != tag[2:])
+
+
+def is_plain(labels: Collection[str], settings: TaggingSettings) -> bool:
+    """Tell whether tags stand for single words: where the settings say so, or where some are no entity tags."""
+    return PLAIN in (settings.scheme, settings.trained_scheme) or not all(map(is_tag, labels))
+
+
+def tags_of_task(train: ReadExamples, options: ReadingOptions, settings: TaggingSettings) -> tuple[str, ...]:
+    """Return all tags of the types of entity in the training data, or plain tags as they occur, or those of a file."""
+    tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
+    if is_plain(tags, settings):
+        names = read_label_names(options.labels) if options.labels else tuple(sorted(tags))
+        if len(names) == 1:
+            raise ConfigError(
+                f"{options.labels or train.report.path}: the only tag is {names[0]!r:.80}; tagging needs at least two"
+            )
+        return names
+    if options.labels is None:
+        return tag_names({tag[2:] for tag in tags if tag != "O"}, TRAINED_SCHEME)
+    names = read_label_names(options.labels)
+    wanted = set(tag_names({name[2:] for name in names if is_tag(name) and name != "O"}, TRAINED_SCHEME))
+    if set(names) != wanted:
+        odd = sorted(set(names) ^ wanted)[0]
+        fault = "is not a tag of IOB2" if odd in names else "is missing"
+        raise ConfigError(f"{options.labels}: {odd!r:.80} {fault}; tagging needs O, and B- and I- of every type")
+    return names
+
+
+def check_tags(train: ReadExamples, dev: ReadExamples) -> None:
+    """Refuse data whose words all have the same tag, of which nothing could be learned or scored."""
+    for data in (train, dev):
+        tags = {tag for sentence in data.examples for tag in sentence.tags or ()}
+        if tags == {"O"} or (len(tags) == 1 and data is train and not is_tag(*tags)):
+            rule = "there is no entity to learn from or to score" if tags == {"O"} else "there is nothing to learn"
+            raise DataError(
+                f"{data.report.path}: every word of {len(data.examples)} sentences has the tag {min(tags):.60}; {rule}"
+            )

@@ -17,9 +17,8 @@ from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.labels import checked_weights, labels_config
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
-from maskloom.tasks.tagging.kind import example_of, is_plain
-from maskloom.tasks.tagging.reading import TaggedSentence
-from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs
+from maskloom.tasks.tagging.reading import TaggedSentence, sentence_example
+from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, is_plain
 from maskloom.tasks.tagging.settings import Context, TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.tasks.task import Task
@@ -64,7 +63,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         tune=fitted(tune_classes, logits),
         scored_logits=logits,  # pyright: ignore[reportArgumentType]
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
-        example_of=partial(example_of, splitter),
+        example_of=partial(sentence_example, splitter),
     )
     return task if settings.features is None else on_features(task, settings.features)
 

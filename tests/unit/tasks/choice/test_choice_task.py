@@ -8,10 +8,9 @@ import torch
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.tasks.choice.kind import CHOICE
 from maskloom.tasks.choice.reading import ChoiceExample
 from maskloom.tasks.examples import ReadExamples, ReadingReport
-from maskloom.tasks.kinds import make_task
+from maskloom.tasks.kinds import CHOICE, make_task
 from maskloom.tasks.task import evaluate_task, model_outputs
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

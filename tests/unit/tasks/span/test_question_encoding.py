@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from maskloom.errors import ConfigError
+from maskloom.tasks.kinds import SPAN
 from maskloom.tasks.span import encoding
 from maskloom.tasks.span.encoding import encode_questions, split_words
-from maskloom.tasks.span.kind import SPAN
 from maskloom.tasks.span.reading import Answer, Question
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary

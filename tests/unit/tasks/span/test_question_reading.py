@@ -4,7 +4,7 @@ import json
 import pytest
 
 from maskloom.errors import DataError
-from maskloom.tasks.span.kind import SPAN
+from maskloom.tasks.kinds import SPAN
 from maskloom.tasks.span.reading import Answer
 from maskloom.tasks.tables import ReadingOptions
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.encoding import ShuffledBatches, batches_by_length
+from maskloom.tasks.kinds import TAGGING
 from maskloom.tasks.tagging.encoding import NOT_SCORED, encode_sentences
-from maskloom.tasks.tagging.kind import TAGGING
 from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary

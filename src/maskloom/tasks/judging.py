@@ -1,0 +1,76 @@
+"""Predictions compared with the truth, for people: one function for each form of prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from maskloom.metrics.answers import answer_scores
+from maskloom.metrics.entities import entities_of
+
+
+class Verdict(NamedTuple):
+    """What is true of an example and what a model says of it; `error` is 0 where they agree, `probability` its own."""
+
+    truth: str
+    answer: str
+    error: float
+    probability: float | None = None
+
+
+def judge_first_value(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
+    """Judge the first value of a prediction: right if it reads as the target does."""
+    answer = str(next(iter(prediction.values())))
+    return Verdict(str(target), answer, float(answer != str(target)))
+
+
+def judge_class(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
+    """Judge the label of an example."""
+    truth, answer = labels[int(target)], prediction["label"]
+    return Verdict(truth, answer, float(truth != answer), prediction["probabilities"][answer])
+
+
+def judge_labels(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
+    """Judge the labels of an example."""
+    truth = [name for name, is_true in zip(labels, target, strict=True) if is_true]
+    answer = prediction["labels"]
+    probability = min((prediction["probabilities"][name] for name in answer), default=None)
+    return Verdict(", ".join(truth), ", ".join(answer), float(set(truth) != set(answer)), probability)
+
+
+def judge_score(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
+    """Judge a score by its distance."""
+    score = prediction["score"]
+    return Verdict(f"{float(target):.3g}", f"{score:.3g}", abs(score - float(target)))
+
+
+def judge_choice(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
+    """Judge a choice by its number."""
+    best, truth = prediction["choice"], int(target)
+    right, chosen = (f"{number}: {example.choices[number]}" for number in (truth, best))
+    return Verdict(right, chosen, float(best != truth), prediction["probabilities"][str(best)])
+
+
+def judge_answer(question: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
+    """Judge an answer by the exact match."""
+    exact, _f1 = answer_scores(prediction["answer"], target, has_unanswerable=not target)
+    truth = " | ".join(dict.fromkeys(target)) or "no answer"
+    return Verdict(truth, prediction["answer"] or "no answer", 1.0 - exact, prediction["probability"])
+
+
+def judge_tags(sentence: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
+    """Judge the tags of a sentence, shown by its entities or by the words that differ."""
+    true_tags, tags = [labels[number] for number in target.tolist()], prediction["tags"]
+    if "entities" in prediction:
+        truth, answer = (_entities(sentence.words, found) for found in (true_tags, tags))
+        probability = min((entity["probability"] for entity in prediction["entities"]), default=None)
+    else:
+        sides = [(word, tag, other) for word, tag, other in zip(sentence.words, true_tags, tags, strict=True)]
+        truth = ", ".join(f"{word} {tag}" for word, tag, other in sides if tag != other)
+        answer = ", ".join(f"{word} {other}" for word, tag, other in sides if tag != other)
+        probability = min(prediction["tag_probabilities"], default=None)
+    return Verdict(truth, answer, float(true_tags != tags), probability)
+
+
+def _entities(words: Sequence[str], tags: list[str]) -> str:
+    return ", ".join(f"{' '.join(words[first:end])} {kind}" for kind, first, end in entities_of(tags)) or "none"
