@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
@@ -28,8 +28,15 @@ from torch.distributed.tensor import DTensor
 from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, write_hashed
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
-from maskloom.training.checkpointing.checkpoints import SHARDED, Snapshot, check_shapes, new_step_folder, write_manifest
-from maskloom.training.loop import TrainState
+from maskloom.training.checkpointing.checkpoints import (
+    SHARDED,
+    Snapshot,
+    check_shapes,
+    new_step_folder,
+    shapes_of,
+    shared_like,
+    write_manifest,
+)
 from maskloom.training.ranks.distributed import DistributedRanks
 from maskloom.training.ranks.ranks import Ranks
 
@@ -116,21 +123,29 @@ class ShardedSaves(BackgroundSaves):
         return not self._ranks.any_(not super()._has_room(snapshot))
 
 
-def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
-    """Fill weights and moments, or this rank's shard, from a checked folder; raises DataError for another model's."""
-    reader = _Reader(folder)
-    entries = reader.read_metadata().state_dict_metadata
-    found = {name: tuple(entry.size) for name, entry in entries.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    keys = sorted({full.split(".")[1] for full in found if full.startswith("optimizer.")})
-    targets: dict[str, Tensor] = {}
-    for name, parameter in state.model.named_parameters():
-        targets[f"model.{name}"] = parameter.detach()
-        if name in optimizer_steps:
-            moments = {key: torch.zeros_like(parameter.detach()) for key in keys}
-            state.optimizer.state[parameter] = moments
-            targets |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
-    check_shapes(folder, found, targets)
+def read_sharded(model: nn.Module, folder: Path) -> dict[str, dict[str, Tensor]]:
+    """Fill the weights of a model, or this rank's shard of them, and return the moments by parameter and name.
+
+    The folder has been checked; raises DataError for the tensors of another model.
+    """
+    reader, parameters = _Reader(folder), dict(model.named_parameters())
+    entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    found = {full: tuple(entry.size) for full, entry in sorted(entries.items())}
+    kept = {full.removeprefix("optimizer."): size for full, size in found.items() if full.startswith("optimizer.")}
+    weights = {full.removeprefix("model."): found[full] for full in found if not full.startswith("optimizer.")}
+    check_shapes(folder, weights, shapes_of(parameters), kept)
+    targets = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    moments: dict[str, dict[str, Tensor]] = {}
+    for full, size in kept.items():
+        key, _, name = full.partition(".")
+        like, dtype = parameters[name].detach(), entries[f"optimizer.{full}"].properties.dtype
+        if size == tuple(like.shape):
+            target = torch.zeros_like(like, dtype=dtype)
+        else:
+            target = shared_like(torch.zeros(size, dtype=dtype, device=like.device), like)
+        moments.setdefault(name, {})[key] = targets[f"optimizer.{full}"] = target
     _load(reader, targets)
+    return moments
 
 
 def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
