@@ -27,10 +27,11 @@ from maskloom.data.loader import Columns, Extent
 from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
 from maskloom.layers.embeddings import WordPositionEmbeddings
-from maskloom.layers.initialization import initialize
+from maskloom.layers.initialization import constants
 from maskloom.layers.pooling import LastToken
 from maskloom.metrics.language_model import PARTS, LanguageModelNames
 from maskloom.models.architectures import ARCHITECTURES, Architecture
+from maskloom.models.assembled import build_model
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.objective import TaskObjective, label_tensor
@@ -39,7 +40,7 @@ from maskloom.recipe_files import recipe_keys
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.pretraining_plan import phase_plans, pretraining_data
+from maskloom.runs.pretraining_plan import model_config, phase_plans, pretraining_data
 from maskloom.sections import Section, key
 from maskloom.tasks.classification import classification_kind, classification_task
 from maskloom.tasks.kinds import KINDS
@@ -55,6 +56,17 @@ class BagConfig(ModelConfig):
 
     def as_published(self):
         return {"model_type": "bag", **self.model_dump()}
+
+
+class RootNorm(nn.Module):
+    """x over its root mean square, times learned weights."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, hidden):
+        return self.weight * F.rms_norm(hidden, hidden.shape[-1:])
 
 
 class MixingLayer(nn.Module):
@@ -85,8 +97,7 @@ class Bag(Encoder):
             dropout=config.hidden_dropout_prob,
         )
         self.layers = nn.ModuleList(MixingLayer(config.hidden_size) for _ in range(config.num_hidden_layers))
-        self.final_norm, self.pooler = nn.LayerNorm(config.hidden_size), LastToken()
-        initialize(self, std=config.initializer_range)
+        self.final_norm, self.pooler = RootNorm(config.hidden_size), LastToken()
 
     def embedded(self, token_ids, segment_ids, layout):
         return self.embeddings(token_ids, layout.position_ids)
@@ -96,17 +107,26 @@ def bag_rows(config, heads, *, has_pooler=True):
     """Every parameter has the name of ours, without a second one in other programs."""
     names = ["encoder.embeddings.word.weight", "encoder.embeddings.position.weight"]
     names += [f"encoder.layers.{n}.dense.{end}" for n in range(config.num_hidden_layers) for end in ("weight", "bias")]
-    names += [f"encoder.final_norm.{end}" for end in ("weight", "bias")]
+    names.append("encoder.final_norm.weight")
     return [*(TensorName(name, None, name) for name in names), *(row for head in heads for row in BAG_HEADS[head])]
 
 
 BAG_HEADS = {
     "lm": (),
-    "classifier": tuple(
-        TensorName(f"heads.classifier.dense.{end}", None, f"classifier.{end}") for end in ("weight", "bias")
-    ),
+    "classifier": (TensorName("heads.classifier.dense.weight", None, "bag_labels.weight"),),
 }
-BAG = Architecture("bag", "nobody 2026", BagConfig, Bag, ("bag",), vocabulary_head="lm")
+BAG = Architecture(
+    "bag",
+    "nobody 2026",
+    BagConfig,
+    Bag,
+    ("bag",),
+    vocabulary_head="lm",
+    sizes={"tiny": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}},
+    initial={RootNorm: constants(weight=1.0)},
+    undecayed=(RootNorm,),
+    has_classifier_bias=False,
+)
 BAG_FORMAT = PublishedFormat(
     name="bag of words",
     prefix="",
@@ -239,12 +259,11 @@ def corpus(tmp_path):
 
 
 def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
     recipe = PretrainRecipe.model_validate(
         {
             "objective": "copying",
             "copying": {"sentence": 1},
-            "model": {"architecture": "bag", "size": "tiny", "config": sizes},
+            "model": {"architecture": "bag", "size": "tiny", "config": {"initializer_range": 0.2}},
             "data": {"max_length": 24, "next_sentence": False, "held_out_fraction": 0.2},
             "training": {"steps": 60, "batch_size": 8, "learning_rate": 0.02},
         }
@@ -279,6 +298,18 @@ def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
     assert [found["label"] for found in model.predict(["the a cat", "the c cat"])] == ["a", "c"]
     predict(tmp_path / "tuned", tmp_path / "dev.csv", tmp_path / "out.jsonl")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 15
+
+
+def test_the_row_of_an_architecture_says_its_sizes_and_initial_weights(rows):
+    recipe = load_recipe(PretrainRecipe, None, ["model.architecture=bag", "model.size=tiny", "objective=copying"])
+    config = model_config(recipe, vocab_size=60)
+    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size) == (16, 2, 64)
+    with pytest.raises(ConfigError, match="unknown model size 'base'; known: tiny"):
+        model_config(load_recipe(PretrainRecipe, None, ["model.architecture=bag", "model.size=base"]), vocab_size=60)
+    model = build_model(config, ("lm", "classifier"), num_labels=3, seed=0)
+    assert model.encoder.final_norm.weight.tolist() == [1.0] * 16
+    assert 0.005 < model.encoder.word_embeddings.std() < 0.02
+    assert model.heads["classifier"].dense.bias is None
 
 
 @pytest.mark.parametrize(("number", "word"), [(0, "cat"), (1, "dog"), (9, "dog")])

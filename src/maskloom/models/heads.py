@@ -16,9 +16,9 @@ from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import Dense, Packable
 from maskloom.layers.vocabulary_loss import vocabulary_loss
+from maskloom.models.architectures import architecture_of
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.encoder import Encoder
-from maskloom.models.gpt_config import GptConfig
 
 
 class MaskedLMHead(nn.Module):
@@ -148,8 +148,7 @@ def _masked_lm(encoder: Encoder, num_labels: int | None, options: Mapping[str, A
 
 def _classifier(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
     config = encoder.config
-    # a published GPT has no bias here
-    has_bias = not isinstance(config, GptConfig)
+    has_bias = architecture_of(config).has_classifier_bias
     return ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout, bias=has_bias)
 
 

@@ -39,7 +39,6 @@ from maskloom.training.checkpointing.checkpoints import (
     check_checkpoint,
     check_shapes,
     checkpoint_weights,
-    shapes_of,
     step_folders,
     step_of,
 )
@@ -187,7 +186,7 @@ def _filled(build: Callable[[], EncoderWithHeads], weights: dict[str, Tensor], f
     """Return a model with the weights of a checkpoint; raises DataError when they are of another model."""
     with torch.device("meta"):
         planned = dict(build().named_parameters())
-    check_shapes(folder, shapes_of(weights), shapes_of(planned))
+    check_shapes(folder, weights, planned)
     model = build()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

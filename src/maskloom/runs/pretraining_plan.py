@@ -61,11 +61,11 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
 
 
 def config_for(recipe: PretrainRecipe, vocabulary: Vocabulary) -> ModelConfig:
-    """Return the configuration of a model that embeds a vocabulary; a BERT's padding token has id 0 by its recipe."""
-    pad = vocabulary.special.pad
-    own = {"pad_token_id": vocabulary.ids[pad]} if recipe.model.architecture != "bert" and pad is not None else {}
-    config = model_config(recipe, vocab_size=len(vocabulary))
-    return config.model_copy(update={} if "pad_token_id" in recipe.model.config else own)
+    """Return the configuration of a model for a vocabulary; its padding token counts unless the recipe names one."""
+    config, pad = model_config(recipe, vocab_size=len(vocabulary)), vocabulary.special.pad
+    if pad is None or "pad_token_id" in recipe.model.config:
+        return config
+    return config.model_copy(update={"pad_token_id": vocabulary.ids[pad]})
 
 
 def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
@@ -77,11 +77,10 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
         )
     if "causal" in recipe.model.config:
         raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model, leave it out")
-    own = dict(recipe.model.config)
-    if recipe.model.architecture == "bert":
+    own, row = dict(recipe.model.config), ARCHITECTURES[recipe.model.architecture]
+    if "causal" in row.config_type.model_fields:
         own["causal"] = PRETRAINING[recipe.objective].is_causal
-    row = ARCHITECTURES[recipe.model.architecture]
-    return row.config_type.of_size(recipe.model.size, vocab_size=vocab_size, **own)
+    return row.config_type.of_size(recipe.model.size, row.sizes, vocab_size=vocab_size, **own)
 
 
 def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:

@@ -21,14 +21,7 @@ from torch import nn
 
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.errors import DataError
-from maskloom.system.files import (
-    DISK_ERRORS,
-    is_running,
-    remove_tree,
-    rename,
-    taking_the_place,
-    write_hashed,
-)
+from maskloom.system.files import DISK_ERRORS, is_running, remove_tree, rename, taking_the_place, write_hashed
 from maskloom.system.foreign_files import MAX_JSON_BYTES, parse_json, read_bytes, why_changed
 from maskloom.system.launch import num_processes
 from maskloom.training.loop import TrainState
@@ -335,7 +328,7 @@ def _read_whole(model: nn.Module, folder: Path) -> dict[str, dict[str, Any]]:
     except SafetensorError as error:
         raise DataError(f"{folder}: {error}") from None
     parameters = dict(model.named_parameters())
-    check_shapes(folder, shapes_of(weights), shapes_of(parameters), shapes_of(moments))
+    check_shapes(folder, weights, parameters, moments)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(shared_like(weights[name], parameter))
@@ -347,25 +340,21 @@ def _read_whole(model: nn.Module, folder: Path) -> dict[str, dict[str, Any]]:
     return by_parameter
 
 
-Shapes = Mapping[str, tuple[int, ...]]
+Tensors = Mapping[str, torch.Tensor]
 
 
-def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Shapes:
-    """Return the shapes of tensors by name."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def check_shapes(folder: Path, found: Shapes, expected: Shapes, moments: Shapes | None = None) -> None:
+def check_shapes(folder: Path, found: Tensors, expected: Tensors, moments: Tensors | None = None) -> None:
     """Raise DataError that names the tensors of a folder that are not those of a model.
 
-    `found` are the weights by parameter. The `moments`, by `moment.parameter`, are any that the optimiser keeps, each
-    of a shape that broadcasts to its parameter's.
+    Weights, by parameter, are as many as `expected` and have their shapes. Of `moments`, by `moment.parameter`, there
+    may be any; each has a shape that broadcasts to its parameter's.
     """
-    differing = {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)}
-    for full, shape in (moments or {}).items():
-        whole = expected.get(full.partition(".")[2])
-        sizes = () if whole is None else zip(shape[::-1], whole[::-1], strict=False)
-        if whole is None or len(shape) > len(whole) or any(size not in (1, limit) for size, limit in sizes):
+    shapes, known = ({name: tuple(tensor.shape) for name, tensor in part.items()} for part in (found, expected))
+    differing = {name for name in shapes.keys() | known.keys() if shapes.get(name) != known.get(name)}
+    for full, tensor in (moments or {}).items():
+        name = full.partition(".")[2]
+        sizes = zip(tensor.shape[::-1], known.get(name, ())[::-1], strict=False)
+        if name not in known or tensor.ndim > len(known[name]) or any(size not in (1, most) for size, most in sizes):
             differing.add(f"optimizer.{full}")
     if differing:
         raise DataError(

@@ -33,7 +33,6 @@ from maskloom.training.checkpointing.checkpoints import (
     Snapshot,
     check_shapes,
     new_step_folder,
-    shapes_of,
     shared_like,
     write_manifest,
 )
@@ -130,19 +129,20 @@ def read_sharded(model: nn.Module, folder: Path) -> dict[str, dict[str, Tensor]]
     """
     reader, parameters = _Reader(folder), dict(model.named_parameters())
     entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    found = {full: tuple(entry.size) for full, entry in sorted(entries.items())}
-    kept = {full.removeprefix("optimizer."): size for full, size in found.items() if full.startswith("optimizer.")}
+    with torch.device("meta"):
+        found = {full: torch.empty(e.size, dtype=e.properties.dtype) for full, e in sorted(entries.items())}
+    kept = {full.removeprefix("optimizer."): found[full] for full in found if full.startswith("optimizer.")}
     weights = {full.removeprefix("model."): found[full] for full in found if not full.startswith("optimizer.")}
-    check_shapes(folder, weights, shapes_of(parameters), kept)
+    check_shapes(folder, weights, parameters, kept)
     targets = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
     moments: dict[str, dict[str, Tensor]] = {}
-    for full, size in kept.items():
+    for full, planned in kept.items():
         key, _, name = full.partition(".")
-        like, dtype = parameters[name].detach(), entries[f"optimizer.{full}"].properties.dtype
-        if size == tuple(like.shape):
-            target = torch.zeros_like(like, dtype=dtype)
+        like = parameters[name].detach()
+        if planned.shape == like.shape:
+            target = torch.zeros_like(like, dtype=planned.dtype)
         else:
-            target = shared_like(torch.zeros(size, dtype=dtype, device=like.device), like)
+            target = shared_like(torch.zeros_like(planned, device=like.device), like)
         moments.setdefault(name, {})[key] = targets[f"optimizer.{full}"] = target
     _load(reader, targets)
     return moments
