@@ -176,24 +176,24 @@ class SentenceStream:
         self.corpus, self.length = corpus, data.max_length
         self.documents = np.arange(corpus.num_documents) if documents is None else documents
         firsts, ends = corpus.document_offsets[:-1], corpus.document_offsets[1:]
-        self.places = np.minimum(firsts + data.sentence, ends - 1)
+        self.sentences = np.minimum(firsts + data.sentence, ends - 1)
 
     def read(self, position, num_rows):
         row = position.get("row", 0)
-        epochs, places = np.divmod(np.arange(row, row + num_rows), len(self.documents))
-        return Chosen(self.documents[places], epochs), {"row": row + num_rows}
+        epochs, indices = np.divmod(np.arange(row, row + num_rows), len(self.documents))
+        return Chosen(self.documents[indices], epochs), {"row": row + num_rows}
 
     def epoch(self, number):
         yield Chosen(self.documents, np.full(len(self.documents), number))
 
     def gather(self, rows):
-        places = self.places[rows.documents].tolist()
-        texts = [self.corpus.sentence(place)[: self.length].astype(np.int64) for place in places]
+        sentences = self.sentences[rows.documents].tolist()
+        texts = [self.corpus.sentence(index)[: self.length].astype(np.int64) for index in sentences]
         tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
         return Texts(tokens, np.zeros_like(tokens), lengths, keys=rows.documents, epochs=rows.epochs)
 
     def extent(self):
-        lengths = self.corpus.sentence_lengths[self.places[self.documents]]
+        lengths = self.corpus.sentence_lengths[self.sentences[self.documents]]
         return Extent(len(self.documents), np.minimum(lengths, self.length))
 
 

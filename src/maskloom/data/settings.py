@@ -32,7 +32,7 @@ class PretrainingData(Section):
     )
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def _settings_fit(self) -> Self:
         if self.mask_prob + self.keep_prob > 1.0 + 1e-9:
             raise ValueError(f"mask_prob + keep_prob = {self.mask_prob + self.keep_prob}: it may not exceed 1")
         if self.sentence_order and not self.next_sentence:
@@ -43,12 +43,12 @@ class PretrainingData(Section):
 
     @property
     def pair_task(self) -> str | None:
-        """What is told of a pair of texts: "nsp", "sop" for their order, or None."""
+        """What is predicted about a pair of texts: "nsp", "sop" for their order, or None."""
         return ("sop" if self.sentence_order else "nsp") if self.next_sentence and self.next_sentence_loss else None
 
     @property
     def num_text_tokens(self) -> int:
-        """The number of tokens left for text beside [CLS] and one or two [SEP]."""
+        """The number of tokens left for text, without [CLS] and one or two [SEP]."""
         return self.max_length - (3 if self.next_sentence else 2)
 
     def resolved_max_predictions(self) -> int:

@@ -33,7 +33,7 @@ def test_googles_file_is_read_with_its_epsilon():
     assert config.layer_norm_eps == 1e-12
 
 
-def test_bookkeeping_of_other_programs_is_passed_over():
+def test_bookkeeping_of_other_programs_is_ignored():
     extra = {
         "architectures": ["BertModel"],
         "torch_dtype": "float32",

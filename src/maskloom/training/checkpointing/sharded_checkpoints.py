@@ -128,9 +128,7 @@ def read_sharded(model: nn.Module, folder: Path) -> dict[str, dict[str, Tensor]]
     The folder has been checked; raises DataError for the tensors of another model.
     """
     reader, parameters = _Reader(folder), dict(model.named_parameters())
-    entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    with torch.device("meta"):
-        found = {full: torch.empty(e.size, dtype=e.properties.dtype) for full, e in sorted(entries.items())}
+    found = reader.planned()
     kept = {full.removeprefix("optimizer."): found[full] for full in found if full.startswith("optimizer.")}
     weights = {full.removeprefix("model."): found[full] for full in found if not full.startswith("optimizer.")}
     check_shapes(folder, weights, parameters, kept)
@@ -151,13 +149,10 @@ def read_sharded(model: nn.Module, folder: Path) -> dict[str, dict[str, Tensor]]
 def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights of a folder, whole and by parameter, as `read_sharded` reads them."""
     reader = _Reader(folder)
-    targets: dict[str, Tensor] = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    }
+    planned = {full: tensor for full, tensor in reader.planned().items() if full.startswith("model.")}
+    targets = {full: torch.empty_like(tensor, device="cpu") for full, tensor in planned.items()}
     _load(reader, targets)
-    return {name.removeprefix("model."): tensor for name, tensor in targets.items()}
+    return {full.removeprefix("model."): tensor for full, tensor in targets.items()}
 
 
 @torch.no_grad()
@@ -170,6 +165,12 @@ def _load(reader: _Reader, targets: dict[str, Tensor]) -> None:
 
 class _Reader(FileSystemReader):
     """Reads a folder's description without the power to call anything, and no file outside the folder."""
+
+    def planned(self) -> dict[str, Tensor]:
+        """Return a tensor on the meta device for each one in the folder, sorted by name."""
+        entries: dict[str, Any] = self.read_metadata().state_dict_metadata
+        kinds = ((full, entry.size, entry.properties.dtype) for full, entry in sorted(entries.items()))
+        return {full: torch.empty(size, dtype=dtype, device="meta") for full, size, dtype in kinds}
 
     def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
         place = Path(self.path) / ".metadata"

@@ -187,7 +187,7 @@ def test_folders_swapped_between_steps_are_refused(tmp_path) -> None:
         restore_checkpoint(_state(), tmp_path)
 
 
-def test_a_checkpoint_of_another_run_or_model_is_passed_over(tmp_path) -> None:
+def test_a_checkpoint_of_another_run_or_model_is_skipped(tmp_path) -> None:
     state = _state()
     for number, run in ((1, "mine"), (2, "another")):
         _step(state)
@@ -204,7 +204,7 @@ def test_a_checkpoint_of_another_run_or_model_is_passed_over(tmp_path) -> None:
     assert "step-00000002: the checkpoint is of another run (another, this one is mine)" in restored.refused[1]
 
 
-def test_the_checkpoint_just_written_stays_beside_a_newer_one_that_was_passed_over(tmp_path) -> None:
+def test_the_checkpoint_just_written_stays_beside_a_newer_one_that_was_skipped(tmp_path) -> None:
     state, _ = _two(tmp_path)
     (tmp_path / "step-00000002").rename(tmp_path / "step-00000009")
     for _ in range(3):
