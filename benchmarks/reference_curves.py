@@ -16,7 +16,7 @@ import maskloom
 from maskloom.runs.plan import CURVES
 from maskloom.training.events import read_events
 
-OBJECTIVE = "masked_lm"
+ARCHITECTURE, OBJECTIVE = "bert", "masked_lm"
 RECIPE = {
     "model": {"config": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}},
     "data": {"max_length": 128, "masked_lm_prob": 0.3},
@@ -69,7 +69,8 @@ def main() -> None:
         maskloom.pretrain(given.corpus, run, recipe=values, resume=(run / "recipe.toml").exists())
         sizes[size] = curve(run)
     told = "3 of 10 tokens predicted, steps of 16 rows of 128, no dropout, a learning rate that falls to 0 at the end"
-    found = {"objective": OBJECTIVE, "text": given.text, "recipe": told, "sizes": sizes}
+    facts = {"architecture": ARCHITECTURE, "objective": OBJECTIVE, "text": given.text, "recipe": told}
+    found = {**facts, "sizes": sizes}
     lines = json.dumps(found, indent=1).replace("[\n    ", "[").replace(",\n    ", ", ").replace("\n   ]", "]")
     CURVES.write_text(lines + "\n", encoding="utf-8")
 

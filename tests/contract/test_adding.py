@@ -33,7 +33,7 @@ from maskloom.data.streams.running_text import Contiguous
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS, PairTask, SentencePairs
 from maskloom.errors import ConfigError
 from maskloom.layers.embeddings import WordPositionEmbeddings
-from maskloom.layers.initialization import initialize
+from maskloom.layers.initialization import constants
 from maskloom.layers.pooling import LastToken
 from maskloom.models.architectures import ARCHITECTURES, Architecture
 from maskloom.models.assembled import build_model
@@ -43,11 +43,10 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.objective import TaskObjective, label_tensor
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining
 from maskloom.recipe_files import recipe_keys
-from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.display import Progress
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.pretraining_plan import check_corpus, phase_plans, pretraining_data
+from maskloom.runs.pretraining_plan import check_corpus, model_config, phase_plans, pretraining_data
 from maskloom.runs.report.examples import examples_of
 from maskloom.runs.report.page import report
 from maskloom.runs.report.record import read_run
@@ -56,8 +55,6 @@ from maskloom.tasks.classification import classification_task
 from maskloom.tasks.kinds import KINDS, classification_kind
 from maskloom.tasks.settings import ClassificationSettings
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary_training import VocabularySettings
-from maskloom.training.optimizers import OPTIMIZERS, SCHEDULES
 
 # --- an architecture: the mean of a token and those around it, through a dense layer
 
@@ -67,6 +64,17 @@ class BagConfig(ModelConfig):
 
     def as_published(self):
         return {"model_type": "bag", **self.model_dump()}
+
+
+class RootNorm(nn.Module):
+    """x over its root mean square, times learned weights."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, hidden):
+        return self.weight * F.rms_norm(hidden, hidden.shape[-1:])
 
 
 class MixingLayer(nn.Module):
@@ -97,8 +105,7 @@ class Bag(Encoder):
             dropout=config.hidden_dropout_prob,
         )
         self.layers = nn.ModuleList(MixingLayer(config.hidden_size) for _ in range(config.num_hidden_layers))
-        self.final_norm, self.pooler = nn.LayerNorm(config.hidden_size), LastToken()
-        initialize(self, std=config.initializer_range)
+        self.final_norm, self.pooler = RootNorm(config.hidden_size), LastToken()
 
     def embedded(self, token_ids, segment_ids, layout):
         return self.embeddings(token_ids, layout.position_ids)
@@ -108,17 +115,26 @@ def bag_rows(config, heads, *, has_pooler=True):
     """Every parameter has the name of ours, without a second one in other programs."""
     names = ["encoder.embeddings.word.weight", "encoder.embeddings.position.weight"]
     names += [f"encoder.layers.{n}.dense.{end}" for n in range(config.num_hidden_layers) for end in ("weight", "bias")]
-    names += [f"encoder.final_norm.{end}" for end in ("weight", "bias")]
+    names.append("encoder.final_norm.weight")
     return [*(TensorName(name, None, name) for name in names), *(row for head in heads for row in BAG_HEADS[head])]
 
 
 BAG_HEADS = {
     "lm": (),
-    "classifier": tuple(
-        TensorName(f"heads.classifier.dense.{end}", None, f"classifier.{end}") for end in ("weight", "bias")
-    ),
+    "classifier": (TensorName("heads.classifier.dense.weight", None, "bag_labels.weight"),),
 }
-BAG = Architecture("bag", "nobody 2026", BagConfig, Bag, ("bag",), vocabulary_head="lm")
+BAG = Architecture(
+    "bag",
+    "nobody 2026",
+    BagConfig,
+    Bag,
+    ("bag",),
+    vocabulary_head="lm",
+    sizes={"tiny": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}},
+    initial={RootNorm: constants(weight=1.0)},
+    undecayed=(RootNorm,),
+    has_classifier_bias=False,
+)
 BAG_FORMAT = PublishedFormat(
     name="bag of words",
     prefix="",
@@ -168,24 +184,24 @@ class SentenceStream:
         self.corpus, self.length = corpus, data.max_length
         self.documents = np.arange(corpus.num_documents) if documents is None else documents
         firsts, ends = corpus.document_offsets[:-1], corpus.document_offsets[1:]
-        self.places = np.minimum(firsts + data.sentence, ends - 1)
+        self.sentences = np.minimum(firsts + data.sentence, ends - 1)
 
     def read(self, position, num_rows):
         row = position.get("row", 0)
-        epochs, places = np.divmod(np.arange(row, row + num_rows), len(self.documents))
-        return Chosen(self.documents[places], epochs), {"row": row + num_rows}
+        epochs, indices = np.divmod(np.arange(row, row + num_rows), len(self.documents))
+        return Chosen(self.documents[indices], epochs), {"row": row + num_rows}
 
     def epoch(self, number):
         yield Chosen(self.documents, np.full(len(self.documents), number))
 
     def gather(self, rows):
-        places = self.places[rows.documents].tolist()
-        texts = [self.corpus.sentence(place)[: self.length].astype(np.int64) for place in places]
+        sentences = self.sentences[rows.documents].tolist()
+        texts = [self.corpus.sentence(index)[: self.length].astype(np.int64) for index in sentences]
         tokens, lengths = np.concatenate(texts), np.array([len(text) for text in texts])
         return Texts(tokens, np.zeros_like(tokens), lengths, keys=rows.documents, epochs=rows.epochs)
 
     def extent(self):
-        lengths = self.corpus.sentence_lengths[self.places[self.documents]]
+        lengths = self.corpus.sentence_lengths[self.sentences[self.documents]]
         return Extent(len(self.documents), np.minimum(lengths, self.length))
 
 
@@ -271,22 +287,12 @@ def rows(monkeypatch):
     monkeypatch.setitem(KINDS, "smoothed", SMOOTHED)
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"the {a} cat.\nit sees the {b} dog." for a in "abcde" for b in "abcde"))
-    train_vocabulary_from_files([text], VocabularySettings(60), out=tmp_path / "vocab")
-    build_corpus_from_files([text], vocab=tmp_path / "vocab", out=tmp_path / "corpus")
-    return tmp_path / "corpus"
-
-
 def test_all_three_go_from_text_to_predictions(rows, corpus, tmp_path):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
     recipe = PretrainRecipe.model_validate(
         {
             "objective": "copying",
             "copying": {"sentence": 1},
-            "model": {"architecture": "bag", "size": "tiny", "config": sizes},
+            "model": {"architecture": "bag", "size": "tiny", "config": {"initializer_range": 0.2}},
             "data": {"max_length": 24, "next_sentence": False, "held_out_fraction": 0.2},
             "training": {"steps": 60, "batch_size": 8, "learning_rate": 0.02},
         }
@@ -343,6 +349,18 @@ def test_commands_take_a_kind_that_was_added(rows, corpus, tmp_path):
     done = CliRunner().invoke(app, [str(word) for word in ("finetune", *rest, "--task", "smothed")])
     assert done.exit_code == 2
     assert "did you mean smoothed?" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_the_row_of_an_architecture_says_its_sizes_and_initial_weights(rows):
+    recipe = load_recipe(PretrainRecipe, None, ["model.architecture=bag", "model.size=tiny", "objective=copying"])
+    config = model_config(recipe, vocab_size=60)
+    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size) == (16, 2, 64)
+    with pytest.raises(ConfigError, match="unknown model size 'base'; known: tiny"):
+        model_config(load_recipe(PretrainRecipe, None, ["model.architecture=bag", "model.size=base"]), vocab_size=60)
+    model = build_model(config, ("lm", "classifier"), num_labels=3, seed=0)
+    assert model.encoder.final_norm.weight.tolist() == [1.0] * 16
+    assert 0.005 < model.encoder.word_embeddings.std() < 0.02
+    assert model.heads["classifier"].dense.bias is None
 
 
 @pytest.mark.parametrize(("number", "word"), [(0, "cat"), (1, "dog"), (9, "dog")])
@@ -435,40 +453,3 @@ def test_a_section_of_its_own_is_part_of_the_recipe_as_long_as_there_is_the_kind
     assert recipe_toml(FinetuneRecipe()) == default
     with pytest.raises(ConfigError, match="unknown key 'smoothed'"):
         load_recipe(FinetuneRecipe, None, ["smoothed.amount=0.5"])
-
-
-# --- an optimiser and a schedule
-
-
-def stairs(step, *, warmup_steps, steps):
-    """Half the rate after half of the steps."""
-    return 1.0 if step < steps / 2 else 0.5
-
-
-def test_an_optimizer_and_a_schedule_by_rows_train_and_resume_to_the_bit(monkeypatch, corpus, tmp_path):
-    monkeypatch.setitem(OPTIMIZERS, "adagrad", lambda groups, _: torch.optim.Adagrad(groups, lr=0.01))
-    monkeypatch.setitem(SCHEDULES, "stairs", stairs)
-    training = {"optimizer": "adagrad", "schedule": "stairs", "steps": 8, "batch_size": 4}
-    training |= {"save_every": 5, "log_every": 1, "warmup_ratio": 0.0}
-    recipe = PretrainRecipe.model_validate({"data": {"max_length": 24, "held_out_fraction": 0.0}, "training": training})
-    pretrain(recipe, corpus=corpus, out=tmp_path / "run")
-    steps = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    rates = [event["learning_rate"] for event in steps if event["event"] == "step"]
-    assert rates == [pytest.approx(1e-4)] * 4 + [pytest.approx(5e-5)] * 4
-    whole = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
-    shutil.rmtree(tmp_path / "run" / "model")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-1" / "step-00000008")
-    pretrain(recipe, corpus=corpus, out=tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == whole
-
-
-def test_names_that_no_table_has_are_refused():
-    for recipe, values, said in (
-        (PretrainRecipe, {"model": {"architecture": "nothing"}}, "architecture"),
-        (PretrainRecipe, {"objective": "nothing"}, "objective"),
-        (FinetuneRecipe, {"task": "nothing"}, "task"),
-        (PretrainRecipe, {"training": {"optimizer": "nothing"}}, "'adamw', 'bert_adam'"),
-        (PretrainRecipe, {"training": {"schedule": "nothing"}}, "'cosine'"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            recipe.model_validate(values)

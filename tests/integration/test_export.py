@@ -71,7 +71,7 @@ def test_pre_training_ended_early_gives_a_model_to_go_on_from(server, data, pret
     assert not (tmp_path / "none").exists()
 
 
-def test_damaged_checkpoints_are_passed_over_by_name(pretrained, tmp_path):
+def test_damaged_checkpoints_are_skipped_by_name(pretrained, tmp_path):
     _, run = pretrained
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
@@ -80,7 +80,7 @@ def test_damaged_checkpoints_are_passed_over_by_name(pretrained, tmp_path):
         if number == 0:
             result = export(copy, tmp_path / "out")
             assert result["step"] == 20
-            assert "step-00000021" in result["passed_over"][0]
+            assert "step-00000021" in result["skipped"][0]
             assert export_lines(result)[0].startswith("exported     step 20 of phase-1: loss ")
     with pytest.raises(DataError, match=r"no checkpoint can be used: .*step-00000020"):
         export(copy, tmp_path / "none")

@@ -16,6 +16,7 @@ from maskloom.training.events import read_events
 WORDS = "the array list sorted in place of its values and keys returns a new copy".split()  # noqa: SIM905
 SETTINGS = ["data.max_length=24", "data.held_out_fraction=0.2", "training.batch_size=4", "training.num_threads=1"]
 CURVE = {
+    "architecture": "bert",
     "objective": "masked_lm",
     "text": "some text",
     "recipe": "rows of 24",

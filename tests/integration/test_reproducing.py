@@ -185,7 +185,7 @@ def test_other_weights_of_a_rerun_are_named(command, run_folder: Path, tmp_path:
 
 
 @pytest.mark.parametrize("damaged", [1, 3])
-def test_damaged_checkpoints_are_passed_over_loudly_until_none_is_left(
+def test_damaged_checkpoints_are_skipped_loudly_until_none_is_left(
     command, corpus, run_folder: Path, damaged: int
 ) -> None:
     for path in _steps(run_folder)[-damaged:] if damaged == 1 else _steps(run_folder):

@@ -96,7 +96,8 @@ def load_model(
     present = _present_heads(contents, content, config)
     wanted = list(present if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
-    labels = _num_labels(contents, num_labels, any(HEADS[head].is_labelled for head in loaded_heads))
+    labelled = [head for head in loaded_heads if HEADS[head].is_labelled]
+    labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
     if head_options is None:
         head_options = _own_head_options(content, f"{_config_path(folder)}, {HEAD_OPTIONS}")
     if config.num_hidden_layers > len(stored):  # planning takes milliseconds a layer
@@ -217,13 +218,12 @@ def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelCo
     ]
 
 
-def _num_labels(contents: _Contents, num_labels: int | None, is_loaded: bool) -> int | None:
-    """Return the number of labels of the classifier: the file's when it is loaded, else the one asked for."""
-    names = ("classifier.weight", "score.weight", "bilstm_tagger.dense.weight")
+def _num_labels(contents: _Contents, form: PublishedFormat, heads: Sequence[str]) -> int | None:
+    """Return the number of labels of the first of some labelled heads whose dense layer a file holds, or None."""
+    ours = {f"heads.{head}.dense.weight" for head in heads}
+    names = (row.huggingface for head in heads for row in form.heads[head] if row.ours in ours)
     weight = next((contents.tensors[name] for name in names if name in contents.tensors), None)
-    if not is_loaded or num_labels is not None or weight is None or not weight.shape:
-        return num_labels
-    return weight.shape[0]
+    return weight.shape[0] if weight is not None and weight.shape else None
 
 
 def _rows_of(model: EncoderWithHeads, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:

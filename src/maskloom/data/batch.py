@@ -16,7 +16,7 @@ class PackedBatch:
     token_ids: np.ndarray
     segment_ids: np.ndarray
     lengths: np.ndarray
-    _positions: ClassVar[tuple[str, ...]] = ()  # fields that hold places among the packed tokens
+    _positions: ClassVar[tuple[str, ...]] = ()  # fields that hold positions among the packed tokens
 
     @property
     def num_sequences(self) -> int:
@@ -100,7 +100,7 @@ class ClassificationBatch(PackedBatch):
 
     Shapes in words: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (sequences,) int64 in tokens, `labels`
     (sequences,) int64 classes or float32 values, (sequences, labels) float32 for multi-label, or None when unknown,
-    `indices` (sequences,) int64 places of the examples in their data set.
+    `indices` (sequences,) int64 positions of the examples in their data set.
     """
 
     labels: np.ndarray | None
@@ -112,7 +112,7 @@ class TokenBatch(PackedBatch):
     """A batch for tasks with a target per token (BERT paper 5.3).
 
     Shapes in words: `token_ids`, `segment_ids` and `labels` (tokens,) int64, labels -100 where a token is not scored,
-    or None when unknown; `lengths` (sequences,) int64 in tokens, `indices` (sequences,) int64 places in the data set.
+    or None when unknown; `lengths` (sequences,) int64 in tokens, `indices` (sequences,) int64 those in the data set.
     `chains` (tokens,) int64 numbers, in ascending order, the runs of tokens whose targets depend on each other, and is
     -1 at tokens of none; None where targets are apart.
     """

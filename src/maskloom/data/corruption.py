@@ -27,7 +27,7 @@ Batch = TypeVar("Batch")
 class Corruption(ABC, Generic[Gathered, Batch]):
     """A pure function from what a stream gathered to a batch: what a model sees, and what it predicts.
 
-    Draws depend on the seed and on each sequence's epoch, key and places, and on nothing else of the batch.
+    Draws depend on the seed and on each sequence's epoch, key and positions, and on nothing else of the batch.
     """
 
     vocabulary: Vocabulary
@@ -61,7 +61,7 @@ class Masking(Corruption[Texts, PretrainingBatch]):
         """Return the batch with masked ids and the ids there before as labels."""
         token_ids, lengths, vocabulary, data = texts.token_ids, texts.lengths, self.vocabulary, self.data
         owners = np.repeat(np.arange(len(lengths)), lengths)
-        places = np.arange(len(token_ids)) - (np.cumsum(lengths) - lengths)[owners]
+        own_positions = np.arange(len(token_ids)) - (np.cumsum(lengths) - lengths)[owners]
         states = words(self.seed, _SEQUENCE, texts.epochs, texts.keys)
         is_candidate = ~vocabulary.is_mark[token_ids]
         counts = num_predictions(lengths, data)
@@ -69,15 +69,15 @@ class Masking(Corruption[Texts, PretrainingBatch]):
             # a `##` piece right after [CLS] or [SEP], left behind by a cut at the front, starts a word of its own
             continues = vocabulary.is_continuation[token_ids] & np.append(False, is_candidate[:-1])
             (heads,) = np.nonzero(is_candidate & ~continues)
-            positions = _choose_words(heads, is_candidate, owners, places, states, counts)
+            positions = _choose_words(heads, is_candidate, owners, own_positions, states, counts)
         else:
             (candidates,) = np.nonzero(is_candidate)
-            order = _shuffled(candidates, owners, places, states)
+            order = _shuffled(candidates, owners, own_positions, states)
             positions = np.sort(order[_ranks(owners[order]) < counts[owners[order]]])
         labels = token_ids[positions]
-        keys, places = states[owners[positions]], places[positions]
-        draws = uniform(_REPLACEMENT, keys, places)
-        random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, places)
+        keys, own_positions = states[owners[positions]], own_positions[positions]
+        draws = uniform(_REPLACEMENT, keys, own_positions)
+        random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, own_positions)
         is_kept = draws < data.mask_prob + data.keep_prob
         replacements = np.where(draws < data.mask_prob, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
         masked = token_ids.copy()
@@ -97,7 +97,7 @@ class NextTokens(Corruption[Texts, PretrainingBatch]):
     """
 
     def __call__(self, texts: Texts) -> PretrainingBatch:
-        """Return the batch with the ids as they are, and the places before each token that is predicted."""
+        """Return the batch with the ids as they are, and the positions before each token that is predicted."""
         ends = np.cumsum(texts.lengths)
         if texts.following is not None:
             labels = np.append(texts.token_ids[1:], 0)
@@ -109,12 +109,12 @@ class NextTokens(Corruption[Texts, PretrainingBatch]):
         return texts.predicting(texts.token_ids, targets - 1, texts.token_ids[targets])
 
 
-def _shuffled(tokens: np.ndarray, owners: np.ndarray, places: np.ndarray, states: np.ndarray) -> np.ndarray:
+def _shuffled(tokens: np.ndarray, owners: np.ndarray, own_positions: np.ndarray, states: np.ndarray) -> np.ndarray:
     """Return packed token positions grouped by sequence and, within each, in random order."""
     token_bits = np.uint64(max(1, len(owners).bit_length()))
     owner_bits = np.uint64(max(1, len(states).bit_length()))
     # Sequence, random bits and position in one word: the words are distinct, and sorting them gives the order.
-    draws = words(_PRIORITY, states[owners[tokens]], places[tokens]) >> owner_bits
+    draws = words(_PRIORITY, states[owners[tokens]], own_positions[tokens]) >> owner_bits
     draws = (draws >> token_bits << token_bits) | tokens.astype(np.uint64)
     draws |= owners[tokens].astype(np.uint64) << (np.uint64(64) - owner_bits)
     draws.sort()
@@ -122,7 +122,7 @@ def _shuffled(tokens: np.ndarray, owners: np.ndarray, places: np.ndarray, states
 
 
 def _ranks(owners: np.ndarray) -> np.ndarray:
-    """Return the place of each entry among the entries of its owner; owners are ascending."""
+    """Return the rank of each entry among the entries of its owner; owners are ascending."""
     return np.arange(len(owners)) - np.searchsorted(owners, owners)
 
 
@@ -130,7 +130,7 @@ def _choose_words(
     heads: np.ndarray,
     is_candidate: np.ndarray,
     owners: np.ndarray,
-    places: np.ndarray,
+    own_positions: np.ndarray,
     states: np.ndarray,
     counts: np.ndarray,
 ) -> np.ndarray:
@@ -139,7 +139,7 @@ def _choose_words(
         return heads
     sizes = np.zeros(len(is_candidate), dtype=np.int64)
     sizes[heads] = np.add.reduceat(is_candidate.astype(np.int64), heads)
-    order = _shuffled(heads, owners, places, states)
+    order = _shuffled(heads, owners, own_positions, states)
     first = np.searchsorted(owners[order], np.arange(len(counts)))
     end = np.searchsorted(owners[order], np.arange(len(counts)), side="right")
     left, chosen = counts.copy(), []

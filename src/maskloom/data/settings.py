@@ -32,7 +32,7 @@ class PretrainingData(Section):
     )
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def _settings_fit(self) -> Self:
         if self.mask_prob + self.keep_prob > 1.0 + 1e-9:
             raise ValueError(f"mask_prob + keep_prob = {self.mask_prob + self.keep_prob}: it may not exceed 1")
         if self.sentence_order and not self.next_sentence:

@@ -46,7 +46,7 @@ class SelfAttention(nn.Module):
 class PastTokens:
     """The tokens that sequences have so far, as the keys and values of every layer: a cache for decoding.
 
-    `lengths` (sequences,) counts them. A sequence has `room` places in each layer and begins at the first.
+    `lengths` (sequences,) counts them. A sequence has `room` positions in each layer and begins at the first.
     """
 
     def __init__(self, num_layers: int, num_heads: int, room: int, lengths: Tensor) -> None:
@@ -73,8 +73,8 @@ class PastTokens:
         self.longest = int(self.lengths.max())
         self.mask = None
         if int(self.lengths.min()) < self.longest:
-            places = torch.arange(self.longest, device=self.lengths.device)
-            self.mask = (places < self.lengths.unsqueeze(1))[:, None, None]
+            positions = torch.arange(self.longest, device=self.lengths.device)
+            self.mask = (positions < self.lengths.unsqueeze(1))[:, None, None]
 
 
 class KeyValues:

@@ -15,11 +15,11 @@ from maskloom.layers.copies import to_device
 class ChainGrid:
     """Where the words of packed chains stand in a (steps, chains) grid; made once a batch, shared by all passes.
 
-    `places` (words,) are flat indices into the grid, `is_word` (steps, chains) marks the cells that hold a word. Of the
-    packed words, `first` and `last` (chains,) are those at the ends of chains, `inner` all that are not first.
+    `indices` (words,) of the grid are flat; `is_word` (steps, chains) marks the cells that hold a word. Of the packed
+    words, `first` and `last` (chains,) are those at the ends of chains, `inner` all that are not first.
     """
 
-    places: Tensor
+    indices: Tensor
     is_word: Tensor
     first: Tensor
     last: Tensor
@@ -33,9 +33,9 @@ class ChainGrid:
             raise ValueError(f"chain {int(sizes.argmin())} has length {int(sizes.min())}; a chain needs a word")
         starts = np.cumsum(sizes) - sizes
         steps = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
-        places = steps * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
+        indices = steps * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
         is_word = np.arange(int(sizes.max(initial=0)))[:, None] < sizes[None, :]
-        parts = (places, is_word, starts, starts + sizes - 1, np.flatnonzero(steps))
+        parts = (indices, is_word, starts, starts + sizes - 1, np.flatnonzero(steps))
         return cls(*(to_device(array, torch.device(device)) for array in parts))
 
     @property
@@ -47,11 +47,11 @@ class ChainGrid:
         """Bring (words, ...) into the grid (steps, chains, ...), zero where there is no word."""
         steps, chains = self.is_word.shape
         grid = packed.new_zeros((steps * chains, *packed.shape[1:]))
-        return grid.index_copy(0, self.places, packed).view(steps, chains, *packed.shape[1:])
+        return grid.index_copy(0, self.indices, packed).view(steps, chains, *packed.shape[1:])
 
     def gather(self, grid: Tensor) -> Tensor:
         """Bring a grid (steps, chains, ...) back to (words, ...)."""
-        return grid.flatten(0, 1).index_select(0, self.places)
+        return grid.flatten(0, 1).index_select(0, self.indices)
 
 
 @dataclass(frozen=True)

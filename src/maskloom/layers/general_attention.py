@@ -34,7 +34,7 @@ class Past(NamedTuple):
 class PairedGroup:
     """Sequences of near-equal lengths, n of them, with q queries and k keys at most.
 
-    `sequences` (n,) numbers them; `query_tokens` (n, q) and `key_tokens` (n, k) are their places in the packed arrays,
+    `sequences` (n,) numbers them; `query_tokens` (n, q) and `key_tokens` (n, k) are their indices in the packed arrays,
     `is_query` (n, q) is False behind the last query. `allowed` (n, 1, q, past + k) is True where a query may attend.
     """
 
@@ -72,14 +72,14 @@ class AttentionLayout:
         query_starts, key_starts = (np.cumsum(lengths) - lengths for lengths in (num_queries, num_keys))
         self.groups: list[PairedGroup] = []
         for members in _near_equal(num_queries, num_keys):
-            query_places = np.arange(num_queries[members].max())
-            key_places = np.arange(num_keys[members].max())
-            is_query = query_places < num_queries[members, None]
-            is_key = key_places < num_keys[members, None]
-            may = np.ones((len(members), len(query_places), past + len(key_places)), dtype=bool)
+            query_positions = np.arange(num_queries[members].max())
+            key_positions = np.arange(num_keys[members].max())
+            is_query = query_positions < num_queries[members, None]
+            is_key = key_positions < num_keys[members, None]
+            may = np.ones((len(members), len(query_positions), past + len(key_positions)), dtype=bool)
             may[:, :, past:] = is_key[:, None]
             if causal:
-                may[:, :, past:] &= key_places <= query_places[:, None]
+                may[:, :, past:] &= key_positions <= query_positions[:, None]
             if allowed is not None:
                 for mask, sequence in zip(may, members, strict=True):
                     shape = (int(num_queries[sequence]), past + int(num_keys[sequence]))
@@ -88,8 +88,8 @@ class AttentionLayout:
                     mask[: shape[0], : shape[1]] &= allowed[sequence]
             tensors = (
                 members,
-                np.where(is_query, query_starts[members, None] + query_places, 0),
-                np.where(is_key, key_starts[members, None] + key_places, 0),
+                np.where(is_query, query_starts[members, None] + query_positions, 0),
+                np.where(is_key, key_starts[members, None] + key_positions, 0),
                 is_query,
                 may[:, None],
             )
@@ -117,7 +117,7 @@ def attend_between(
     zeros. Whoever wants scores of another scale multiplies the queries.
     """
     drawn = next_keys(len(queries)) if dropout > 0.0 and queries.device.type == "cpu" else None
-    places, contexts = [queries.new_zeros(0, dtype=torch.int64)], [values.new_zeros(0, values.shape[1])]
+    indices, contexts = [queries.new_zeros(0, dtype=torch.int64)], [values.new_zeros(0, values.shape[1])]
     for group in layout.groups:
         q, k, v = (
             part[tokens].unflatten(-1, (num_heads, -1)).transpose(1, 2)
@@ -136,9 +136,9 @@ def attend_between(
             probabilities = probabilities * dropout_factors(probabilities, dropout, row_keys, drawn[1])
         elif dropout > 0.0:
             probabilities = F.dropout(probabilities, dropout)
-        places.append(group.query_tokens[group.is_query])
+        indices.append(group.query_tokens[group.is_query])
         contexts.append((probabilities @ v).transpose(1, 2).flatten(2)[group.is_query])
-    return values.new_zeros(len(queries), values.shape[1]).index_copy(0, torch.cat(places), torch.cat(contexts))
+    return values.new_zeros(len(queries), values.shape[1]).index_copy(0, torch.cat(indices), torch.cat(contexts))
 
 
 def _near_equal(num_queries: np.ndarray, num_keys: np.ndarray) -> list[np.ndarray]:

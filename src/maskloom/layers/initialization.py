@@ -4,50 +4,72 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from maskloom.layers.layer_mix import ScalarMix
+
+InitialRule = Callable[[nn.Module, str, Tensor, torch.Generator], object]
+"""Fills the values of a parameter, given its module, its name there, the values and the generator for draws."""
+InitialRules = Mapping[type[nn.Module], InitialRule]
+
+
+def constants(**by_name: float) -> InitialRule:
+    """Return the rule that fills each parameter of a module with the number given for its name."""
+    return lambda module, name, values, generator: values.fill_(by_name[name])
+
+
+def _as_torch_does(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> Tensor:
+    bound = 1 / math.sqrt(module.hidden_size)  # pyright: ignore[reportArgumentType]
+    return nn.init.uniform_(values, -bound, bound, generator=generator)
+
+
+RULES: InitialRules = {
+    nn.LayerNorm: constants(weight=1.0, bias=0.0),
+    nn.RMSNorm: constants(weight=1.0),
+    ScalarMix: constants(weights=0.0, scale=1.0),
+    nn.LSTM: _as_torch_does,
+}
+"""The rules of modules that no architecture has its own rule for; other modules have none."""
 
 
 @torch.no_grad()
 def initialize(
-    module: nn.Module, *, std: float, seed: int | None = None, prefix: str = "", leave: Container[str] = ()
+    module: nn.Module,
+    *,
+    std: float,
+    seed: int | None = None,
+    prefix: str = "",
+    leave: Container[str] = (),
+    rules: InitialRules | None = None,
 ) -> None:
-    """Fill every parameter: matrices from a normal of `std` cut at two sigma, biases 0, LayerNorm 1 and 0.
+    """Fill every parameter by the rule for the type of its module, those in `rules` before those in `RULES`.
 
-    A recurrent layer of n units has all of its numbers drawn evenly between -1 and 1 over the root of n, as torch does;
-    a mean of layers begins with equal weights and the factor 1.
-
-    Each matrix has its own generator, keyed by the seed and `prefix` + its name, so the order or the presence of other
-    modules changes nothing. Without a seed one is drawn from torch's global generator. A tied parameter is filled once,
-    under its first name. Parameters on the meta device are left alone, and so are those named in `leave`.
+    A module inherits the rule of its base class. Without one, a bias is 0, and anything else is drawn from a normal of
+    `std` cut at two sigma. Each parameter has its own generator, keyed by the seed and `prefix` + its name, so other
+    modules and their order change nothing. Without a seed one is drawn from torch's global generator. A tied parameter
+    is filled once, under its first name. Parameters on the meta device or named in `leave` are not filled.
     """
     if all(parameter.is_meta for parameter in module.parameters()):
         return
     if seed is None:
         seed = int(torch.randint(2**62, (), device="cpu"))
-    constants = {id(m.weight): 1.0 for m in module.modules() if isinstance(m, nn.LayerNorm)}
-    constants |= {id(m.weights): 0.0 for m in module.modules() if isinstance(m, ScalarMix)}
-    constants |= {id(m.scale): 1.0 for m in module.modules() if isinstance(m, ScalarMix)}
-    lstms = [m for m in module.modules() if isinstance(m, nn.LSTM)]
-    bounds = {id(parameter): 1 / math.sqrt(m.hidden_size) for m in lstms for parameter in m.parameters()}
-    for name, parameter in module.named_parameters():
-        if parameter.is_meta or name in leave:
+    by_type = {**RULES, **(rules or {})}
+    for full_name, parameter in module.named_parameters():
+        if parameter.is_meta or full_name in leave:
             continue
-        if id(parameter) in constants:
-            parameter.fill_(constants[id(parameter)])
-        elif name.rpartition(".")[2] == "bias":
-            parameter.zero_()
+        path, _, name = full_name.rpartition(".")
+        owner = module.get_submodule(path)
+        rule = next((by_type[kind] for kind in type(owner).__mro__ if kind in by_type), None)
+        digest = hashlib.sha256(f"{seed}:{prefix}{full_name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        values = torch.empty(parameter.shape, dtype=torch.float32)
+        if rule is not None:
+            rule(owner, name, values, generator)
+        elif name == "bias":
+            values.zero_()
         else:
-            digest = hashlib.sha256(f"{seed}:{prefix}{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            values = torch.empty(parameter.shape, dtype=torch.float32)
-            if id(parameter) in bounds:
-                bound = bounds[id(parameter)]
-                nn.init.uniform_(values, -bound, bound, generator=generator)
-            else:
-                nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
-            parameter.copy_(values)
+            nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
+        parameter.copy_(values)

@@ -31,7 +31,7 @@ LAYER_CHOICES = tuple(_NAMED)
 class LayerCombination:
     """Which hidden states are taken, and how several become one.
 
-    `layers` are places in the hidden states: 0 is the output of the embedding block, after its LayerNorm, and 1 the
+    `layers` are indices of the hidden states: 0 is the output of the embedding block, after its LayerNorm, and 1 the
     first layer. `join` "sum" and "concat" give one vector; "each" keeps the layers apart, and so does "mix", whose
     weights are learned later by a `ScalarMix`.
     """
@@ -51,7 +51,7 @@ class LayerCombination:
         """
         if not isinstance(choice, str):
             numbers = [choice] if isinstance(choice, int) else list(choice)
-            return cls(",".join(map(str, numbers)), _places(numbers, num_layers), "each")
+            return cls(",".join(map(str, numbers)), _indices(numbers, num_layers), "each")
         if choice in _NAMED:
             chosen, join = _NAMED[choice]
             if (needed := max(0, -(chosen.start or 0))) > num_layers:
@@ -64,7 +64,7 @@ class LayerCombination:
             raise ConfigError(
                 f"layers = {choice!r}: neither numbers of layers nor one of {', '.join(LAYER_CHOICES)}"
             ) from None
-        return cls(choice, _places(numbers, num_layers), "each")
+        return cls(choice, _indices(numbers, num_layers), "each")
 
     @property
     def num_vectors(self) -> int:
@@ -79,18 +79,18 @@ class LayerCombination:
         """Return a name for each of these vectors: the combination's, or the numbers of its layers."""
         return [self.name] if self.join in ("sum", "concat") else [str(layer) for layer in self.layers]
 
-    def select(self, hidden_states: Sequence[Tensor], places: Tensor | None = None) -> Tensor:
-        """Return (tokens, vectors, width) for states (tokens, hidden) each, at `places` only; lowest layer first."""
+    def select(self, hidden_states: Sequence[Tensor], positions: Tensor | None = None) -> Tensor:
+        """Return (tokens, vectors, width) for states (tokens, hidden) each, at `positions` only; lowest layer first."""
         states = [hidden_states[layer] for layer in self.layers]
-        if places is not None:
-            states = [state.index_select(0, places) for state in states]
+        if positions is not None:
+            states = [state.index_select(0, positions) for state in states]
         if self.join == "concat":
             return torch.cat(states, dim=1)[:, None, :]
         stacked = torch.stack(states, dim=1)
         return stacked.sum(dim=1, keepdim=True) if self.join == "sum" else stacked
 
 
-def _places(numbers: list[int], num_layers: int) -> tuple[int, ...]:
+def _indices(numbers: list[int], num_layers: int) -> tuple[int, ...]:
     found = []
     for number in numbers:
         if not -(num_layers + 1) <= number <= num_layers:

@@ -137,7 +137,7 @@ class SequenceLayout:
         that padding is computed. No key is hidden from a row without any token, whose vectors mean nothing.
         """
         batch, length = is_real.shape
-        places = torch.arange(length, device=is_real.device)
+        columns = torch.arange(length, device=is_real.device)
         starts = torch.arange(batch, device=is_real.device) * length
         lengths = is_real.sum(1)
         keys = is_real | (lengths == 0).unsqueeze(1)
@@ -146,7 +146,7 @@ class SequenceLayout:
             lengths=lengths,
             first_positions=starts + is_real.to(torch.int64).argmax(1),
             last_positions=starts + length - 1 - is_real.to(torch.int64).flip(1).argmax(1),
-            position_ids=places.expand(batch, length).reshape(-1),
+            position_ids=columns.expand(batch, length).reshape(-1),
             num_sequences=batch,
             num_tokens=batch * length,
             num_rows=batch * length,

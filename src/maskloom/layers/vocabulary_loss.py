@@ -52,7 +52,7 @@ class _VocabularyLoss(torch.autograd.Function):
         d_hidden, d_bias = torch.empty_like(hidden), None if bias is None else torch.zeros_like(bias)
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
-            shares = None if weights is None else weights[first : first + num_rows]
+            row_weights = None if weights is None else weights[first : first + num_rows]
             logits = product(rows, decoder, bias if decoder is full else None).to(full.dtype)
             if decoder is not full and bias is not None:
                 logits += bias
@@ -63,10 +63,10 @@ class _VocabularyLoss(torch.autograd.Function):
                 log_probabilities = torch.log_softmax(logits, 1)
                 losses = -log_probabilities.gather(1, targets).squeeze(1)
                 probabilities = log_probabilities.exp_()
-            loss += (losses if shares is None else losses * shares).sum()
+            loss += (losses if row_weights is None else losses * row_weights).sum()
             d_logits = probabilities.scatter_add_(1, targets, targets.new_full(targets.shape, -1.0, dtype=logits.dtype))
-            if shares is not None:
-                d_logits *= shares.unsqueeze(1)
+            if row_weights is not None:
+                d_logits *= row_weights.unsqueeze(1)
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
             d_logits = d_logits.to(hidden.dtype)

@@ -104,10 +104,10 @@ class CalibrationMetric:
         if self._hits.shape != shape:
             raise ValueError(f"calibration: {shape[0]} labels after {len(self._hits)}; all batches must be alike")
         bins = np.maximum(np.searchsorted(self._edges, confidences, side="left") - 1, 0)
-        places = (np.arange(shape[0]) * shape[1] + np.minimum(bins, shape[1] - 1)).ravel()
+        indices = (np.arange(shape[0]) * shape[1] + np.minimum(bins, shape[1] - 1)).ravel()
         size = shape[0] * shape[1]
-        self._confidences += np.bincount(places, confidences.ravel(), minlength=size).reshape(shape)
-        self._hits += np.bincount(places, hits.ravel().astype(np.float64), minlength=size).reshape(shape)
+        self._confidences += np.bincount(indices, confidences.ravel(), minlength=size).reshape(shape)
+        self._hits += np.bincount(indices, hits.ravel().astype(np.float64), minlength=size).reshape(shape)
 
 
 def calibration(

@@ -49,7 +49,7 @@ def entities_of(tags: Sequence[str], *, strict: Scheme | None = None) -> list[En
 
 @dataclass(frozen=True)
 class Marks:
-    """Entities of many sentences: word places (entities,) in the flat words, type numbers, and which ones count."""
+    """Entities of many sentences: word positions (entities,) in the flat words, type numbers, and which ones count."""
 
     starts: np.ndarray
     ends: np.ndarray

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import DataError
 from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
-from maskloom.models.model_config import ModelConfig
+from maskloom.models.model_config import SIZES, ModelConfig
 from maskloom.rows import Rows
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from maskloom.layers.initialization import InitialRules
     from maskloom.models.encoder import Encoder
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One encoder architecture.
+    """One encoder architecture; how its weights are published is in `checkpoints.huggingface.FORMATS`.
 
     `build` makes an encoder from its configuration, and imports torch only then. A config.json with one of the
     `model_types` describes it; the head over the vocabulary that it is pre-trained with is the `vocabulary_head`.
-    Modules of the types in `undecayed` have no weight decay, as norms and biases have none.
+    `sizes` has the keys of its configuration at each size that a recipe can name. `initial` has rules for the initial
+    weights of its own types of modules, `layers.initialization.RULES` those of all others. Modules of the types in
+    `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias.
     """
 
     name: str
@@ -33,7 +36,10 @@ class Architecture:
     build: Callable[[Any], Encoder]
     model_types: tuple[str, ...]
     vocabulary_head: str
+    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: SIZES)
+    initial: InitialRules = field(default_factory=dict)
     undecayed: tuple[type[nn.Module], ...] = ()
+    has_classifier_bias: bool = True
 
 
 def _bert(config: BertConfig) -> Encoder:
@@ -66,6 +72,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             build=_gpt,
             model_types=GPT_MODEL_TYPES,
             vocabulary_head="lm",
+            has_classifier_bias=False,  # as published
         ),
     },
 )

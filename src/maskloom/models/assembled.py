@@ -62,7 +62,8 @@ class EncoderWithHeads(nn.Module):
             ) from None
         old = self.encoder.word_embeddings
         word = nn.Embedding(vocab_size, config.hidden_size, device=old.device, dtype=old.dtype)
-        initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.")
+        rules = architecture_of(config).initial
+        initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.", rules=rules)
         num_kept = min(vocab_size, len(old))
         word.weight[:num_kept] = old[:num_kept]
         self.encoder.config = config
@@ -95,7 +96,8 @@ def build_model(
         require_memory(sum(parameter.nbytes for parameter in model.parameters()), "the model")
     _allocate(model, device)
     model.tie()
-    initialize(model, std=config.initializer_range, seed=seed, leave=leave)
+    rules = architecture_of(config).initial
+    initialize(model, std=config.initializer_range, seed=seed, leave=leave, rules=rules)
     return model
 
 

@@ -16,9 +16,9 @@ from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import Dense, Packable
 from maskloom.layers.vocabulary_loss import vocabulary_loss
+from maskloom.models.architectures import architecture_of
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.encoder import Encoder
-from maskloom.models.gpt_config import GptConfig
 
 
 class MaskedLMHead(nn.Module):
@@ -87,23 +87,6 @@ class LanguageModelHead(Packable):
         """Do nothing: the decoder is the encoder's to resize."""
 
 
-class DenseHead(nn.Module):
-    """A dense layer without dropout: (rows, hidden) to (rows, num_outputs).
-
-    From pooled sequences: is the second one the actual next one; output 0 is "next", 1 "random" (paper 3.3.2). From
-    tokens: does the answer start here, and does it end here (4.2).
-    Differs from the paper: its start and end vectors have no bias; the published code has one.
-    """
-
-    def __init__(self, hidden_size: int, num_outputs: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(hidden_size, num_outputs)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """Return the logits."""
-        return self.dense(vectors)
-
-
 class ClassificationHead(nn.Module):
     """Dropout, then dense: (rows, hidden) to (rows, num_labels) (paper 3.5).
 
@@ -111,7 +94,7 @@ class ClassificationHead(nn.Module):
     Differs from the paper: it writes no bias; the published code has one.
     """
 
-    def __init__(self, hidden_size: int, num_labels: int, dropout: float, *, bias: bool = True) -> None:
+    def __init__(self, hidden_size: int, num_labels: int, dropout: float = 0.0, *, bias: bool = True) -> None:
         super().__init__()
         if num_labels < 1:
             raise ValueError(f"num_labels is {num_labels}; at least 1 is needed")
@@ -122,6 +105,13 @@ class ClassificationHead(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """Return one logit (or regression value) per label."""
         return self.dense(self.dropout(vectors))
+
+
+class DenseHead(ClassificationHead):
+    """The same without dropout: is the second sequence the next one (0) or random (1) (paper 3.3.2)?
+
+    For answers, its outputs on tokens are the scores of a start and of an end (4.2).
+    """
 
 
 @dataclass(frozen=True)
@@ -147,18 +137,14 @@ def _masked_lm(encoder: Encoder, num_labels: int | None, options: Mapping[str, A
 
 
 def _classifier(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
+    return _tagger(encoder, num_labels, options, bias=architecture_of(encoder.config).has_classifier_bias)
+
+
+def _tagger(
+    encoder: Encoder, num_labels: int | None, options: Mapping[str, Any], *, bias: bool = True
+) -> ClassificationHead:
     config = encoder.config
-    # a published GPT has no bias here
-    has_bias = not isinstance(config, GptConfig)
-    return ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout, bias=has_bias)
-
-
-def _tagger(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
-    return ClassificationHead(encoder.config.hidden_size, _required(num_labels), encoder.config.head_dropout)
-
-
-def _choice(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
-    return ClassificationHead(encoder.config.hidden_size, 1, encoder.config.head_dropout)
+    return ClassificationHead(config.hidden_size, _required(num_labels), config.head_dropout, bias=bias)
 
 
 def _required(num_labels: int | None) -> int:
@@ -179,7 +165,7 @@ HEADS: dict[str, HeadRow] = {
         is_labelled=True,
     ),
     "crf": HeadRow(lambda encoder, num_labels, options: LinearChainCRF(_required(num_labels)), "scores"),
-    "choice": HeadRow(_choice, "pooled"),
+    "choice": HeadRow(lambda encoder, _, options: _tagger(encoder, 1, options), "pooled"),
     "span": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "tokens"),
 }
 """The heads by name; a head is built, loaded, saved and exported by its row."""

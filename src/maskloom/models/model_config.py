@@ -13,15 +13,18 @@ from maskloom.recipe_files import reason_of
 from maskloom.rows import SizeName, row_of
 from maskloom.sections import Section, key
 
-# Layers, hidden size, heads of the published sizes; the feed-forward block is four times the hidden size.
-SIZES: dict[str, tuple[int, int, int]] = {
-    "tiny": (2, 128, 2),
-    "mini": (4, 256, 4),
-    "small": (4, 512, 8),
-    "medium": (8, 512, 8),
-    "base": (12, 768, 12),
-    "large": (24, 1024, 16),
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    name: {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+    for name, layers, hidden, heads in (
+        ("tiny", 2, 128, 2),
+        ("mini", 4, 256, 4),
+        ("small", 4, 512, 8),
+        ("medium", 8, 512, 8),
+        ("base", 12, 768, 12),
+        ("large", 24, 1024, 16),
+    )
 }
+"""The published sizes of BERT, which architectures have unless their rows say otherwise."""
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
@@ -106,19 +109,17 @@ class ModelConfig(BaseModel):
         return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
 
     @classmethod
-    def of_size(cls, name: SizeName, **overrides: Any) -> Self:
-        """Return a published size; `overrides` are keys of this class.
+    def of_size(cls, name: SizeName, sizes: Mapping[str, Mapping[str, Any]] = SIZES, /, **overrides: Any) -> Self:
+        """Return one of the `sizes`; `overrides` are keys of this class.
 
-        A changed `hidden_size` takes `intermediate_size` with it, at four times, unless that is given as well. Raises
-        ConfigError that names an unknown size, an unknown key or a wrong value.
+        Where no `intermediate_size` is given, it is four times the `hidden_size`. Raises ConfigError that names an
+        unknown size, an unknown key or a wrong value.
         """
-        if name not in SIZES:
-            raise ConfigError(f"unknown model size {name!r}; known: {', '.join(SIZES)}")
-        layers, hidden, heads = SIZES[name]
-        sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
-        values: dict[str, Any] = {**sizes, **overrides}
-        if isinstance(values["hidden_size"], int):
-            values.setdefault("intermediate_size", 4 * values["hidden_size"])
+        if name not in sizes:
+            raise ConfigError(f"unknown model size {name!r}; known: {', '.join(sizes)}")
+        values: dict[str, Any] = {**sizes[name], **overrides}
+        if isinstance(hidden := values.get("hidden_size"), int):
+            values.setdefault("intermediate_size", 4 * hidden)
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -115,9 +115,9 @@ class WithLanguageModel:
         """Return the summed losses by name; `lm` is weighted."""
         output = encode_batch(model, batch)
         loss = self.objective.loss_sum_of(self.objective.head_logits(model, output, batch), batch)
-        places, labels, weights = _next_tokens(batch)
+        positions, labels, weights = _next_tokens(batch)
         device = output.last_hidden_state.device
-        hidden = output.last_hidden_state.index_select(0, to_device(places, device))
+        hidden = output.last_hidden_state.index_select(0, to_device(positions, device))
         head = required_vocabulary_head(model)
         lm = head.loss_sum(hidden, to_device(labels, device), to_device(weights * self.weight, device))
         return {self.objective.name: loss, "lm": lm}
@@ -128,7 +128,7 @@ def _next_tokens(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray
     ends = np.cumsum(batch.lengths)
     has_next = np.ones(batch.num_tokens, dtype=bool)
     has_next[ends[batch.lengths > 0] - 1] = False
-    places = np.flatnonzero(has_next)
+    positions = np.flatnonzero(has_next)
     counts = np.maximum(batch.lengths - 1, 0)
     weights = np.repeat(1.0 / np.maximum(counts, 1), counts).astype(np.float32)
-    return places, batch.token_ids[places + 1], weights
+    return positions, batch.token_ids[positions + 1], weights

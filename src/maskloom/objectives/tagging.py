@@ -122,13 +122,13 @@ class FeatureCrfTagging(_OnFrozenVectors, CrfTagging):
 
 @torch.no_grad()
 def frozen_vectors(
-    model: EncoderWithHeads, batch: PackedBatch, places: np.ndarray, combination: LayerCombination
+    model: EncoderWithHeads, batch: PackedBatch, positions: np.ndarray, combination: LayerCombination
 ) -> Tensor:
-    """Return the vectors of the tokens at those places of a batch, (places, vectors, width), without dropout."""
+    """Return the vectors of the tokens at those positions of a batch, (positions, vectors, width), without dropout."""
     model.encoder.eval()
     states = encode_batch(model, batch, keep_hidden_states=True).hidden_states
     assert states is not None
-    return combination.select(states, to_device(places, model_device(model))).float()
+    return combination.select(states, to_device(positions, model_device(model))).float()
 
 
 def _crf(model: EncoderWithHeads) -> LinearChainCRF:
@@ -136,7 +136,7 @@ def _crf(model: EncoderWithHeads) -> LinearChainCRF:
 
 
 def _chains(batch: TokenBatch, chosen: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the tokens of chains (or of those chosen), and how many of them each chain has."""
+    """Return the positions of the tokens of chains (or of those chosen), and how many of them each chain has."""
     if batch.chains is None:
         raise ValueError("the batch does not say which tokens form a chain; this tagger needs that")
     where = np.flatnonzero(batch.chains >= 0 if chosen is None else chosen)

@@ -170,9 +170,9 @@ def _pair_rows(
                 place = int(integers(len(other.sentences) - PASSAGE_SENTENCES + 1, *draw, _ORDER))
                 second, label = _passage(other, place), OTHER
             rows.append({"sentence1": first, "sentence2": second, "label": label})
-    places = [[place for place, row in enumerate(rows) if row["label"] == label] for label in (NEXT, OTHER)]
-    fewest = min(map(len, places))
-    return _shuffled([rows[place] for place in sorted(places[0][:fewest] + places[1][:fewest])], seed, part)
+    indices = [[place for place, row in enumerate(rows) if row["label"] == label] for label in (NEXT, OTHER)]
+    fewest = min(map(len, indices))
+    return _shuffled([rows[place] for place in sorted(indices[0][:fewest] + indices[1][:fewest])], seed, part)
 
 
 def _passage(document: GatheredDocument, start: int) -> str:

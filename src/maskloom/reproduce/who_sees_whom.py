@@ -82,7 +82,7 @@ def _grid(matrix: Tensor) -> str:
         for row, values in enumerate(shades)
         for column, shade in enumerate(values)
     ]
-    places = range(1, len(shades) + 1)
-    cells += [f'<text class="tick" x="4" y="{_CELL * place - 8}">T{place}</text>' for place in places]
-    cells += [f'<text class="tick" x="{_CELL * place + 4}" y="{size - 8}">E{place}</text>' for place in places]
+    positions = range(1, len(shades) + 1)
+    cells += [f'<text class="tick" x="4" y="{_CELL * place - 8}">T{place}</text>' for place in positions]
+    cells += [f'<text class="tick" x="{_CELL * place + 4}" y="{size - 8}">E{place}</text>' for place in positions]
     return f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="who sees whom">{"".join(cells)}</svg>'

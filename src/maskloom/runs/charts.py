@@ -78,10 +78,10 @@ def line_chart(
         parts.append(_stroke("level", (_LEFT, y_place(value)), (right, y_place(value))))
         ends.append((y_place(value), name, "level-name"))
     for line in sorted(lines, key=lambda line: not line.is_faint):
-        places = " ".join(f"{x_place(x):.1f},{y_place(y):.1f}" for x, y in line.points)
+        points = " ".join(f"{x_place(x):.1f},{y_place(y):.1f}" for x, y in line.points)
         faint = " faint" if line.is_faint else ""
         title = f"<title>{escape(line.name)}</title>"
-        parts.append(f'<polyline class="line {line.style}{faint}" points="{places}">{title}</polyline>')
+        parts.append(f'<polyline class="line {line.style}{faint}" points="{points}">{title}</polyline>')
         if not line.is_faint and line.points:
             parts += [
                 f'<circle class="dot {line.style}" cx="{x_place(x):.1f}" cy="{y_place(y):.1f}" r="3">'

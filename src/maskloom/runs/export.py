@@ -21,12 +21,7 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.heads import HEADS
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads
-from maskloom.runs.model_writing import (
-    check_new_folder,
-    finetuning_card,
-    pretraining_card,
-    write_model_folder,
-)
+from maskloom.runs.model_writing import check_new_folder, finetuning_card, pretraining_card, write_model_folder
 from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, kind_of_run, run_id
@@ -186,7 +181,7 @@ def _filled(build: Callable[[], EncoderWithHeads], weights: dict[str, Tensor], f
     """Return a model with the weights of a checkpoint; raises DataError when they are of another model."""
     with torch.device("meta"):
         planned = dict(build().named_parameters())
-    check_shapes(folder, {name: tuple(tensor.shape) for name, tensor in weights.items()}, planned)
+    check_shapes(folder, weights, planned)
     model = build()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -195,15 +190,15 @@ def _filled(build: Callable[[], EncoderWithHeads], weights: dict[str, Tensor], f
 
 
 def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, refused: list[str]) -> dict[str, Any]:
-    return {"stage": stage, "step": step, "scores": scores, "passed_over": refused, "model": str(out)}
+    return {"stage": stage, "step": step, "scores": scores, "skipped": refused, "model": str(out)}
 
 
 def export_lines(result: dict[str, Any]) -> list[str]:
     """Return for a person which weights these are, how they did, what was skipped, and where they lie."""
     which = "the finished model" if result["step"] is None else f"step {result['step']} of {result['stage']}"
     scores = ", ".join(f"{name} {value:.4g}" for name, value in result["scores"].items() if value is not None)
-    passed = [f"skipped      {problem}" for problem in result["passed_over"]]
-    lines = [f"exported     {which}{f': {scores}' if scores else ''}", *passed, f"model        {result['model']}"]
+    skipped = [f"skipped      {problem}" for problem in result["skipped"]]
+    lines = [f"exported     {which}{f': {scores}' if scores else ''}", *skipped, f"model        {result['model']}"]
     return [*lines, f"model.onnx   {', '.join(result['onnx_outputs'])}"] if "onnx_outputs" in result else lines
 
 

@@ -78,9 +78,9 @@ def write_features(
     progress.begin(what, len(counts), done)
     for number, chosen in enumerate(sorted_batches(units.lengths[missing], _MAX_TOKENS), start=1):
         indices = missing[chosen]
-        batch, places, _ = units.places(indices)
+        batch, positions, _ = units.positions(indices)
         try:
-            writer.write(indices, frozen_vectors(model, batch, places, combination).cpu().numpy())
+            writer.write(indices, frozen_vectors(model, batch, positions, combination).cpu().numpy())
         except ValueError as error:
             raise DataError(f"{folder}: {error}") from None
         if number % _BATCHES_BETWEEN_MARKS == 0:

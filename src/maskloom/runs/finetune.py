@@ -344,8 +344,8 @@ def _account(
 def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
     """Count the steps; evaluate after each epoch and save when evaluating unless the recipe says otherwise.
 
-    An epoch is a pass over all units: examples, or windows of questions, sentences and documents. By the clock every
-    seed has its share of the time, and the budget tells when to evaluate and save.
+    An epoch is a pass over all units: examples, or windows of questions, sentences and documents. By the clock, the
+    time is divided evenly among the seeds, and the budget says when to evaluate and save.
     """
     batch_size = min(recipe.training.batch_size, num_units)
     settings = recipe.training.model_copy(update={"batch_size": batch_size}).with_steps(num_units)

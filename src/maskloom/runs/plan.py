@@ -144,7 +144,7 @@ def _size_plan(
         rate = sums["tokens"] / sums["seconds"]
     loss, is_beyond = _reference(curves["sizes"].get(recipe.model.size, []), sums["tokens"])
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    is_like = recipe.objective == curves["objective"] and recipe.model.architecture == "bert"
+    is_like = (recipe.objective, recipe.model.architecture) == (curves["objective"], curves["architecture"])
     return SizePlan(
         recipe.model.size,
         num_parameters,

@@ -33,7 +33,7 @@ from maskloom.runs.pretraining_plan import (
     check_model,
     config_for,
     heads_of,
-    left_aside,
+    ignored_settings,
     phase_plans,
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
@@ -116,7 +116,7 @@ def _pretrain(
     ranks.barrier()
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
-    for sentence in [*left_aside(recipe, has_init=init is not None), *extension_lines(plans[-1].training)]:
+    for sentence in [*ignored_settings(recipe, has_init=init is not None), *extension_lines(plans[-1].training)]:
         progress.say(sentence)
     train, held_out = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
     if len(held_out) == 0 and recipe.data.held_out_fraction > 0:
@@ -198,7 +198,7 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
         _check_vocabulary(init, config.vocab_size, corpus)
     with torch.device("meta"):
         num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
-    # of several processes each may have a share of gradients and moments, or have them elsewhere
+    # each of several processes may hold only a part of the gradients and moments, or keep them elsewhere
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
 

@@ -1,4 +1,4 @@
-"""What a pre-training recipe comes to, its phases and its model, told without torch and without any data."""
+"""The phases and the model of a pre-training recipe, found without torch and without any data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from maskloom.data.corpus.opening import Corpus
 
 _NUM_DATA = len(PretrainingData.model_fields)
-# So large that no id of a special token is refused before the corpus tells its own number.
+# So large that no id of a special token is refused before the size of the vocabulary is known.
 _ANY_VOCABULARY = 10_000_000
 
 
@@ -61,11 +61,11 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
 
 
 def config_for(recipe: PretrainRecipe, vocabulary: Vocabulary) -> ModelConfig:
-    """Return the configuration of a model that embeds a vocabulary; a BERT's padding token has id 0 by its recipe."""
-    pad = vocabulary.special.pad
-    own = {"pad_token_id": vocabulary.ids[pad]} if recipe.model.architecture != "bert" and pad is not None else {}
-    config = model_config(recipe, vocab_size=len(vocabulary))
-    return config.model_copy(update={} if "pad_token_id" in recipe.model.config else own)
+    """Return the configuration of a model for a vocabulary; its padding token counts unless the recipe names one."""
+    config, pad = model_config(recipe, vocab_size=len(vocabulary)), vocabulary.special.pad
+    if pad is None or "pad_token_id" in recipe.model.config:
+        return config
+    return config.model_copy(update={"pad_token_id": vocabulary.ids[pad]})
 
 
 def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
@@ -77,11 +77,10 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
         )
     if "causal" in recipe.model.config:
         raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model, leave it out")
-    own = dict(recipe.model.config)
-    if recipe.model.architecture == "bert":
+    own, row = dict(recipe.model.config), ARCHITECTURES[recipe.model.architecture]
+    if "causal" in row.config_type.model_fields:
         own["causal"] = PRETRAINING[recipe.objective].is_causal
-    row = ARCHITECTURES[recipe.model.architecture]
-    return row.config_type.of_size(recipe.model.size, vocab_size=vocab_size, **own)
+    return row.config_type.of_size(recipe.model.size, row.sizes, vocab_size=vocab_size, **own)
 
 
 def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:
@@ -93,11 +92,11 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
     """Raise ConfigError where [model], or the model `init` in its place, [data] and [[phases]] do not fit together."""
     config = model_config(recipe, vocab_size=_ANY_VOCABULARY) if init is None else init
     whose, model = ("[model.config]", "the model") if init is None else ("the initial model's", "the initial model")
-    places = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
-    for place, plan in zip(places, phase_plans(recipe), strict=True):
+    keys = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
+    for key, plan in zip(keys, phase_plans(recipe), strict=True):
         if plan.data.max_length > config.max_position_embeddings:
             raise ConfigError(
-                f"{place} = {plan.data.max_length}: it may not exceed "
+                f"{key} = {plan.data.max_length}: it may not exceed "
                 f"{whose} max_position_embeddings = {config.max_position_embeddings}"
             )
     if getattr(config, "bilstm", False):
@@ -134,8 +133,8 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
         raise ConfigError(f"data.whole_word_masking = true needs {needs}, {lacks}; {hint} it to false")
 
 
-def left_aside(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
-    """Return what of a recipe does not count because initial weights or [[phases]] decide it, one sentence each."""
+def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
+    """Return a sentence for each setting that is ignored because the initial weights or [[phases]] decide."""
     own = [f"model.{key}" for key, value in ModelSection() if getattr(recipe.model, key) != value]
     said = [f"{', '.join(own)}: ignored, the initial model has its own sizes"] if has_init and own else []
     if recipe.training.steps != TrainingSection().steps and (recipe.phases or recipe.training.minutes is not None):

@@ -97,9 +97,9 @@ def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarr
 
     To choose none is looked at too, where there is a number above the highest score.
     """
-    distinct, places = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
-    num_true = np.bincount(places, weights=is_true, minlength=len(distinct))[::-1].cumsum()[::-1]
-    num_chosen = np.bincount(places, minlength=len(distinct))[::-1].cumsum()[::-1]
+    distinct, indices = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
+    num_true = np.bincount(indices, weights=is_true, minlength=len(distinct))[::-1].cumsum()[::-1]
+    num_chosen = np.bincount(indices, minlength=len(distinct))[::-1].cumsum()[::-1]
     values = value(np.append(num_true, 0.0), np.append(num_chosen, 0))
     if len(distinct) and distinct[-1] >= 1.0:
         values[-1] = -np.inf

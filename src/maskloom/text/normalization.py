@@ -107,9 +107,9 @@ def words_with_sources(text: str, *, lowercase: bool) -> list[tuple[str, Sequenc
 
     def finish(end: int) -> None:
         if start < end:
-            places = [place for place in range(start, end) if place not in dropped] if dropped else range(start, end)
-            chunk = "".join([text[place] for place in places]) if dropped else text[start:end]
-            found.extend(_words_of_chunk(chunk, places, lowercase))
+            positions = [place for place in range(start, end) if place not in dropped] if dropped else range(start, end)
+            chunk = "".join([text[place] for place in positions]) if dropped else text[start:end]
+            found.extend(_words_of_chunk(chunk, positions, lowercase))
 
     for index, char in enumerate(text):
         kind = _CLASSES[char]

@@ -67,7 +67,7 @@ def _id_of(role: str) -> cached_property[int]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """An immutable list of distinct tokens that holds its special tokens at any places (paper 3.2).
+    """An immutable list of distinct tokens that holds its special tokens at any positions (paper 3.2).
 
     `prefix` marks pieces that continue a word, `suffix` those that end one; BERT's have "##" and no suffix. Raises
     DataError for an empty or repeated token and for missing special tokens, and says where.

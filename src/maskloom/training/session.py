@@ -94,10 +94,8 @@ class TrainingSession:
         self._released = time.monotonic()
         self._ends = {settings.steps, *(plan.at for plan in settings.extensions if plan.at == plan.steps)}
         if settings.minutes is not None:
-            share = settings.warmup_ratio
-            self.budget = TimeBudget(
-                60.0 * settings.minutes, schedule=settings.schedule, warmup_ratio=share, ranks=self.ranks
-            )
+            seconds, ratio = 60.0 * settings.minutes, settings.warmup_ratio
+            self.budget = TimeBudget(seconds, schedule=settings.schedule, warmup_ratio=ratio, ranks=self.ranks)
 
     def resume(self) -> int:
         """Load the newest whole checkpoint, if any, and return the step to continue from; refused ones are named."""

@@ -14,13 +14,35 @@ def test_matrices_are_normal_cut_at_two_sigma():
     assert not dense.bias.any()
 
 
-def test_norms_start_at_one_and_zero():
-    norm = nn.LayerNorm(5)
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_norms_start_at_one_and_zero(kind):
+    norm = kind(5)
     nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
+    if kind is nn.LayerNorm:
+        nn.init.normal_(norm.bias)
     initialize(norm, std=0.02, seed=3)
     assert norm.weight.tolist() == [1.0] * 5
-    assert norm.bias.tolist() == [0.0] * 5
+    assert kind is nn.RMSNorm or norm.bias.tolist() == [0.0] * 5
+
+
+def test_rules_are_by_type_of_module_and_inherited():
+    class Doubling(nn.Linear):
+        pass
+
+    class Twice(Doubling):
+        pass
+
+    def twos(module, name, values, generator):
+        values.fill_(2.0 if name == "weight" else len(module.weight))
+
+    layers = nn.ModuleDict({"plain": nn.Linear(3, 4), "ruled": Twice(3, 4), "norm": nn.LayerNorm(3)})
+    alone = nn.ModuleDict({"plain": nn.Linear(3, 4)})
+    initialize(layers, std=0.02, seed=3, rules={Doubling: twos})
+    initialize(alone, std=0.02, seed=3)
+    assert layers["ruled"].weight.unique().tolist() == [2.0]
+    assert layers["ruled"].bias.tolist() == [4.0] * 4
+    assert torch.equal(layers["plain"].weight, alone["plain"].weight)
+    assert layers["norm"].weight.tolist() == [1.0] * 3
 
 
 def test_values_depend_on_seed_and_name_only():

@@ -33,7 +33,7 @@ def test_googles_file_is_read_with_its_epsilon():
     assert config.layer_norm_eps == 1e-12
 
 
-def test_bookkeeping_of_other_programs_is_passed_over():
+def test_bookkeeping_of_other_programs_is_ignored():
     extra = {
         "architectures": ["BertModel"],
         "torch_dtype": "float32",
@@ -130,22 +130,24 @@ def test_sizes_take_overrides():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("size", "overrides", "message"),
     [
-        ({"name": "huge"}, "unknown model size 'huge'; known: tiny"),
-        ({"name": "tiny", "num_layers": 3}, "unknown model key 'num_layers'; did you mean 'num_hidden_layers'"),
-        ({"name": "tiny", "num_attention_heads": 3}, "hidden_size 128 is not divisible by num_attention_heads 3"),
-        ({"name": "tiny", "hidden_act": 3}, "hidden_act = 3"),
+        ("huge", {}, "unknown model size 'huge'; known: tiny"),
+        ("tiny", {"num_layers": 3}, "unknown model key 'num_layers'; did you mean 'num_hidden_layers'"),
+        ("tiny", {"num_attention_heads": 3}, "hidden_size 128 is not divisible by num_attention_heads 3"),
+        ("tiny", {"hidden_act": 3}, "hidden_act = 3"),
         (
-            {"name": "tiny", "rotary": True, "num_attention_heads": 128},
+            "tiny",
+            {"rotary": True, "num_attention_heads": 128},
             r"\[model.config\] rotary = true: heads of even size are needed; hidden_size / num_attention_heads is 1",
         ),
-        ({"name": "tiny", "hidden_size": "128"}, "hidden_size = '128'"),
+        ("tiny", {"hidden_size": "128"}, "hidden_size = '128'"),
+        ("tiny", {"name": "huge"}, "unknown model key 'name'"),
     ],
 )
-def test_wrong_size_or_override(arguments, message):
+def test_wrong_size_or_override(size, overrides, message):
     with pytest.raises(ConfigError, match=message):
-        BertConfig.of_size(**arguments)
+        BertConfig.of_size(size, **overrides)
 
 
 def test_is_frozen():

@@ -12,7 +12,7 @@ from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.data.corruption import num_predictions
 from maskloom.errors import ConfigError
 from maskloom.models.bert_config import BertConfig
-from maskloom.runs.pretraining_plan import check_model, left_aside, model_config, phase_plans
+from maskloom.runs.pretraining_plan import check_model, ignored_settings, model_config, phase_plans
 
 
 def test_the_initial_models_sizes_count_in_place_of_the_recipes():
@@ -27,34 +27,36 @@ def test_the_initial_models_sizes_count_in_place_of_the_recipes():
 
 
 def test_what_does_not_count_is_said():
-    assert left_aside(PretrainRecipe(), has_init=True) == []
+    assert ignored_settings(PretrainRecipe(), has_init=True) == []
     changes = ["model.size=tiny", "model.config.hidden_size=8", "training.steps=40"]
     recipe = load_recipe(PretrainRecipe, None, [*changes, "phases=[{max_length=32, steps=3}]"])
-    assert left_aside(recipe, has_init=True) == [
+    assert ignored_settings(recipe, has_init=True) == [
         "model.size, model.config: ignored, the initial model has its own sizes",
         "training.steps = 40: ignored, every phase has its own steps",
     ]
-    assert left_aside(load_recipe(PretrainRecipe, None, changes), has_init=False) == []
+    assert ignored_settings(load_recipe(PretrainRecipe, None, changes), has_init=False) == []
 
 
 def test_a_length_or_cap_that_phases_do_not_take_is_said():
     phases = "phases=[{max_length=32, steps=3}, {max_length=64, steps=3}]"
     recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=32", "data.max_predictions_per_seq=3"])
     assert [plan.data.resolved_max_predictions() for plan in phase_plans(recipe)] == [3, 10]
-    assert left_aside(recipe, has_init=False) == [
+    assert ignored_settings(recipe, has_init=False) == [
         "data.max_predictions_per_seq = 3: holds for length 32 (data.max_length); phases of length 64 predict what "
         "data.masked_lm_prob asks for"
     ]
     for length in (48, 64):
         recipe = load_recipe(PretrainRecipe, None, [phases, f"data.max_length={length}"])
         said = f"data.max_length = {length}: ignored, every phase has its own length"
-        assert left_aside(recipe, has_init=False) == [said]
+        assert ignored_settings(recipe, has_init=False) == [said]
     recipe = load_recipe(PretrainRecipe, None, ["phases=[{max_length=256, steps=3}]", "data.max_length=128"])
-    assert left_aside(recipe, has_init=False) == ["data.max_length = 128: ignored, every phase has its own length"]
+    assert ignored_settings(recipe, has_init=False) == [
+        "data.max_length = 128: ignored, every phase has its own length"
+    ]
     recipe = load_recipe(PretrainRecipe, None, ["phases=[{max_length=256, steps=3}]"])
-    assert left_aside(recipe, has_init=False) == []
+    assert ignored_settings(recipe, has_init=False) == []
     resolved = PretrainRecipe.model_validate(recipe.model_dump())  # as the recipe of a run
-    assert left_aside(resolved, has_init=False) == []
+    assert ignored_settings(resolved, has_init=False) == []
 
 
 def test_phases_share_the_minutes_as_their_tokens_and_the_last_one_has_the_extensions():

@@ -31,7 +31,7 @@ def test_a_resumed_log_holds_each_step_once(tmp_path) -> None:
     assert [(e["stage"], e["step"]) for e in read_events(path)] == [("b", 1), ("b", 2), ("b", 3), ("a", 9), ("b", 4)]
 
 
-def test_a_line_cut_short_is_passed_over(tmp_path) -> None:
+def test_a_line_cut_short_is_skipped(tmp_path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "step", "step": 1}\n{"event": "st', encoding="utf-8")
     assert len(read_events(path)) == 1

@@ -124,18 +124,18 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
     # of an odd number modulo 2**64, one for each position; later positions share the last
     powers = np.multiply.accumulate(np.full(_LAST_POSITION, _MULTIPLIER))
     stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
-    hashes, places = [], []
+    hashes, positions = [], []
     for block in sentence_blocks(corpus):
         found = _hashes(corpus, block, powers)
         kept = np.flatnonzero(found % stride == 0)
         hashes.append(found[kept])
-        places.append(kept + block.start)
+        positions.append(kept + block.start)
     values, first, counts = np.unique(np.concatenate(hashes), return_index=True, return_counts=True)
     if not len(values):
         return RepeatedSentences(0.0, 0, 1)
     most = int(counts.argmax())
     fraction = 1.0 - len(values) / int(counts.sum())
-    return RepeatedSentences(fraction, int(np.concatenate(places)[first[most]]), int(counts[most]))
+    return RepeatedSentences(fraction, int(np.concatenate(positions)[first[most]]), int(counts[most]))
 
 
 def _hashes(corpus: Corpus, block: slice, powers: np.ndarray) -> np.ndarray:

@@ -94,10 +94,10 @@ def word_names(content: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarr
 
 def _eight_bytes(eights: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return (words,) uint64: the bytes from `starts` on as integers, with zeros for those beyond `sizes`."""
-    places = starts >> 3
+    indices = starts >> 3
     shifts = (starts.astype(np.uint64) & np.uint64(7)) << np.uint64(3)
     # numpy shifts by 64 to zero, which is what an aligned start needs
-    joined = (eights[places] >> shifts) | (eights[places + 1] << (np.uint64(64) - shifts))
+    joined = (eights[indices] >> shifts) | (eights[indices + 1] << (np.uint64(64) - shifts))
     return joined & _MASKS[np.clip(sizes, 0, 8)]
 
 
@@ -195,6 +195,6 @@ class RaggedIds:
         starts = self.edges[numbers]
         edges = np.zeros(len(numbers) + 1, dtype=np.int64)
         np.cumsum(self.edges[numbers + 1] - starts, out=edges[1:])
-        places = np.repeat(starts - edges[:-1], np.diff(edges))
-        places += np.arange(len(places))
-        return RaggedIds(self.flat[places], edges)
+        indices = np.repeat(starts - edges[:-1], np.diff(edges))
+        indices += np.arange(len(indices))
+        return RaggedIds(self.flat[indices], edges)

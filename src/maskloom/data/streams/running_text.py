@@ -60,8 +60,8 @@ class RunningText:
         if self._num_rows == 0:
             raise DataError(f"{self._corpus.folder}: {self._num_tokens} tokens of running text; {self._too_short}")
         (row,) = position_numbers(position, "row")
-        epochs, places = np.divmod(np.arange(row, row + num_rows), self._num_rows)
-        first = np.concatenate([self._starts(epoch, places[epochs == epoch]) for epoch in np.unique(epochs).tolist()])
+        epochs, indices = np.divmod(np.arange(row, row + num_rows), self._num_rows)
+        first = np.concatenate([self._starts(epoch, indices[epochs == epoch]) for epoch in np.unique(epochs).tolist()])
         return Stretches(epochs, first, np.full(num_rows, self._length)), {"row": row + num_rows}
 
     def epoch(self, number: int) -> Iterator[Stretches]:
@@ -105,7 +105,7 @@ class RunningText:
         while first < last:
             document, start = order[place], int(starts[place])
             num_begin, begin, end = len(self._begin), int(self._first[document]), int(self._last[document])
-            shift = start + num_begin - begin  # from places in the corpus to places in the epoch
+            shift = start + num_begin - begin  # from positions in the corpus to positions in the epoch
             stop = end + shift
             yield self._begin[max(0, first - start) : max(0, last - start)]
             yield self._corpus.shards.slice(max(begin, first - shift), max(begin, min(end, last - shift)))
@@ -113,7 +113,7 @@ class RunningText:
             first, place = stop + len(self._end), place + 1
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of the documents in the order of an epoch, and where each starts in its tokens."""
+        """Return the positions of the documents in the order of an epoch, and where each starts in its tokens."""
         if epoch not in self._orders:
             order = Permutation(len(self._sizes), self._seed, _DOCUMENTS, epoch)[np.arange(len(self._sizes))]
             self._orders = {epoch: (order, np.cumsum(self._sizes[order]) - self._sizes[order])}

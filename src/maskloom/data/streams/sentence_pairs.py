@@ -136,7 +136,7 @@ class SentencePairs:
         )
 
     def _fill(self, tokens: np.ndarray, *columns: np.ndarray) -> None:
-        """Copy a side of each instance to its packed place; columns: place, first, after last, left out, length."""
+        """Copy a side of each instance to its packed position; columns: start, first, after last, skipped, length."""
         for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
             tokens[start : start + length] = self._corpus.sentences(first, last)[skipped : skipped + length]
 
@@ -156,7 +156,7 @@ class SentencePairs:
         return self._cache[epoch, block]
 
     def _walk(self, visited: np.ndarray, epoch: int) -> Instances:
-        """Cut all of the documents (places in `self._documents`) into instances, in order.
+        """Cut all of the documents (indices in `self._documents`) into instances, in order.
 
         What follows a chunk depends on its first sentence alone, so that all possible chunks are worked out at once
         and only the chain of those that are reached is followed step by step.
@@ -168,7 +168,7 @@ class SentencePairs:
         chunks = _Chunks(
             sentences=sentences,
             document_ends=np.repeat(document_ends, counts),
-            places=np.repeat(visited, counts),
+            indices=np.repeat(visited, counts),
             targets=np.repeat(self._targets(visited, epoch), counts),
             token_ends=np.concatenate([[0], np.cumsum(lengths)]),
         )
@@ -195,7 +195,7 @@ class SentencePairs:
         a_side, b_side = chunks.side(start, start, middle), chunks.side(start, middle, last)
         (rows,) = np.nonzero(is_random)
         goal = chunks.targets[start[rows]] - a_side[2][rows]
-        drawn = self._random_texts(chunks.places[start[rows]], sentences[rows], goal, epoch)
+        drawn = self._random_texts(chunks.indices[start[rows]], sentences[rows], goal, epoch)
         for column, values in zip(b_side, drawn, strict=True):
             column[rows] = values
         return self._truncated(sentences, a_side, b_side, is_random, epoch)
@@ -239,16 +239,16 @@ class SentencePairs:
         )
 
     def _random_texts(
-        self, places: np.ndarray, sentences: np.ndarray, goals: np.ndarray, epoch: int
+        self, indices: np.ndarray, sentences: np.ndarray, goals: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return first sentence, sentence after the last, and number of tokens of texts from other documents.
 
         A text starts at a random sentence and grows until it holds `goals` tokens or the document ends. Another
         document is drawn up to 10 times; after that the same one serves and still counts as random.
         """
-        others = places.copy()
+        others = indices.copy()
         for attempt in range(_NUM_DOCUMENT_DRAWS):
-            (same,) = np.nonzero(others == places)
+            (same,) = np.nonzero(others == indices)
             if len(same) == 0:
                 break
             others[same] = integers(len(self._documents), self._seed, _DOCUMENT, epoch, sentences[same], attempt)
@@ -287,7 +287,7 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Every sentence of a block as a possible start of a chunk; places in the block count from 0.
+    """Every sentence of a block as a possible start of a chunk; indices in the block count from 0.
 
     All (sentences,): index in the corpus, place after the document's last sentence, place of the document in the
     stream's list, target length in tokens; `token_ends` (sentences + 1,) tokens before each.
@@ -295,7 +295,7 @@ class _Chunks:
 
     sentences: np.ndarray
     document_ends: np.ndarray
-    places: np.ndarray
+    indices: np.ndarray
     targets: np.ndarray
     token_ends: np.ndarray
 
@@ -305,7 +305,7 @@ class _Chunks:
         return self.token_ends[:-1] + self.targets
 
     def side(self, start: np.ndarray, first: np.ndarray, end: np.ndarray) -> _Side:
-        """Return sides of chunks that begin at `start`: the places `first` up to before `end` of the block."""
+        """Return sides of chunks that begin at `start`: the indices `first` up to before `end` of the block."""
         sentences = self.sentences[start]
         return sentences + (first - start), sentences + (end - start), self.token_ends[end] - self.token_ends[first]
 
@@ -336,7 +336,7 @@ def truncated_lengths(a_length: np.ndarray, b_length: np.ndarray, most: int) -> 
 
 
 def _chain(following: np.ndarray) -> np.ndarray:
-    """Return the places that are reached from 0 by going from each place to the one that follows it."""
+    """Return the indices that are reached from 0 by going from each index to the one that follows it."""
     steps, place, reached = following.tolist(), 0, []
     while place < len(steps):
         reached.append(place)

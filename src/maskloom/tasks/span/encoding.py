@@ -81,9 +81,9 @@ class EncodedQuestions:
     `contexts` are distinct; question i is on `contexts[context_of[i]]` and has the ids `question_ids[i]`, cut to the
     longest allowed. `window_question`, `window_start` and `window_length` (windows,) say for each window its question
     and which pieces of the context it holds; `first_window` (questions + 1,) where the windows of a question begin.
-    `labels` (windows, 2) are the places of the answer's first and last token in the window, twice its null place where
-    the answer is not whole in it; None where a question does not say. `unaligned` are ids of questions whose answer
-    cannot be found among the words: left out for training, and without place otherwise.
+    `labels` (windows, 2) are the positions of the answer's first and last token in the window, twice its null position
+    where the answer is not whole in it; None where a question does not say. `unaligned` are ids of questions whose
+    answer cannot be found among the words: left out for training, and without position otherwise.
     """
 
     questions: list[Question]
@@ -330,7 +330,7 @@ def _windows(
 
 
 def _labels(encoded: EncodedQuestions, spans: np.ndarray) -> np.ndarray:
-    """Return the places of each question's answer in its windows, (windows, 2); null places where it is not whole."""
+    """Return where each question's answer is in its windows, (windows, 2); null positions where it is not whole."""
     starts, spans = encoded.window_start, spans[encoded.window_question]
     is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + encoded.window_length)
     places = spans + (encoded.context_places[encoded.window_question] - starts)[:, None]
@@ -349,27 +349,27 @@ def window_starts(num_pieces: int, capacity: int, stride: int) -> np.ndarray:
 
 
 def is_max_context(
-    places: np.ndarray, windows: np.ndarray, num_windows: np.ndarray, num_pieces: np.ndarray, capacity: np.ndarray,
+    positions: np.ndarray, windows: np.ndarray, num_windows: np.ndarray, num_pieces: np.ndarray, capacity: np.ndarray,
     stride: int,
 ) -> np.ndarray:  # fmt: skip
     """Tell for pieces of contexts, (n,), whether the window in which each is seen is the one where it counts.
 
-    `places` are pieces, `windows` the number of the window within its question, `num_windows` how many the question
+    `positions` are pieces, `windows` the number of the window within its question, `num_windows` how many the question
     has, `num_pieces` how many its context has and `capacity` how many a window holds, all (n,). A piece counts in the
     window that maximises min(pieces to its left, pieces to its right) + 0.01 times its length, the first of equal ones.
     """
-    found = np.ones(len(places), dtype=bool)
+    found = np.ones(len(positions), dtype=bool)
     several = np.flatnonzero(num_windows > 1)
     if not len(several):
         return found
-    places, windows, num_windows = places[several, None], windows[several, None], num_windows[several, None]
+    positions, windows, num_windows = positions[several, None], windows[several, None], num_windows[several, None]
     num_pieces, capacity = num_pieces[several, None], capacity[several, None]
     step = np.minimum(capacity, stride)
     reach = int((-(-capacity // step)).max())
     rivals = windows + np.arange(-reach, reach + 1)
     starts = rivals * step
     lengths = np.minimum(num_pieces - starts, capacity)
-    left, right = places - starts, starts + lengths - 1 - places
+    left, right = positions - starts, starts + lengths - 1 - positions
     is_seen = (rivals >= 0) & (rivals < num_windows) & (left >= 0) & (right >= 0)
     scores = np.where(is_seen, np.minimum(left, right) + 0.01 * lengths, -np.inf)
     found[several] = scores.argmax(axis=1) == reach

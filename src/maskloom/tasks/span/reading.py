@@ -161,8 +161,8 @@ def _answer(value: Any, context: str) -> Answer:
 def _what_stands(text: str, start: int, context: str) -> str:
     """Say what stands where an answer should, and where it stands instead."""
     there = context[start : start + min(len(text), _SHOWN)]
-    places = [place for place in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if place >= 0]
-    elsewhere = f"; it stands at {min(places, key=lambda place: abs(place - start))}" if places else ""
+    found = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
+    elsewhere = f"; it stands at {min(found, key=lambda at: abs(at - start))}" if found else ""
     return f"{text[:_SHOWN]!r:.80} at {start}, where {there!r:.80} stands{elsewhere}"
 
 

@@ -163,13 +163,13 @@ class _Decoder:
         found = (questions[row], windows[row], start, end, start_logit, end_logit)
         return _Spans(*(values[by_score] for values in found))
 
-    def _answer(self, question: int, spans: _Spans, places: range, null: np.ndarray | None) -> DecodedAnswer:
+    def _answer(self, question: int, spans: _Spans, indices: range, null: np.ndarray | None) -> DecodedAnswer:
         """Return the answer to a question from its spans and the logits (2,) of its null answer, None in v1.1."""
         num_best = self.settings.num_best
         null_score = np.inf if null is None else float(null.sum())
         null_entry = None if null is None else (float(null[0]), float(null[1]), None, None)
         kept: dict[str, _Entry] = {}
-        for place in places:
+        for place in indices:
             start_logit, end_logit = float(spans.start_logit[place]), float(spans.end_logit[place])
             if null_entry is not None and len(kept) < num_best and null_score > start_logit + end_logit:
                 kept.setdefault("", null_entry)

@@ -215,7 +215,7 @@ def plan_windows(
 ) -> np.ndarray:
     """Return windows (windows, 4): first piece, end piece, first and end of the words that are scored there.
 
-    `word_starts` (words + 1,) are places of words in the flat pieces, `sentence_starts` (sentences + 1,) places of
+    `word_starts` (words + 1,) are positions of words in the flat pieces, `sentence_starts` (sentences + 1,) those of
     sentences in the flat words, `documents` (sentences,) numbers that are equal within a run of sentences of one
     document; `room` is the number of pieces that fit. Windows come in the order of their scored words, which together
     are all words, each once. With the context "document" a window holds whole sentences to be scored, as far as one
@@ -232,9 +232,9 @@ def plan_windows(
             for first, end in pairwise(bounds.tolist())
         ]
         return np.concatenate(parts) if parts else np.empty((0, 4), dtype=np.int64)
-    places = word_starts[sentence_starts]
-    plain = np.stack([places[:-1], places[1:], sentence_starts[:-1], sentence_starts[1:]], axis=1)
-    is_long = np.diff(places) > room
+    positions = word_starts[sentence_starts]
+    plain = np.stack([positions[:-1], positions[1:], sentence_starts[:-1], sentence_starts[1:]], axis=1)
+    is_long = np.diff(positions) > room
     if not is_long.any():
         return plain
     parts, done = [], 0

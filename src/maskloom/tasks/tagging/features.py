@@ -24,25 +24,25 @@ _UNITS_AT_ONCE = 512
 class FeatureUnits:
     """Encoded text in units, with the tokens of each whose vectors are kept.
 
-    `lengths` (units,) are numbers of tokens; `places` returns units packed in the order of their indices, the tokens
+    `lengths` (units,) are numbers of tokens; `positions` returns units packed in the order of their indices, the tokens
     that count, ascending, and their number in each unit.
     """
 
     lengths: np.ndarray
-    places: Callable[[np.ndarray], tuple[PackedBatch, np.ndarray, np.ndarray]]
+    positions: Callable[[np.ndarray], tuple[PackedBatch, np.ndarray, np.ndarray]]
 
 
 def chain_words(encoded: EncodedSentences) -> FeatureUnits:
     """Return windows of sentences as units, with the first pieces of the words of their chains, as a tagger reads."""
 
-    def places(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+    def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         batch = encoded.batch(indices)
         assert batch.chains is not None
         counted = batch.chains >= 0
         before = np.concatenate([[0], np.cumsum(counted)])
         return batch, np.flatnonzero(counted), np.diff(before[np.concatenate([[0], np.cumsum(batch.lengths)])])
 
-    return FeatureUnits(encoded.lengths, places)
+    return FeatureUnits(encoded.lengths, positions)
 
 
 def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
@@ -50,7 +50,7 @@ def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
     # the first window of each sentence and, at the end, the number of windows
     starts = np.searchsorted(encoded.windows[:, 2], encoded.sentence_starts)
 
-    def places(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+    def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         spans = zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True)
         windows = np.concatenate([np.arange(*span) for span in spans])
         batch = encoded.batch(windows)
@@ -59,25 +59,25 @@ def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
         return batch, np.concatenate(found), np.diff(encoded.sentence_starts)[indices]
 
     lengths = np.add.reduceat(encoded.lengths, starts[:-1]) if len(starts) > 1 else np.empty(0, np.int64)
-    return FeatureUnits(lengths, places)
+    return FeatureUnits(lengths, positions)
 
 
 def all_tokens(encoded: EncodedExamples) -> FeatureUnits:
     """Return texts or pairs as units, with all of their tokens, special ones included."""
 
-    def places(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
+    def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         batch = encoded.batch(indices)
         return batch, np.arange(batch.num_tokens), batch.lengths
 
-    return FeatureUnits(encoded.lengths, places)
+    return FeatureUnits(encoded.lengths, positions)
 
 
 def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
-    """Return how many rows each unit has, (units,), and a SHA-256 over the tokens, segments and places of all units."""
+    """Return how many rows each unit has, (units,), and a SHA-256 over tokens, segments and positions of all units."""
     digest, counts = hashlib.sha256(), [np.empty(0, dtype=np.int64)]
     for first in range(0, len(units.lengths), _UNITS_AT_ONCE):
-        batch, places, count = units.places(np.arange(first, min(first + _UNITS_AT_ONCE, len(units.lengths))))
-        for array in (batch.token_ids, batch.segment_ids, batch.lengths, places, count):
+        batch, positions, count = units.positions(np.arange(first, min(first + _UNITS_AT_ONCE, len(units.lengths))))
+        for array in (batch.token_ids, batch.segment_ids, batch.lengths, positions, count):
             digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
         counts.append(count)
     return np.concatenate(counts), digest.hexdigest()

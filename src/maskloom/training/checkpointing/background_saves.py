@@ -16,7 +16,7 @@ from maskloom.system.files import DISK_ERRORS
 from maskloom.system.resources import available_memory
 from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoint
 from maskloom.training.loop import TrainState
-from maskloom.training.ranks.ranks import own_share
+from maskloom.training.ranks.ranks import own_shard
 
 
 class Saves(AbstractContextManager["Saves", None]):
@@ -39,7 +39,7 @@ class Saves(AbstractContextManager["Saves", None]):
 
 
 # A copy that would take more of the memory that is left than this is not made: training waits for the disk instead.
-_LARGEST_SHARE = 0.5
+_LARGEST_FRACTION = 0.5
 
 
 class _Abandoned(Exception):  # noqa: N818 - the person asked for it
@@ -162,8 +162,8 @@ class BackgroundSaves(Saves):
         return self._buffers[key].copy_(tensor, non_blocking=True)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
-        needed, available = sum(own_share(t).nbytes for t in snapshot.tensors().values()), available_memory()
-        if available is None or needed <= _LARGEST_SHARE * available:
+        needed, available = sum(own_shard(t).nbytes for t in snapshot.tensors().values()), available_memory()
+        if available is None or needed <= _LARGEST_FRACTION * available:
             return True
         self._say(
             "saves stop the training until they are on disk: a copy of weights and moments takes "

@@ -17,17 +17,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.errors import DataError
-from maskloom.system.files import (
-    DISK_ERRORS,
-    is_running,
-    remove_tree,
-    rename,
-    taking_the_place,
-    write_hashed,
-)
+from maskloom.system.files import DISK_ERRORS, is_running, remove_tree, rename, taking_the_place, write_hashed
 from maskloom.system.foreign_files import MAX_JSON_BYTES, parse_json, read_bytes, why_changed
 from maskloom.system.launch import num_processes
 from maskloom.training.loop import TrainState
@@ -138,7 +132,7 @@ class Snapshot:
         for name, parameter in state.model.named_parameters():
             for key, value in state.optimizer.state.get(parameter, {}).items():
                 if key == "step":
-                    steps[name] = float(value)
+                    steps[name] = value if isinstance(value, int) else float(value)
                 else:
                     moments[f"{key}.{name}"] = value
         rest = {"step": state.step, "position": state.position, "optimizer_steps": steps, "extra": extra}
@@ -309,13 +303,17 @@ def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:
     if (folder / ".metadata").exists():
         from maskloom.training.checkpointing.sharded_checkpoints import read_sharded  # heavy, and rarely needed
 
-        read_sharded(state, folder, content["optimizer_steps"])
+        moments = read_sharded(state.model, folder)
     else:
-        _read_whole(state, folder, content["optimizer_steps"])
+        moments = _read_whole(state.model, folder)
+    state.optimizer.state.clear()
     for name, parameter in state.model.named_parameters():
-        if name in content["optimizer_steps"]:
-            step = torch.tensor(content["optimizer_steps"][name], dtype=torch.float32, device=parameter.device)
-            state.optimizer.state[parameter] = {"step": step, **state.optimizer.state[parameter]}
+        if (step := content["optimizer_steps"].get(name)) is not None:
+            is_tensor = isinstance(step, float)  # as torch's optimisers keep it; others may count with an int
+            step = torch.tensor(step, dtype=torch.float32, device=parameter.device) if is_tensor else step
+            moments[name] = {"step": step, **moments.get(name, {})}
+        if name in moments:
+            state.optimizer.state[parameter] = moments[name]
     carry = load_file(folder / CARRY) if (folder / CARRY).exists() else {}
     state.carry = ranks.own_rows(tuple(carry[str(number)] for number in range(len(carry)))) or None
     state.step = content["step"]
@@ -323,38 +321,50 @@ def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:
     return content["extra"]
 
 
-def _read_whole(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
-    """Fill weights and moments of a state, or this rank's shard of them."""
+def _read_whole(model: nn.Module, folder: Path) -> dict[str, dict[str, Any]]:
+    """Fill the weights of a model, or this rank's shard of them, and return the moments, as `read_sharded` does."""
     try:
-        weights = load_file(folder / MODEL)
-        moments = load_file(folder / OPTIMIZER)
+        weights, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
     except SafetensorError as error:
         raise DataError(f"{folder}: {error}") from None
-    parameters = dict(state.model.named_parameters())
-    check_shapes(folder, {name: tuple(tensor.shape) for name, tensor in weights.items()}, parameters)
+    parameters = dict(model.named_parameters())
+    check_shapes(folder, weights, parameters, moments)
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(_shared_like(weights[name], parameter))
-    for name in optimizer_steps:
+            parameter.copy_(shared_like(weights[name], parameter))
+    by_parameter: dict[str, dict[str, Any]] = {}
+    for full, tensor in moments.items():
+        key, _, name = full.partition(".")
         parameter = parameters[name]
-        keys = [full.removesuffix(f".{name}") for full in moments if full.partition(".")[2] == name]
-        entry = {key: _shared_like(moments[f"{key}.{name}"], parameter).to(parameter.device) for key in keys}
-        state.optimizer.state[parameter] = entry
+        by_parameter.setdefault(name, {})[key] = shared_like(tensor, parameter).to(parameter.device)
+    return by_parameter
 
 
-def check_shapes(folder: Path, found: dict[str, tuple[int, ...]], expected: Mapping[str, torch.Tensor]) -> None:
-    """Raise DataError that names the folder when the tensors that it holds are not those expected."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    if found != shapes:
-        differing = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
+Tensors = Mapping[str, torch.Tensor]
+
+
+def check_shapes(folder: Path, found: Tensors, expected: Tensors, moments: Tensors | None = None) -> None:
+    """Raise DataError that names the tensors of a folder that are not those of a model.
+
+    Weights, by parameter, are as many as `expected` and have their shapes. Of `moments`, by `moment.parameter`, there
+    may be any; each has a shape that broadcasts to its parameter's.
+    """
+    shapes, known = ({name: tuple(tensor.shape) for name, tensor in part.items()} for part in (found, expected))
+    differing = {name for name in shapes.keys() | known.keys() if shapes.get(name) != known.get(name)}
+    for full, tensor in (moments or {}).items():
+        name = full.partition(".")[2]
+        sizes = zip(tensor.shape[::-1], known.get(name, ())[::-1], strict=False)
+        if name not in known or tensor.ndim > len(known[name]) or any(size not in (1, most) for size, most in sizes):
+            differing.add(f"optimizer.{full}")
+    if differing:
         raise DataError(
-            f"{folder}: the checkpoint is of another model; {len(differing)} parameters differ: {differing[:4]}"
+            f"{folder}: the checkpoint is of another model; {len(differing)} tensors differ: {sorted(differing)[:4]}"
         )
 
 
-def _shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return of a whole tensor what this rank holds of a parameter: all of it, or its shard."""
-    if not hasattr(parameter, "device_mesh"):
+def shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a whole tensor: its shard if the parameter is sharded and has as many rows."""
+    if not hasattr(parameter, "device_mesh") or full.shape[:1] != parameter.shape[:1]:
         return full
     from torch.distributed.tensor import distribute_tensor
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
@@ -28,8 +28,14 @@ from torch.distributed.tensor import DTensor
 from maskloom.errors import DataError
 from maskloom.system.files import file_sha256, write_hashed
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
-from maskloom.training.checkpointing.checkpoints import SHARDED, Snapshot, check_shapes, new_step_folder, write_manifest
-from maskloom.training.loop import TrainState
+from maskloom.training.checkpointing.checkpoints import (
+    SHARDED,
+    Snapshot,
+    check_shapes,
+    new_step_folder,
+    shared_like,
+    write_manifest,
+)
 from maskloom.training.ranks.distributed import DistributedRanks
 from maskloom.training.ranks.ranks import Ranks
 
@@ -116,33 +122,37 @@ class ShardedSaves(BackgroundSaves):
         return not self._ranks.any_(not super()._has_room(snapshot))
 
 
-def read_sharded(state: TrainState, folder: Path, optimizer_steps: Collection[str]) -> None:
-    """Fill weights and moments, or this rank's shard, from a checked folder; raises DataError for another model's."""
-    reader = _Reader(folder)
-    entries = reader.read_metadata().state_dict_metadata
-    found = {name: tuple(entry.size) for name, entry in entries.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    keys = sorted({full.split(".")[1] for full in found if full.startswith("optimizer.")})
-    targets: dict[str, Tensor] = {}
-    for name, parameter in state.model.named_parameters():
-        targets[f"model.{name}"] = parameter.detach()
-        if name in optimizer_steps:
-            moments = {key: torch.zeros_like(parameter.detach()) for key in keys}
-            state.optimizer.state[parameter] = moments
-            targets |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
-    check_shapes(folder, found, targets)
+def read_sharded(model: nn.Module, folder: Path) -> dict[str, dict[str, Tensor]]:
+    """Fill the weights of a model, or this rank's shard of them, and return the moments by parameter and name.
+
+    The folder has been checked; raises DataError for the tensors of another model.
+    """
+    reader, parameters = _Reader(folder), dict(model.named_parameters())
+    found = reader.planned()
+    kept = {full.removeprefix("optimizer."): found[full] for full in found if full.startswith("optimizer.")}
+    weights = {full.removeprefix("model."): found[full] for full in found if not full.startswith("optimizer.")}
+    check_shapes(folder, weights, parameters, kept)
+    targets = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    moments: dict[str, dict[str, Tensor]] = {}
+    for full, planned in kept.items():
+        key, _, name = full.partition(".")
+        like = parameters[name].detach()
+        if planned.shape == like.shape:
+            target = torch.zeros_like(like, dtype=planned.dtype)
+        else:
+            target = shared_like(torch.zeros_like(planned, device=like.device), like)
+        moments.setdefault(name, {})[key] = targets[f"optimizer.{full}"] = target
     _load(reader, targets)
+    return moments
 
 
 def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights of a folder, whole and by parameter, as `read_sharded` reads them."""
     reader = _Reader(folder)
-    targets: dict[str, Tensor] = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    }
+    planned = {full: tensor for full, tensor in reader.planned().items() if full.startswith("model.")}
+    targets = {full: torch.empty_like(tensor, device="cpu") for full, tensor in planned.items()}
     _load(reader, targets)
-    return {name.removeprefix("model."): tensor for name, tensor in targets.items()}
+    return {full.removeprefix("model."): tensor for full, tensor in targets.items()}
 
 
 @torch.no_grad()
@@ -155,6 +165,12 @@ def _load(reader: _Reader, targets: dict[str, Tensor]) -> None:
 
 class _Reader(FileSystemReader):
     """Reads a folder's description without the power to call anything, and no file outside the folder."""
+
+    def planned(self) -> dict[str, Tensor]:
+        """Return a tensor on the meta device for each one in the folder, sorted by name."""
+        entries: dict[str, Any] = self.read_metadata().state_dict_metadata
+        kinds = ((full, entry.size, entry.properties.dtype) for full, entry in sorted(entries.items()))
+        return {full: torch.empty(size, dtype=dtype, device="meta") for full, size, dtype in kinds}
 
     def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
         place = Path(self.path) / ".metadata"

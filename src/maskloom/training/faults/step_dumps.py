@@ -17,7 +17,7 @@ from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.objectives.objective import Objective
 from maskloom.system.files import replacing_folder, write_hashed, write_json
 from maskloom.training.loop import NonFiniteStepError, TrainState, counts_and_first_row
-from maskloom.training.ranks.ranks import ONE_RANK, Ranks, own_share
+from maskloom.training.ranks.ranks import ONE_RANK, Ranks, own_shard
 
 _WINDOW = 100
 _FEWEST = 20
@@ -138,12 +138,12 @@ def _parameter_report(model: nn.Module) -> dict[str, Any]:
 
 
 def _num_not_finite(tensor: Tensor) -> int:
-    return int((~torch.isfinite(own_share(tensor))).sum())
+    return int((~torch.isfinite(own_shard(tensor))).sum())
 
 
 def _largest(tensor: Tensor) -> float:
     """Return the largest finite magnitude in a tensor; 0 where there is none."""
-    finite = own_share(tensor).nan_to_num(0.0, 0.0, 0.0).abs()
+    finite = own_shard(tensor).nan_to_num(0.0, 0.0, 0.0).abs()
     return float(finite.max()) if finite.numel() else 0.0
 
 

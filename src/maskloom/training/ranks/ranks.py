@@ -119,7 +119,7 @@ def mean_losses(
     return {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
 
 
-def own_share(tensor: Tensor) -> Tensor:
+def own_shard(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor: all of it, or its shard."""
     return getattr(tensor.detach(), "_local_tensor", tensor.detach())
 

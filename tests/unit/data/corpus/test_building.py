@@ -225,7 +225,7 @@ def test_bad_text_is_an_error_with_its_place_or_is_counted_and_reported(tmp_path
     assert shown["empty_files"] == [str(tmp_path / "empty.txt")]
 
 
-def test_shards_without_a_token_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_without_a_token_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_building, "_SMALLEST_SHARD", 0)
     path = write_text(tmp_path / "a.txt", ["the river", "\u200b" * 40, "ran ."])
     manifest = build_corpus(

@@ -40,8 +40,8 @@ def first_pieces(length, start=0):
 def test_whole_sentences_give_their_first_pieces():
     data = encoded(3, 1, 4)
     for units in (chain_words(data), sentence_words(data)):
-        batch, places, counts = units.places(np.array([2, 0]))
-        assert batch.token_ids[places].tolist() == first_pieces(4, start=4) + first_pieces(3)
+        batch, positions, counts = units.positions(np.array([2, 0]))
+        assert batch.token_ids[positions].tolist() == first_pieces(4, start=4) + first_pieces(3)
         assert counts.tolist() == [4, 3]
         assert units.lengths.tolist() == data.lengths.tolist()
 
@@ -52,9 +52,9 @@ def test_every_word_of_a_split_sentence_is_taken_once_and_in_order():
     units = sentence_words(data)
     assert len(units.lengths) == 3
     assert int(units.lengths.sum()) == int(data.lengths.sum())
-    batch, places, counts = units.places(np.array([1, 2, 0]))
+    batch, positions, counts = units.positions(np.array([1, 2, 0]))
     expected = first_pieces(20, start=2) + first_pieces(3, start=22) + first_pieces(2)
-    assert batch.token_ids[places].tolist() == expected
+    assert batch.token_ids[positions].tolist() == expected
     assert counts.tolist() == [20, 3, 2]
 
 
@@ -63,10 +63,10 @@ def test_the_words_of_chains_are_those_of_the_batch(context):
     data = encoded(2, 20, 3, max_length=12, context=context)
     units = chain_words(data)
     indices = np.arange(len(data))[::-1]
-    batch, places, counts = units.places(indices)
+    batch, positions, counts = units.positions(indices)
     chains = data.batch(indices).chains
     assert chains is not None
-    assert places.tolist() == np.flatnonzero(chains >= 0).tolist()
+    assert positions.tolist() == np.flatnonzero(chains >= 0).tolist()
     for number, index in enumerate(indices.tolist()):
         alone = data.batch(np.array([index])).chains
         assert alone is not None
@@ -77,9 +77,9 @@ def test_the_words_of_chains_are_those_of_the_batch(context):
 def test_texts_give_all_tokens():
     texts = [Example("w1 w2", "w3", None, 1), Example("", None, None, 2)]
     units = all_tokens(encode_examples(texts, TOKENIZER, max_length=20))
-    _, places, counts = units.places(np.array([1, 0]))
+    _, positions, counts = units.positions(np.array([1, 0]))
     assert counts.tolist() == [2, 6]
-    assert places.tolist() == list(range(8))
+    assert positions.tolist() == list(range(8))
 
 
 def test_the_sum_follows_the_text_and_the_windows():
@@ -105,8 +105,8 @@ def test_batches_bring_the_vectors_of_their_words(tmp_path):
     counts, _ = row_counts(units)
     writer = FeatureWriter(tmp_path / "features", FeaturePlan("m", "s", ("4",), 1, counts))
     for index in range(len(data)):
-        batch, places, _ = units.places(np.array([index]))
-        writer.write(np.array([index]), batch.token_ids[places].astype(np.float32)[:, None, None])
+        batch, positions, _ = units.positions(np.array([index]))
+        writer.write(np.array([index]), batch.token_ids[positions].astype(np.float32)[:, None, None])
     writer.finish()
     joined = FeatureSentences(**vars(data), features=FeatureFile.open(tmp_path / "features"))
     indices = np.array([3, 0, 1])

@@ -57,6 +57,27 @@ def test_a_restored_state_continues_to_the_bit(tmp_path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(_values(state), _values(other), strict=True))
 
 
+def test_a_tensor_of_the_optimizer_of_a_wrong_shape_is_named(tmp_path) -> None:
+    state = _state()
+    _step(state)
+    (name, parameter), *_ = state.model.named_parameters()
+    state.optimizer.state[parameter]["exp_avg"] = torch.zeros(3, 5)
+    write_checkpoint(Snapshot.of(state, {}), tmp_path)
+    other = _state(seed=1)
+    before = _values(other)
+    with pytest.raises(DataError, match=rf"another model; 1 tensors differ: \['optimizer.exp_avg.{name}'\]"):
+        restore_checkpoint(other, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(_values(other), before, strict=True))
+
+
+def test_going_back_to_a_checkpoint_forgets_later_moments(tmp_path) -> None:
+    state = _state()
+    write_checkpoint(Snapshot.of(state, {}), tmp_path)
+    _step(state)
+    restore_checkpoint(state, tmp_path)
+    assert not state.optimizer.state
+
+
 def test_no_checkpoint_is_none(tmp_path) -> None:
     assert restore_checkpoint(_state(), tmp_path / "nothing") is None
 
@@ -166,7 +187,7 @@ def test_folders_swapped_between_steps_are_refused(tmp_path) -> None:
         restore_checkpoint(_state(), tmp_path)
 
 
-def test_a_checkpoint_of_another_run_or_model_is_passed_over(tmp_path) -> None:
+def test_a_checkpoint_of_another_run_or_model_is_skipped(tmp_path) -> None:
     state = _state()
     for number, run in ((1, "mine"), (2, "another")):
         _step(state)
@@ -183,7 +204,7 @@ def test_a_checkpoint_of_another_run_or_model_is_passed_over(tmp_path) -> None:
     assert "step-00000002: the checkpoint is of another run (another, this one is mine)" in restored.refused[1]
 
 
-def test_the_checkpoint_just_written_stays_beside_a_newer_one_that_was_passed_over(tmp_path) -> None:
+def test_the_checkpoint_just_written_stays_beside_a_newer_one_that_was_skipped(tmp_path) -> None:
     state, _ = _two(tmp_path)
     (tmp_path / "step-00000002").rename(tmp_path / "step-00000009")
     for _ in range(3):

@@ -105,6 +105,32 @@ def test_shares_are_read_by_a_process_alone_and_what_one_wrote_is_shared(
             torch.testing.assert_close(value, wanted, rtol=0, atol=0)
 
 
+def test_an_optimizer_that_counts_no_steps_is_restored(ranks: DistributedRanks, tmp_path: Path) -> None:
+    def momentum(state: TrainState) -> TrainState:
+        state.optimizer = torch.optim.SGD(state.model.parameters(), lr=0.1, momentum=0.9)
+        return state
+
+    expected, sharded = momentum(_plain(0)), momentum(_shared(ranks, 0))
+    for _ in range(2):
+        _step(expected)
+        _step(sharded)
+    folder = _save(sharded, ranks, tmp_path).parent
+    for again, how in ((momentum(_plain(1)), {}), (momentum(_shared(ranks, 2)), {"ranks": ranks})):
+        assert restore_checkpoint(again, folder, **how) is not None
+        for value, wanted in zip(_values(again), _values(expected), strict=True):
+            torch.testing.assert_close(value, wanted, rtol=0, atol=0)
+
+
+def test_a_tensor_of_the_optimizer_of_a_wrong_shape_is_named(ranks: DistributedRanks, tmp_path: Path) -> None:
+    state = _shared(ranks, 0)
+    _step(state)
+    (name, parameter), *_ = state.model.named_parameters()
+    state.optimizer.state[parameter]["exp_avg"] = torch.zeros(3, 5)
+    _save(state, ranks, tmp_path)
+    with pytest.raises(DataError, match=rf"another model; 1 tensors differ: \['optimizer.exp_avg.{name}'\]"):
+        restore_checkpoint(_plain(0), tmp_path)
+
+
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "state.json", "manifest.json"])
 @pytest.mark.parametrize("harm", ["truncate", "flip", "delete"])
 def test_a_damaged_share_is_refused_by_name(saved: Path, name: str, harm: str) -> None:

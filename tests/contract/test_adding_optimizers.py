@@ -1,0 +1,71 @@
+"""An optimiser and a schedule from outside of the package, by rows of their tables."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.runs.pretrain import pretrain
+from maskloom.training.optimizers import OPTIMIZERS, SCHEDULES
+
+
+def stairs(step, *, warmup_steps, steps):
+    """Half the rate after half of the steps."""
+    return 1.0 if step < steps / 2 else 0.5
+
+
+class Counting(torch.optim.Optimizer):
+    """Gradient descent whose state is a plain int and a tensor with one number for each row of a matrix."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                sizes = parameter.grad.square().mean(-1, keepdim=True)
+                state["sizes"] = 0.7 * state.get("sizes", torch.zeros_like(sizes)) + sizes
+                state["step"] = state.get("step", 0) + 1
+                rate = group["lr"] * (1 - 0.9 ** state["step"])
+                parameter -= rate * parameter.grad / (state["sizes"].sqrt() + 1e-6)
+
+
+# Their state: a step and a tensor; a tensor alone; a further number; rows and columns; a plain int and rows.
+OTHER_OPTIMIZERS = {
+    "adagrad": lambda groups, _: torch.optim.Adagrad(groups, lr=0.01),
+    "sgd": lambda groups, _: torch.optim.SGD(groups, lr=0.01, momentum=0.9),
+    "nadam": lambda groups, _: torch.optim.NAdam(groups, lr=0.01),
+    "adafactor": lambda groups, _: torch.optim.Adafactor(groups, lr=0.01),
+    "counting": lambda groups, _: Counting(groups, {"lr": 0.01}),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_OPTIMIZERS)
+def test_an_optimizer_and_a_schedule_by_rows_train_and_resume_to_the_bit(monkeypatch, corpus, tmp_path, name):
+    monkeypatch.setitem(OPTIMIZERS, name, OTHER_OPTIMIZERS[name])
+    monkeypatch.setitem(SCHEDULES, "stairs", stairs)
+    training = {"optimizer": name, "schedule": "stairs", "steps": 8, "batch_size": 4, "learning_rate": 0.01}
+    training |= {"save_every": 5, "log_every": 1, "warmup_ratio": 0.0}
+    recipe = PretrainRecipe.model_validate({"data": {"max_length": 24, "held_out_fraction": 0.0}, "training": training})
+    pretrain(recipe, corpus=corpus, out=tmp_path / "run")
+    steps = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    rates = [event["learning_rate"] for event in steps if event["event"] == "step"]
+    assert rates == [pytest.approx(1e-2)] * 4 + [pytest.approx(5e-3)] * 4
+    whole = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "run" / "model")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-1" / "step-00000008")
+    pretrain(recipe, corpus=corpus, out=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == whole
+
+
+def test_names_that_no_table_has_are_refused():
+    for recipe, values, said in (
+        (PretrainRecipe, {"model": {"architecture": "nothing"}}, "architecture"),
+        (PretrainRecipe, {"objective": "nothing"}, "objective"),
+        (FinetuneRecipe, {"task": "nothing"}, "task"),
+        (PretrainRecipe, {"training": {"optimizer": "nothing"}}, "'adamw', 'bert_adam'"),
+        (PretrainRecipe, {"training": {"schedule": "nothing"}}, "'cosine'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            recipe.model_validate(values)
