@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from maskloom.errors import ConfigError
-from maskloom.system.launch import DEVICE_NAMES, is_one_of_several
+from maskloom.system.launch import DEVICE_NAMES, is_one_of_several, num_processes
 from maskloom.system.resources import available_memory
 from maskloom.system.shared_cores import share_cores
 
@@ -42,7 +42,10 @@ def chosen_device(name: Any = "auto") -> torch.device:
     if is_one_of_several():
         if match[1] is not None:
             raise ConfigError(f"device {name!r}: each process takes a GPU of its own; give 'cuda'")
-        number = int(os.environ.get("LOCAL_RANK", "0")) % num_gpus
+        local = os.environ.get("LOCAL_RANK")
+        if local is None and min(num_processes(), num_gpus) > 1:
+            raise ConfigError(f"LOCAL_RANK is not set, so which of {num_gpus} GPUs is this process's? torchrun sets it")
+        number = int(local or 0) % num_gpus
     if number >= num_gpus:
         raise ConfigError(f"device {name!r}: torch {torch.__version__} finds {num_gpus} CUDA devices here")
     return torch.device("cuda", number)

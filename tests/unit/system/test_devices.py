@@ -50,6 +50,11 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert taken == [0, 1, 0, 1]
     with pytest.raises(ConfigError, match="each process takes a GPU of its own; give 'cuda'"):
         chosen_device("cuda:1")
+    monkeypatch.delenv("LOCAL_RANK")
+    with pytest.raises(ConfigError, match="LOCAL_RANK is not set, so which of 2 GPUs is this process's"):
+        chosen_device("auto")
+    _machine(monkeypatch, gpus=1)  # as where a scheduler shows each process its own GPU alone
+    assert chosen_device("auto").index == 0
     _machine(monkeypatch, mps=True)
     with pytest.raises(ConfigError, match="several processes cannot share it"):
         chosen_device("mps")
