@@ -38,7 +38,7 @@ from maskloom.runs.pretraining_plan import (
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, fingerprint, model_files, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
-from maskloom.system.devices import describe_device
+from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import file_inside
@@ -79,6 +79,7 @@ def pretrain(
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
+        half_type(training.precision, ranks.device)  # what the device lacks is refused before any work
         heard = progress if progress is not None and ranks.is_first else Progress()
         start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
@@ -248,7 +249,7 @@ class _Run:
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
         objective = self.row.objective(plan.data.pair_task)
         tally: defaultdict[str, float] = defaultdict(float)
-        metrics = evaluate(whole, objective, self.tallied(batches, tally))
+        metrics = evaluate(whole, objective, self.tallied(batches, tally), plan.training.precision)
         targets = max(tally["targets"], 1)
         if self.row.part == "lm":  # of the predicted text, as the tokenizer normalises it
             nats = metrics["lm_loss"] * targets

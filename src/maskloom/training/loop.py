@@ -15,7 +15,8 @@ from maskloom.data.counter_random import integers
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.carrying import Carry, carried_on, with_carry
-from maskloom.objectives.objective import Objective, SummedObjective
+from maskloom.objectives.objective import Objective, SummedObjective, model_device
+from maskloom.system.devices import inference_in
 from maskloom.system.fault_points import fault_point
 from maskloom.training.faults.memory import give_up_kernels, is_out_of_memory, release_cached_memory
 from maskloom.training.optimizers import factor_of, make_optimizer, rate_of
@@ -353,15 +354,22 @@ def _clip(parameters: list[torch.Tensor], max_grad_norm: float | None) -> float:
 
 
 @torch.inference_mode()
-def evaluate(model: EncoderWithHeads, objective: SummedObjective, batches: Iterator[Any]) -> dict[str, float]:
-    """Return the objective's metrics over batches, each target weighing the same; memory does not grow with them."""
+def evaluate(
+    model: EncoderWithHeads, objective: SummedObjective, batches: Iterator[Any], precision: str = "auto"
+) -> dict[str, float]:
+    """Return the objective's metrics over batches, each target weighing the same; memory does not grow with them.
+
+    `precision` is that of CUDA; elsewhere evaluations are in fp32.
+    """
     model.eval()
     totals: dict[str, float] = {}
     carry = None
     for plain in batches:
         fault_point("evaluation.batch")
         batch = with_carry(plain, objective, model, carry)
-        for name, value in objective.evaluation_sums(model, batch).items():
+        with inference_in(precision, model_device(model)):
+            sums = objective.evaluation_sums(model, batch)
+        for name, value in sums.items():
             totals[name] = totals.get(name, 0.0) + value
         carry = carried_on(batch)
     return objective.evaluation_metrics(totals)
