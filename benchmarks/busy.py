@@ -144,7 +144,7 @@ def _embedding(side: str) -> tuple[Callable[[], Any], int]:
     else:
         from sentence_transformers import SentenceTransformer
 
-        model = SentenceTransformer(str(minilm_folder().parent), device="cpu")
+        model = SentenceTransformer(str(minilm_folder()), device="cpu")
     return lambda: model.encode(texts), len(texts)
 
 

@@ -59,10 +59,12 @@ def first_of_ranks(command: list[str], *, num_ranks: int, threads: int) -> str:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
-        common |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        common |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
     ranks = [
-        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(num_ranks)
+        subprocess.Popen(command, env={**os.environ, **common, **mine}, stdout=subprocess.PIPE, text=True)
+        for mine in own
     ]
     outputs = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):

@@ -50,21 +50,24 @@ CASES = (
     ("large", 32, 512, False),
 )
 CURVE_EVERY = 20
+KINDS_OF_RANKS = ("ddp", "fsdp")
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured: cases, steps, the vocabulary, and the size and steps of the learning curve."""
+    """How much is measured: cases, steps, the vocabulary, the texts to embed, and sizes and steps of the rest."""
 
     cases: tuple[tuple[str, int, int, bool], ...] = CASES
     steps: int = 10
     vocab_size: int = 30_522
     product: int = 8192
+    texts: int = 8192
     curve: tuple[str, int] = ("mini", 400)
+    ranks: str = "base"
     compiles: bool = True
 
 
-TRIAL = Extent((("tiny", 4, 32, False), ("tiny", 4, 32, True)), 2, 2000, 256, ("tiny", 40), False)
+TRIAL = Extent((("tiny", 4, 32, False), ("tiny", 4, 32, True)), 2, 2000, 256, 16, ("tiny", 20), "tiny", False)
 
 
 def main() -> None:
@@ -74,15 +77,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("gpu"))
     parser.add_argument("--trial", action="store_true", help="tiny models on any device, to try the script itself")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", choices=KINDS_OF_RANKS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    extent = TRIAL if options.trial else Extent()
     if options.rank:
-        print(json.dumps(_rank()))
+        print(json.dumps(_trained_by_ranks(options.rank, extent)))
         return
     device = chosen_device()
     if device.type != "cuda" and not options.trial:
         raise SystemExit(f"no CUDA device here: torch {torch.__version__} finds {device}")
-    extent = TRIAL if options.trial else Extent()
     place = options.results.with_suffix(".json")
     figures = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
     figures |= {"device": describe_device(device), "torch": torch.__version__, "rounds": options.rounds}
@@ -90,9 +93,9 @@ def main() -> None:
     parts: dict[str, Callable[[], Any]] = {
         "tests": run_tests,
         "steps": lambda: [measure_steps(device, extent, case, options.rounds) for case in extent.cases],
-        "embedding": lambda: measure_embedding(device, options.rounds),
+        "embedding": lambda: measure_embedding(device, extent.texts, options.rounds),
         "curve": lambda: {name: curve(device, name, *extent.curve) for name in ("fp32", "bf16")},
-        "ranks": lambda: measure_ranks(device),
+        "ranks": lambda: measure_ranks(device, extent),
     }
     for name in options.parts:
         print(f"{name} ...", flush=True)
@@ -205,21 +208,21 @@ def measure_steps(
     return about | {"rates": rates, "memory": memory, "losses": first, "problems": problems, "flops_per_token": flops}
 
 
-def measure_embedding(device: torch.device, rounds: int) -> dict[str, list[float]]:
-    """Time embedding of 8,192 sentences of 5 to 120 words by us and by sentence-transformers in fp16."""
+def measure_embedding(device: torch.device, num_texts: int, rounds: int) -> dict[str, list[float]]:
+    """Time embedding of sentences of 5 to 120 words by us and by sentence-transformers in fp16."""
     from surroundings import minilm_folder
 
     import maskloom
 
     draw = np.random.default_rng(0)
     words = ["a", "model", "reads", "each", "text", "and", "gives", "one", "vector", "for", "all", "of", "them"]
-    texts = [" ".join(draw.choice(words, size)) for size in draw.integers(5, 121, 8192)]
+    texts = [" ".join(draw.choice(words, size)) for size in draw.integers(5, 121, num_texts)]
     model = maskloom.load(minilm_folder(), device=str(device))
     runs: dict[str, Callable[[], Any]] = {"maskloom": lambda: model.encode(texts)}
     try:
         from sentence_transformers import SentenceTransformer
 
-        peer = SentenceTransformer(str(minilm_folder().parent), device=str(device)).half()
+        peer = SentenceTransformer(str(minilm_folder()), device=str(device)).half()
         runs["sentence-transformers, fp16"] = lambda: peer.encode(texts, batch_size=256)
     except ImportError:
         print("  sentence-transformers is not installed")
@@ -255,39 +258,40 @@ def curve(device: torch.device, precision: str, size: str, num_steps: int) -> li
         )
         return batch, {"n": number + 1}
 
-    objective = in_precision(MaskedLanguageModeling(next_sentence=False), precision, device)
+    objective = in_precision(MaskedLanguageModeling(pair_part=None), precision, device)
     steps = train_steps(
         TrainState.fresh(model, settings), objective, next_batch, settings=settings, seed=0, ranks=Ranks(device)
     )
     return [report.loss for report in steps if report.step % CURVE_EVERY == 0]
 
 
-def measure_ranks(device: torch.device) -> dict[str, Any]:
-    """Train by as many ranks as there are devices, with DDP and FSDP, and return the losses and seconds of each."""
-    num_ranks = torch.cuda.device_count() if device.type == "cuda" else 0
+def measure_ranks(device: torch.device, extent: Extent) -> dict[str, Any]:
+    """Train by as many ranks as there are devices, with DDP and FSDP, and return the losses and seconds of each.
+
+    A trial without GPUs takes two processes. Every kind gets processes of its own, as a process joins others once.
+    """
+    num_ranks = torch.cuda.device_count() if device.type == "cuda" else 2
     if num_ranks < 2:
-        return {"problem": f"{max(num_ranks, 1)} device: sums over several are not measured here"}
-    command = [sys.executable, __file__, "--rank"]
-    return json.loads(first_of_ranks(command, num_ranks=num_ranks, threads=1).splitlines()[-1])
+        return {"problem": "1 device: sums over several are not measured here"}
+    command = [sys.executable, __file__, *(["--trial"] if extent is TRIAL else []), "--rank"]
+    starts = {kind: first_of_ranks([*command, kind], num_ranks=num_ranks, threads=1) for kind in KINDS_OF_RANKS}
+    return {kind: json.loads(output.splitlines()[-1]) for kind, output in starts.items()}
 
 
-def _rank() -> dict[str, Any]:
-    return {parallel: _trained_by_ranks(parallel) for parallel in ("ddp", "fsdp")}
-
-
-def _trained_by_ranks(parallel: Literal["ddp", "fsdp"]) -> dict[str, Any]:
-    num_steps = 10
+def _trained_by_ranks(parallel: Literal["ddp", "fsdp"], extent: Extent) -> dict[str, Any]:
     with joined_ranks(parallel, limit=600.0) as ranks:
-        settings = TrainingSection(steps=2 + num_steps, learning_rate=1e-4, warmup_steps=0)
-        model = build_model(BertConfig.of_size("base", vocab_size=30_522), seed=0)
+        settings = TrainingSection(steps=2 + extent.steps, learning_rate=1e-4, warmup_steps=0)
+        model = build_model(BertConfig.of_size(extent.ranks, vocab_size=extent.vocab_size), seed=0)
         ranks.spread(model)
         objective = in_precision(MaskedLanguageModeling(), "bf16", ranks.device)
-        own = full_rows(64, 128, seed=ranks.rank)
+        _size, rows, length, _is_mixed = extent.cases[0]
+        own = full_rows(min(rows, 64), length, vocabulary=extent.vocab_size, seed=ranks.rank)
         state = TrainState.fresh(model, settings)
         steps = train_steps(state, objective, lambda at: (own, at), settings=settings, seed=0, ranks=ranks)
         reports = list(steps)
-    tokens = reports[-1].num_tokens * num_steps / sum(report.seconds for report in reports[2:])
-    return {"ranks": ranks.world_size, "tokens_per_second": tokens, "loss": reports[-1].loss}
+    tokens = reports[-1].num_tokens * extent.steps / sum(report.seconds for report in reports[2:])
+    places = {"device": str(ranks.device), "ranks": ranks.world_size}
+    return {**places, "tokens_per_second": tokens, "loss": reports[-1].loss}
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _ranks(found: dict[str, Any]) -> list[str]:
 
 
 def _embedding(rates: dict[str, list[float]]) -> list[str]:
-    lines = ["## Embedding", "", "MiniLM, 8,192 texts of 5 to 120 words, tokenising included.", ""]
+    lines = ["## Embedding", "", "MiniLM, texts of 5 to 120 words, tokenising included.", ""]
     lines += [f"- {name}: {median(found):,.0f} texts a second" for name, found in rates.items()]
     if len(rates) > 1:
         ours, peer = rates.values()

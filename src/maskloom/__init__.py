@@ -19,17 +19,25 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "finetune", "load", "pretrain"]
 
 
-def load(folder: str | Path, *, int8: bool = False, device: str = "auto", batch_size: int | None = None) -> Predictor:
+def load(
+    folder: str | Path,
+    *,
+    int8: bool = False,
+    device: str = "auto",
+    batch_size: int | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+) -> Predictor:
     """Open a model folder for use: an object with `encode`, `predict` and `fill_mask`, which threads may share.
 
     `int8` computes in 8-bit integers, which is faster on a CPU and close to fp32. `device` is "cpu", "cuda", "cuda:1",
     "mps", or "auto": a GPU if available. `batch_size` bounds how many texts are computed at once; by default batches
-    are bounded in tokens only. Raises ValueError when the folder is not a model folder that maskloom, transformers or
-    sentence-transformers wrote, the device is not there, or the processor lacks int8.
+    are bounded in tokens only. `precision` is that of matrix products on a CUDA device, where "auto" is bf16 if the GPU
+    has it; elsewhere all is fp32. Raises ValueError when the folder is not a model folder that maskloom, transformers
+    or sentence-transformers wrote, the device is not there or lacks the precision, or the processor lacks int8.
     """
     from maskloom.inference import Predictor
 
-    return Predictor.load(folder, int8=int8, device=device, batch_size=batch_size)
+    return Predictor.load(folder, int8=int8, device=device, batch_size=batch_size, precision=precision)
 
 
 def pretrain(

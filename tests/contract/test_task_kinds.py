@@ -242,6 +242,22 @@ def test_outputs_do_not_depend_on_batches(prepared):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
+def test_outputs_in_half_precision_are_finite_and_near(prepared, monkeypatch):
+    """As on CUDA, by the processor's own bf16."""
+    task, model, tokenizer, dev = prepared
+    encoded = task.encode(dev, tokenizer, MAX_LENGTH)
+    plain, asked = model_outputs(model, task.objective, encoded), []
+    in_half = torch.autocast("cpu", torch.bfloat16)
+    monkeypatch.setattr("maskloom.tasks.task.inference_in", lambda *how: asked.append(how) or in_half)
+    half = model_outputs(model, task.objective, encoded, precision="bf16")
+    assert set(asked) == {("bf16", torch.device("cpu"))}
+    assert half.loss_sum == pytest.approx(plain.loss_sum, rel=0.05)
+    for one, other in zip(half.rows, plain.rows, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=0.2)
+    evaluate_task(model, task, encoded, "fp32")
+    assert asked[-1][0] == "fp32"
+
+
 def test_predictions_are_plain_values_in_order(prepared):
     task, model, tokenizer, dev = prepared
     predictor = Predictor(model, tokenizer, task=task, max_length=MAX_LENGTH)

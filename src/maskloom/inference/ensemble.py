@@ -76,6 +76,11 @@ class Ensemble(TaskModel):
                 raise ConfigError(f"{folder}: {error}") from None
         return cls(members, average=average)
 
+    @property
+    def device(self) -> torch.device:
+        """The device that computes."""
+        return self.members[0].device
+
     def required_task(self) -> Task:
         """Return the task of the members, as it decides on their average."""
         return self.task

@@ -22,8 +22,8 @@ from maskloom.inference.results import GeneratedText, MaskCandidate, Prediction
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.objective import encode_batch
-from maskloom.system.devices import chosen_device
+from maskloom.objectives.objective import encode_batch, model_device
+from maskloom.system.devices import chosen_device, half_type, inference_in
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
@@ -35,6 +35,7 @@ from maskloom.text.tokenizer import Tokenizer
 
 # Held while a count of truncated texts grows: threads may share a model.
 _COUNTING = Lock()
+_PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _MOST_LABELS = 1_000_000
 _PROMPTS_AT_ONCE = 16
 TextOrPair = str | tuple[str, str]
@@ -45,6 +46,11 @@ class TaskModel(ABC):
 
     settings: dict[str, Any]
     num_truncated: int = 0
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device that computes."""
 
     @abstractmethod
     def required_task(self) -> Task:
@@ -103,8 +109,8 @@ class Predictor(TaskModel):
 
     `task` is None for a model without a task head. Texts longer than `max_length` tokens are truncated; `num_truncated`
     counts them. `max_tokens` limits the tokens in a batch, by default to what suits the device, and `batch_size` the
-    number of its examples (or windows, if texts are read in windows). `modules` says how vectors are made. Threads may
-    share a predictor.
+    number of its examples (or windows, if texts are read in windows). `modules` says how vectors are made, `precision`
+    how a CUDA device makes matrix products. Threads may share a predictor.
     """
 
     model: EncoderWithHeads
@@ -116,6 +122,7 @@ class Predictor(TaskModel):
     max_tokens: int | None = None
     batch_size: int | None = None
     modules: SentenceModules = field(default_factory=SentenceModules)
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         self.model.eval()
@@ -129,18 +136,24 @@ class Predictor(TaskModel):
         int8: bool = False,
         device: str = "auto",
         batch_size: int | None = None,
+        precision: str = "auto",
     ) -> Predictor:
         """Open a model folder in Hugging Face layout, a sentence-transformers folder, or a run folder.
 
         `max_length` defaults to the length of fine-tuning, to that of sentence-transformers, or to the model's limit.
         `int8` computes the encoder's dense layers in 8-bit integers, quantised on loading: faster, and close to fp32.
         `device` is "cpu", "cuda", "cuda:1", "mps", or "auto": a GPU if available. `batch_size` bounds how many texts
-        are computed at once. Raises DataError for a folder that is not a model, ConfigError for a length outside the
-        model's limits, a missing device, or `int8` on a processor that does not support it.
+        are computed at once. `precision` is "auto", "fp32", "bf16" or "fp16": of matrix products on CUDA, where "auto"
+        is bf16 if the GPU has it; elsewhere all is fp32. Raises DataError for a folder that is not a model, ConfigError
+        for a length outside the model's limits, a missing device, a precision that it lacks, or `int8` on a processor
+        that does not support it.
         """
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise ConfigError(f"batch_size {batch_size!r:.80}: a whole number of at least 1 is expected")
         place = chosen_device("cpu" if int8 and device == "auto" else device)
+        if precision not in _PRECISIONS or (precision in _PRECISIONS[2:] and place.type != "cuda"):
+            raise ConfigError(f"precision {precision!r:.80}: auto or fp32 is expected, on CUDA also bf16 and fp16")
+        half_type(precision, place)
         path = resolve_model_folder(folder)
         model, _report = load_model(path)
         tokenizer = load_tokenizer(path)
@@ -165,7 +178,13 @@ class Predictor(TaskModel):
             settings=settings,
             batch_size=batch_size,
             modules=modules,
+            precision=precision,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes."""
+        return model_device(self.model)
 
     @property
     def hidden_size(self) -> int:
@@ -189,7 +208,8 @@ class Predictor(TaskModel):
         vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)
         max_tokens = self.max_tokens or tokens_at_once(self.model)
         for batch in batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size):
-            hidden = encode_batch(self.model, batch).last_hidden_state
+            with inference_in(self.precision, self.device):
+                hidden = encode_batch(self.model, batch).last_hidden_state
             lengths = torch.from_numpy(batch.lengths).to(hidden.device)
             vectors[batch.indices] = modules.vectors(hidden, lengths).cpu().numpy()
         return _finite(vectors)
@@ -207,6 +227,7 @@ class Predictor(TaskModel):
                 encoded,
                 max_tokens=self.max_tokens,
                 max_units=self.batch_size,
+                precision=self.precision,
             )
         except ValueError as error:
             raise DataError(str(error)) from None
@@ -242,8 +263,10 @@ class Predictor(TaskModel):
                 f"{self.max_length} tokens; at least one is needed and all must fit"
             )
         batch = PackedBatch(ids, np.asarray(encoding.segments, dtype=np.int64), np.array([len(ids)]))
-        hidden = encode_batch(self.model, batch).last_hidden_state[torch.from_numpy(positions)]
-        probabilities = self.model.heads["mlm"](hidden).float().softmax(-1)
+        with inference_in(self.precision, self.device):
+            hidden = encode_batch(self.model, batch).last_hidden_state[torch.from_numpy(positions)]
+            logits = self.model.heads["mlm"](hidden)
+        probabilities = logits.float().softmax(-1)
         _finite(probabilities.cpu().numpy())
         best = probabilities.topk(min(top_k, probabilities.shape[-1]))
         return [

@@ -118,7 +118,7 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
     With `causal` the softmax runs over a token and those before it. Letters: n sequences of a length group, s its
     length, h heads, d size of a head.
     """
-    if prefers_packed(qkv, layout):
+    if prefers_packed(qkv, layout, num_heads):
         return packed_attention(qkv, layout, num_heads, dropout, causal=causal)
     slots = layout.to_slots(qkv)
     if not layout.groups:

@@ -65,8 +65,8 @@ class AttentionLayout:
         """
         if causal and keys is not None:
             raise ValueError("causal attention is for the keys of the same tokens")
-        num_queries = queries.lengths.cpu().numpy()
-        num_keys = num_queries if keys is None else keys.lengths.cpu().numpy()
+        num_queries = queries.sizes
+        num_keys = num_queries if keys is None else keys.sizes
         if len(num_keys) != len(num_queries):
             raise ValueError(f"{len(num_queries)} sequences of queries, {len(num_keys)} of keys")
         query_starts, key_starts = (np.cumsum(lengths) - lengths for lengths in (num_queries, num_keys))

@@ -37,7 +37,7 @@ class BiLSTM(nn.Module):
             raise ValueError(f"{len(vectors)} vectors do not fit a layout of {layout.num_tokens} tokens")
         if not layout.num_tokens:
             return vectors.new_zeros((0, self.output_size))
-        order, indices, batch_sizes = time_order(layout.lengths.cpu().numpy())
+        order, indices, batch_sizes = time_order(layout.sizes)
         by_time = vectors.index_select(0, to_device(order, vectors.device))
         outputs, _ = self.lstm(PackedSequence(by_time, torch.from_numpy(batch_sizes)))
         return outputs.data.index_select(0, to_device(indices, vectors.device))

@@ -81,6 +81,7 @@ class SequenceLayout:
     token_slots: Tensor | None = None
     padding_slots: Tensor | None = None
     rotation: Tensor | None = None
+    host_lengths: np.ndarray | None = None
 
     @classmethod
     def from_lengths(
@@ -127,6 +128,7 @@ class SequenceLayout:
             slot_tokens=slot_tokens,
             token_slots=token_slots,
             padding_slots=padding,
+            host_lengths=sizes,
         )
 
     @classmethod
@@ -155,6 +157,11 @@ class SequenceLayout:
             has_empty_sequences=True,
             groups=(LengthGroup(0, batch, length, keys[:, None, None, :], is_padded_behind=False),),
         )
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The lengths on the host, where no GPU is waited for but after `of_padded`."""
+        return self.lengths.cpu().numpy() if self.host_lengths is None else self.host_lengths
 
     @property
     def is_packed(self) -> bool:

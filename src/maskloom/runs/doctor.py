@@ -20,7 +20,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.display import Progress, aligned
 from maskloom.runs.run_folder import environment
-from maskloom.system.devices import chosen_device, describe_device, found_devices
+from maskloom.system.devices import chosen_device, describe_device, found_devices, half_type, has_bf16
 from maskloom.system.resources import available_memory, usable_cores
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
@@ -29,7 +29,7 @@ from maskloom.training.settings import TrainingSection
 _NUM_SEQUENCES, _LENGTH, _NUM_PREDICTIONS = 16, 128, 20
 _STEPS_COMPARED = 3
 # How far losses of the first steps may lie from those of the processor in fp32: rounding, and what steps make of it.
-_BOUNDS = {"fp32": 1e-3, "bf16": 3e-2}
+_BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 
 
 def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[s
     """
     progress = progress or Progress()
     devices = found_devices()
-    trials = [(device, precision) for device in devices for precision in _BOUNDS]
+    trials = [(device, precision) for device in devices for precision in _precisions(device)]
     expected = _losses(torch.device("cpu"), "fp32", _STEPS_COMPARED)
     progress.begin("checking devices", len(trials))
     checks = []
@@ -49,7 +49,6 @@ def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[s
         progress.advance(number)
     progress.end()
     device = chosen_device()
-    is_half = in_precision(MaskedLanguageModeling(), "auto", device) != MaskedLanguageModeling()
     return {
         **environment(),
         "cores_for_this_process": usable_cores(),
@@ -59,7 +58,7 @@ def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[s
         "devices": [describe_device(found) for found in devices],
         "checks": checks,
         "device": str(device),
-        "precision": "bf16" if is_half else "fp32",
+        "precision": "bf16" if half_type("auto", device) else "fp32",
         "is_sound": all(check["is_sound"] for check in checks),
     }
 
@@ -83,6 +82,12 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
     why = "MASKLOOM_DEVICE says so" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
     rows.append(("would use", f"{result['device']} in {result['precision']} ({why}; --device chooses another)"))
     return aligned(rows)
+
+
+def _precisions(device: torch.device) -> list[str]:
+    """Return the precisions that a device is checked in: on a processor nobody trains in fp16."""
+    unfit = {"fp16"} if device.type == "cpu" else set() if has_bf16(device) else {"bf16"}
+    return [precision for precision in _BOUNDS if precision not in unfit]
 
 
 def _checked(device: torch.device, precision: str, expected: list[float], seconds: float) -> dict[str, Any]:
@@ -120,7 +125,7 @@ def _reports(device: torch.device, precision: str, steps: int, *, dropout: float
     config = BertConfig.of_size(
         "tiny", vocab_size=8000, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
-    settings = TrainingSection(steps=steps, learning_rate=1e-3)
+    settings = TrainingSection(steps=steps, learning_rate=1e-3, precision=precision)  # pyright: ignore
     state = TrainState.fresh(build_model(config, seed=0).to(device), settings)
     objective = in_precision(MaskedLanguageModeling(), precision, device)
     numbers = count()

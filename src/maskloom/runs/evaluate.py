@@ -15,6 +15,7 @@ from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
 from maskloom.metrics.calibration import CalibrationMetric, calibration
 from maskloom.runs.display import Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
+from maskloom.system.devices import describe_device
 from maskloom.system.files import write_json
 from maskloom.tasks.encoding import EncodedData
 from maskloom.tasks.examples import ReadExamples
@@ -43,6 +44,7 @@ def evaluate(
     """
     progress, path = progress or Progress(), Path(data)
     predictor = open_models(model, average=average, max_length=max_length)
+    progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
     source = reading_for(predictor, path, reading, needs_label=True)
     account: dict[str, Any] = {}
@@ -105,6 +107,7 @@ def tune(
     """
     progress, path = progress or Progress(), Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
+    progress.say(f"device: {describe_device(predictor.device)}")
     check_tunable(predictor.required_task())
     source = reading_for(predictor, path, reading, needs_label=True)
     examples = list(source.examples())

@@ -20,7 +20,7 @@ from maskloom.runs.display import Progress
 from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.first_look import check_place
 from maskloom.runs.run_folder import fingerprint, model_files
-from maskloom.system.devices import chosen_device
+from maskloom.system.devices import chosen_device, describe_device
 from maskloom.system.files import output_file
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.tasks.encoding import encode_examples
@@ -153,7 +153,9 @@ def features(
     folder = _folder_to_write(Path(out), path)
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)
-    encoder = load_model(source_folder, heads=())[0].to(chosen_device())
+    device = chosen_device()
+    progress.say(f"device: {describe_device(device)}")
+    encoder = load_model(source_folder, heads=())[0].to(device)
     limit = min(encoder.config.max_position_embeddings, tokenizer.max_length)
     if max_length is not None and not 3 <= max_length <= limit:
         raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")

@@ -32,7 +32,7 @@ from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
 from maskloom.runs.run_folder import METRICS, TASK, described, fingerprint, model_files, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import finetuning_lines, model_line
-from maskloom.system.devices import describe_device
+from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import read_json_object, read_json_value
@@ -107,6 +107,7 @@ def finetune(
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
+        half_type(training.precision, ranks.device)  # what the device lacks is refused before any work
         heard = progress if progress is not None and ranks.is_first else Progress()
         return _finetune(recipe, model, data, Path(out), resume, verify, heard, ranks)
 

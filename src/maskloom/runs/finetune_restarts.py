@@ -230,7 +230,7 @@ class _DevWatch:
         if not self._ranks.is_first:
             return {}
         try:
-            outcome = evaluate_task(model, plan.task, plan.dev)
+            outcome = evaluate_task(model, plan.task, plan.dev, plan.settings.precision)
         except ValueError as error:
             rate = plan.settings.learning_rate
             raise NumericalError(

@@ -20,6 +20,7 @@ from maskloom.inference.ensemble import Average
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_place, check_questions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_texts
+from maskloom.system.devices import describe_device
 from maskloom.system.files import is_stream, output_file
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import KINDS, changed
@@ -56,6 +57,7 @@ def predict(
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
     predictor = open_models(model, average=average, max_length=max_length)
+    progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
     forms = task.forms
     suffix = output_suffix(target, tuple({".jsonl": 0, ".csv": 0, **forms}))
@@ -173,6 +175,7 @@ def embed(
     check_place(source, target)
     suffix = output_suffix(target, (".npy", ".jsonl"))
     predictor = Predictor.load(model, max_length=max_length, int8=int8)
+    progress.say(f"device: {describe_device(predictor.device)}")
     modules = predictor.modules.changed(form.pooling, form.normalize)
     texts = reading_of_texts(source, reading)
     progress.begin("embedding", texts.count())
@@ -233,6 +236,7 @@ def generate(
     check_place(source, target)
     output_suffix(target, (".jsonl",))
     predictor = Predictor.load(model, batch_size=batch_size)
+    progress.say(f"device: {describe_device(predictor.device)}")
     rows = reading_of_texts(source, reading)
     progress.begin("generating", rows.count())
     index = num_tokens = 0
@@ -276,6 +280,7 @@ def answer(
     check_questions(questions)
     text = read_context(context)
     predictor = open_models(model, average=average, max_length=max_length)
+    progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
     if not isinstance(task.settings, SpanSettings):
         raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")

@@ -39,7 +39,7 @@ from maskloom.runs.pretraining_plan import (
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, fingerprint, model_files, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
-from maskloom.system.devices import describe_device
+from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import file_inside
@@ -80,6 +80,7 @@ def pretrain(
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
+        half_type(training.precision, ranks.device)  # what the device lacks is refused before any work
         heard = progress if progress is not None and ranks.is_first else Progress()
         start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
@@ -248,7 +249,8 @@ class _Run:
         limit = plan.training.max_evaluation_instances
         batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
         sums: defaultdict[str, float] = defaultdict(float)
-        metrics = evaluate(whole, self.row.objective(self.row.part, plan.data), self.counted(batches, sums))
+        objective, counted = self.row.objective(self.row.part, plan.data), self.counted(batches, sums)
+        metrics = evaluate(whole, objective, counted, plan.training.precision)
         return metrics if self.reference is None else metrics | self.reference.metrics(sums, metrics)
 
     def counted(self, batches: Iterable[Any], sums: defaultdict[str, float]) -> Iterator[Any]:

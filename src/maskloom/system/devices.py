@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from maskloom.errors import ConfigError
-from maskloom.system.launch import DEVICE_NAMES, is_one_of_several
+from maskloom.system.launch import DEVICE_NAMES, is_one_of_several, num_processes
 from maskloom.system.resources import available_memory
 from maskloom.system.shared_cores import share_cores
+
+_HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def chosen_device(name: Any = "auto") -> torch.device:
     """Return the device of a name; "auto" is MASKLOOM_DEVICE if set, else CUDA, Apple's GPU (mps) or the processor.
 
     Of several processes that torchrun started on a machine, each takes the GPU of its own number (LOCAL_RANK). The
-    processor's cores are shared from then on (`shared_cores`). Raises ConfigError for an unknown name, for a device
-    that torch does not find, and for one GPU asked of several processes.
+    processor's cores are shared from then on (`shared_cores`), and a GPU computes in fp32 without TF32, in LSTMs too.
+    Raises ConfigError for an unknown name, for a device that torch does not find, for one GPU asked of several
+    processes, and where nothing tells which of several GPUs is this process's.
     """
     if name == "auto":
         name = os.environ.get("MASKLOOM_DEVICE") or name
@@ -42,10 +46,38 @@ def chosen_device(name: Any = "auto") -> torch.device:
     if is_one_of_several():
         if match[1] is not None:
             raise ConfigError(f"device {name!r}: each process takes a GPU of its own; give 'cuda'")
-        number = int(os.environ.get("LOCAL_RANK", "0")) % num_gpus
+        local = os.environ.get("LOCAL_RANK")
+        if local is None and min(num_processes(), num_gpus) > 1:
+            raise ConfigError(f"LOCAL_RANK is not set, so which of {num_gpus} GPUs is this process's? torchrun sets it")
+        number = int(local or 0) % num_gpus
     if number >= num_gpus:
         raise ConfigError(f"device {name!r}: torch {torch.__version__} finds {num_gpus} CUDA devices here")
+    torch.backends.cudnn.allow_tf32 = False  # of cuBLAS it is off unless a program turns it on
     return torch.device("cuda", number)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Tell whether a device computes in bf16; CUDA since compute capability 8.0, which has the fused attention too."""
+    is_old = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_properties(device).major < 8
+    return not is_old
+
+
+def half_type(precision: str, device: torch.device) -> torch.dtype | None:
+    """Return the type of matrix products in a precision, None for fp32; "auto" is bf16 if a GPU has it, else fp32.
+
+    Raises ConfigError for bf16 on a GPU without it. What is the fastest on a processor has to be measured there.
+    """
+    if precision in ("auto", "fastest"):
+        precision = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
+    if precision == "bf16" and not has_bf16(device):
+        raise ConfigError(f"training.precision = 'bf16': {device} has no bf16; take 'fp16' or 'fp32'")
+    return _HALF_TYPES.get(precision)
+
+
+def inference_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which models that do not learn compute: in a precision on CUDA, in fp32 elsewhere."""
+    dtype = half_type(precision, device) if device.type == "cuda" else None
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def found_devices() -> list[torch.device]:

@@ -16,6 +16,7 @@ import torch
 from maskloom.metrics.metric import Metric
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import TaskObjective, model_device
+from maskloom.system.devices import inference_in
 from maskloom.system.fault_points import fault_point
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
@@ -113,17 +114,20 @@ def model_outputs(
     *,
     max_tokens: int | None = None,
     max_units: int | None = None,
+    precision: str = "auto",
 ) -> ModelOutputs:
     """Run a model over encoded data in batches of like length, of `max_tokens` tokens or of what suits its device.
 
-    `max_units` bounds the units of a batch. Raises ValueError when an output is not a finite number.
+    `max_units` bounds the units of a batch, `precision` is that of CUDA. Raises ValueError when an output is not a
+    finite number.
     """
     model.eval()
     rows: list[np.ndarray] = [np.empty(0)] * len(data)
     loss_sum = weight = 0.0
     for batch in batches_by_length(data, max_tokens=max_tokens or tokens_at_once(model), max_units=max_units):
         fault_point("evaluation.batch")
-        outputs = objective.outputs(model, batch)
+        with inference_in(precision, model_device(model)):
+            outputs = objective.outputs(model, batch)
         values = outputs.rows.cpu().numpy()
         if not np.isfinite(values).all():
             raise ValueError("the model's outputs are not finite numbers; its weights are broken")
@@ -141,10 +145,12 @@ def tokens_at_once(model: EncoderWithHeads) -> int:
     return PROCESSOR_TOKENS if model_device(model).type == "cpu" else _ACCELERATOR_TOKENS
 
 
-def evaluate_task(model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData]) -> Evaluation:
+def evaluate_task(
+    model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData], precision: str = "auto"
+) -> Evaluation:
     """Score a model on encoded examples, whole or in pieces; raises ValueError for none and for ones without labels."""
     pieces = data if isinstance(data, Iterable) else [data]
-    return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece))
+    return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece, precision=precision))
 
 
 def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: OutputsOf) -> Evaluation:

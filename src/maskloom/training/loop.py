@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from maskloom.data.counter_random import integers
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.carrying import Carry, carried_on, with_carry
-from maskloom.objectives.objective import Objective, SummedObjective
+from maskloom.objectives.objective import Objective, SummedObjective, model_device
+from maskloom.system.devices import inference_in
 from maskloom.system.fault_points import fault_point
 from maskloom.training.faults.memory import give_up_kernels, is_out_of_memory, release_cached_memory
 from maskloom.training.optimizers import factor_of, make_optimizer, rate_of
@@ -201,7 +203,7 @@ def counts_and_first_row(objective: Objective, batch: Any, ranks: Ranks) -> tupl
     return counts, int(sum(before[: ranks.rank]))
 
 
-def accumulate_gradients(
+def launch_gradients(
     model: EncoderWithHeads,
     objective: Objective,
     batch: Any,
@@ -211,12 +213,12 @@ def accumulate_gradients(
     ranks: Ranks = ONE_RANK,
     loss_scale: float = 1.0,
     meanwhile: Callable[[], object] = lambda: None,
-) -> dict[str, float]:
-    """Add the gradients of a batch to the parameters, in micro-batches, and return the mean losses by name.
+) -> dict[str, list[torch.Tensor]]:
+    """Add the gradients of a batch to the parameters, and return by name what its micro-batches add to mean losses.
 
-    A loss without targets in the whole batch counts 0. With several ranks `batch` is this one's part, and the returned
-    losses add over ranks to the means over the whole. Without `draws` torch's generator goes on from where it stands.
-    Losses and gradients are multiplied by `loss_scale`. `meanwhile` is called once a GPU has all of its work.
+    A GPU may still compute them. With several ranks `batch` is this one's part, and losses add over ranks to the means
+    over the whole. Without `draws` torch's generator goes on from where it stands. Losses and gradients are multiplied
+    by `loss_scale`. `meanwhile` is called once a GPU has all of its work.
     """
     counts, first_row = counts_and_first_row(objective, batch, ranks)
     counts = {name: count / loss_scale for name, count in counts.items()}
@@ -231,7 +233,21 @@ def accumulate_gradients(
         for name, mean in means.items():
             found[name].append(mean)
     meanwhile()
-    return {name: sum(torch.stack(means).tolist()) if means else 0.0 for name, means in found.items()}
+    return found
+
+
+def accumulate_gradients(
+    model: EncoderWithHeads, objective: Objective, batch: Any, micro_batch_size: int | None, **settings: Any
+) -> dict[str, float]:
+    """Add the gradients of a batch as `launch_gradients` does, and return the mean losses by name."""
+    return _numbers(launch_gradients(model, objective, batch, micro_batch_size, **settings))[0]
+
+
+def _numbers(found: dict[str, list[torch.Tensor]], *more: torch.Tensor) -> tuple[dict[str, float], list[float]]:
+    """Return the sums of what was found by name, 0 for nothing, and further numbers: one copy from a GPU for all."""
+    tensors = [*chain(*found.values()), *more]
+    values = iter(torch.stack(tensors).tolist() if tensors else [])
+    return {name: sum(islice(values, len(parts)), 0.0) for name, parts in found.items()}, list(values)
 
 
 @dataclass(frozen=True)
@@ -248,21 +264,26 @@ class _Gradients:
     def losses_and_norm(self, batch: Any) -> tuple[dict[str, float], float]:
         """Put the clipped gradients of a step in place and return its mean losses and the norm before clipping.
 
-        In fp16 the step is done again with half the loss scale until its gradients are finite, at last without any; a
-        scale that has held for long is doubled.
+        Both are read together, and a GPU is waited for then. In fp16 the step is done again with half the loss scale
+        until its gradients are finite, at last without any; a scale that has held for long is doubled.
         """
         state, limit = self.state, self.settings.max_grad_norm
         parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
         while True:
-            losses = self._losses(batch)
-            if state.loss_scale is None:
-                return losses, _clip(parameters, limit)
-            scale, num_held = state.loss_scale
-            for parameter in parameters:
+            found = self._launched(batch)
+            scale, num_held = state.loss_scale or (1.0, 0)
+            for parameter in parameters if scale != 1.0 else ():
                 if parameter.grad is not None:
                     parameter.grad.mul_(1.0 / scale)
+            total = _total_norm(parameters)
+            losses, (norm,) = _numbers(found, total)
+            losses = self.ranks.sum_(losses)
+            # gradients whose norm is not finite stay as they are, so that one can see which of them it comes from
+            if limit is not None and math.isfinite(norm):
+                torch.nn.utils.clip_grads_with_norm_(parameters, limit, total, foreach=True)
+            if state.loss_scale is None:
+                return losses, norm
             losses = {name: loss / scale for name, loss in losses.items()}
-            norm = _clip(parameters, limit)
             is_finite = not self.ranks.any_(not math.isfinite(norm))
             if is_finite:
                 state.loss_scale = (2 * scale, 0) if num_held + 1 == _STEPS_OF_A_SCALE else (scale, num_held + 1)
@@ -270,8 +291,8 @@ class _Gradients:
                 return losses, norm
             state.loss_scale = (scale / 2, 0)
 
-    def _losses(self, batch: Any) -> dict[str, float]:
-        """Put the gradients of a whole step in place and return its mean losses; halve micro-batches out of memory.
+    def _launched(self, batch: Any) -> dict[str, list[torch.Tensor]]:
+        """Put the gradients of a whole step in place and return its losses; halve micro-batches out of memory.
 
         A failed attempt leaves nothing: its gradients are dropped, and the batch is done again from its start.
         """
@@ -279,9 +300,9 @@ class _Gradients:
         while True:
             state.optimizer.zero_grad(set_to_none=True)
             size = state.micro_batch_size or (wanted if isinstance(wanted, int) else None)
-            losses, why = None, ""
+            found, why = None, ""
             try:
-                losses = accumulate_gradients(
+                found = launch_gradients(
                     state.model,
                     self.objective,
                     batch,
@@ -297,8 +318,8 @@ class _Gradients:
                 if self.ranks.world_size > 1:  # the others are within sums of gradients that this rank will not join
                     raise self._out_of_memory_here(size, batch, str(error)) from error
                 why = str(error) or type(error).__name__
-            if losses is not None:
-                return self.ranks.sum_(losses)
+            if found is not None:
+                return found
             # outside the handler: the exception held the activations of the attempt
             state.optimizer.zero_grad(set_to_none=True)
             release_cached_memory()
@@ -336,32 +357,33 @@ def _not_finite(report: StepReport, settings: TrainingSection) -> str:
     )
 
 
-def _clip(parameters: list[torch.Tensor], max_grad_norm: float | None) -> float:
-    """Scale all gradients so that their global L2 norm is at most `max_grad_norm`; return the norm before scaling.
-
-    Gradients whose norm is not finite stay as they are, so that one can see which of them it comes from.
-    """
+def _total_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
+    """Return the global L2 norm of all gradients, on their device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
-        return 0.0
+        return torch.zeros((), device=parameters[0].device)
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    if hasattr(norm, "full_tensor"):  # each rank has a shard of every gradient
-        norm = norm.full_tensor()  # pyright: ignore[reportAttributeAccessIssue]
-    if max_grad_norm is not None and math.isfinite(float(norm)):
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm, foreach=True)
-    return float(norm)
+    # each rank may have a shard of every gradient
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @torch.inference_mode()
-def evaluate(model: EncoderWithHeads, objective: SummedObjective, batches: Iterator[Any]) -> dict[str, float]:
-    """Return the objective's metrics over batches, each target weighing the same; memory does not grow with them."""
+def evaluate(
+    model: EncoderWithHeads, objective: SummedObjective, batches: Iterator[Any], precision: str = "auto"
+) -> dict[str, float]:
+    """Return the objective's metrics over batches, each target weighing the same; memory does not grow with them.
+
+    `precision` is that of CUDA; elsewhere evaluations are in fp32.
+    """
     model.eval()
     totals: dict[str, float] = {}
     carry = None
     for plain in batches:
         fault_point("evaluation.batch")
         batch = with_carry(plain, objective, model, carry)
-        for name, value in objective.evaluation_sums(model, batch).items():
+        with inference_in(precision, model_device(model)):
+            sums = objective.evaluation_sums(model, batch)
+        for name, value in sums.items():
             totals[name] = totals.get(name, 0.0) + value
         carry = carried_on(batch)
     return objective.evaluation_metrics(totals)

@@ -76,15 +76,14 @@ class BertAdam(torch.optim.AdamW):
 
     def __init__(self, params, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, fused=True)
+        self._counted: dict[int, tuple[torch.Tensor, int]] = {}
 
     @torch.no_grad()
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step with the plain moments; `closure` is passed on to torch."""
         plain = [(group["lr"], group["eps"], group["weight_decay"]) for group in self.param_groups]
-        for group, (rate, epsilon, decay) in zip(self.param_groups, plain, strict=True):
-            states = filter(None, (self.state.get(parameter) for parameter in group["params"]))
-            step = 1 + next((int(state["step"]) for state in states), 0)
-            beta1, beta2 = group["betas"]
+        for number, (group, (rate, epsilon, decay)) in enumerate(zip(self.param_groups, plain, strict=True)):
+            step, (beta1, beta2) = 1 + self._num_taken(number), group["betas"]
             root = math.sqrt(1.0 - beta2**step)
             group["lr"] = rate * (1.0 - beta1**step) / root
             group["eps"] = epsilon / root
@@ -94,6 +93,21 @@ class BertAdam(torch.optim.AdamW):
         finally:
             for group, (rate, epsilon, decay) in zip(self.param_groups, plain, strict=True):
                 group["lr"], group["eps"], group["weight_decay"] = rate, epsilon, decay
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy, whose steps are counted anew."""
+        super().__setstate__(state)
+        self._counted = {}
+
+    def _num_taken(self, number: int) -> int:
+        """Return the steps that a group has taken; a GPU is asked only for a count that was not followed here."""
+        first = next((each for each in self.param_groups[number]["params"] if self.state.get(each)), None)
+        if first is None:
+            return 0
+        step, (known, taken) = self.state[first]["step"], self._counted.get(number, (None, 0))
+        taken = taken if known is step else int(step)
+        self._counted[number] = step, taken + (first.grad is not None)
+        return taken
 
 
 def _adam(kind: Callable[..., torch.optim.Optimizer], groups: list[dict], settings: TrainingSection):

@@ -9,30 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskloom.errors import ConfigError
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.carrying import Carry, Carrying
 from maskloom.objectives.objective import Objective, model_device
+from maskloom.system.devices import half_type
 
 FIRST_LOSS_SCALE = 2.0**16
 """What losses in fp16 are multiplied by at first, so that small gradients do not vanish; the loop adapts it."""
 
 # What is timed to find the faster precision, and how much faster bf16 must be to be worth its rounding.
 _NUM_TIMED, _LEAST_GAIN = 8, 1.1
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def in_precision(objective: Objective, precision: str, device: torch.device) -> Objective:
-    """Return an objective in a precision, "auto" bf16 if a GPU has it, else fp32; ConfigError for a GPU without it."""
-    has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision == "auto":
-        precision = "bf16" if device.type == "cuda" and has_bf16 else "fp32"
-    if precision == "bf16" and not has_bf16:
-        raise ConfigError(f"training.precision = 'bf16': {device} has no bf16; take 'fp16' or 'fp32'")
-    if precision == "fp32":
+    """Return an objective in a precision, as `half_type` reads its name."""
+    dtype = half_type(precision, device)
+    if dtype is None:
         return objective
     kind = CarryingHalfPrecision if isinstance(objective, Carrying) else HalfPrecision
-    return kind(objective, _TYPES[precision])
+    return kind(objective, dtype)
 
 
 def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any) -> str:

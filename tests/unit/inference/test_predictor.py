@@ -167,11 +167,28 @@ def test_a_folder_that_is_none(tmp_path, monkeypatch):
         ({"device": "cuda:999"}, "device 'cuda:999': torch .* finds"),
         ({"batch_size": 0}, "batch_size 0: a whole number of at least 1"),
         ({"batch_size": "8"}, "batch_size '8'"),
+        ({"precision": "int4"}, "precision 'int4': auto or fp32 is expected, on CUDA also bf16 and fp16"),
+        ({"precision": "bf16", "device": "cpu"}, "precision 'bf16': auto or fp32 is expected"),
     ],
 )
 def test_wrong_devices_and_batch_sizes(folder, options, message):
     with pytest.raises(ConfigError, match=message):
         maskloom.load(folder, **options)
+
+
+def test_vectors_and_masks_in_half_precision_are_near(folder, monkeypatch):
+    """As on CUDA, by the processor's own bf16; without a GPU nothing changes."""
+    model, asked = maskloom.load(folder, precision="fp32"), []
+    vectors, masks = model.encode(TEXTS), model.fill_mask("alpha [MASK]", top_k=1)
+    assert np.array_equal(maskloom.load(folder).encode(TEXTS), vectors)
+    in_half = torch.autocast("cpu", torch.bfloat16)
+    monkeypatch.setattr("maskloom.inference.predictor.inference_in", lambda *how: asked.append(how) or in_half)
+    half = model.encode(TEXTS)
+    assert half.dtype == np.float32
+    assert 0 < np.abs(half - vectors).max() < 0.1
+    ((found,),) = model.fill_mask("alpha [MASK]", top_k=1)
+    assert found["probability"] == pytest.approx(masks[0][0]["probability"], abs=0.1)
+    assert set(asked) == {("fp32", torch.device("cpu"))}
 
 
 def test_cuda_where_there_is_none(folder, monkeypatch):

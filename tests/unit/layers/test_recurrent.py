@@ -73,3 +73,9 @@ def test_wrong_sizes_are_refused():
         BiLSTM(3, 5)
     with pytest.raises(ValueError, match="4 vectors do not fit a layout of 5 tokens"):
         run(BiLSTM(3, 4), torch.zeros(4, 3), [5])
+
+
+def test_lengths_are_not_asked_of_the_device(monkeypatch):
+    layout = SequenceLayout.from_lengths([3, 7, 1])
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda _: pytest.fail("a GPU would be waited for"))
+    assert BiLSTM(6, 8).eval()(torch.randn(11, 6), layout).shape == (11, 8)

@@ -1,8 +1,10 @@
 """What a machine is and would use; a device whose numbers are wrong is found."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from maskloom.cli import app
@@ -27,6 +29,19 @@ def test_every_device_is_checked_in_both_precisions_and_sound(found):
     said = "\n".join(doctor_lines(found))
     assert "would use  cpu in fp32 (MASKLOOM_DEVICE says so" in said
     assert f"torch {found['versions']['torch']}" in said
+
+
+@pytest.mark.parametrize(("major", "expected"), [(7, ["fp32", "fp16"]), (8, ["fp32", "bf16", "fp16"])])
+def test_a_gpu_is_checked_in_the_precisions_that_it_has(monkeypatch, major, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    assert module._precisions(torch.device("cuda", 0)) == expected
+    assert module._precisions(torch.device("cpu")) == ["fp32", "bf16"]
+
+
+def test_fp16_is_checked_with_a_loss_scale():
+    """On a processor here, as on a GPU."""
+    checked = module._checked(torch.device("cpu"), "fp16", module._losses(torch.device("cpu"), "fp32", 3), 0.1)
+    assert checked["is_sound"], checked
 
 
 def test_wrong_numbers_and_a_device_that_fails_are_said_and_end_with_1(monkeypatch):

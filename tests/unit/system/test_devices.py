@@ -1,11 +1,14 @@
 """Devices by name: what is taken where, and what is refused."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError
-from maskloom.system.devices import chosen_device, describe_device
+from maskloom.system.devices import chosen_device, describe_device, half_type, has_bf16, inference_in
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +33,36 @@ def test_auto_takes_the_gpu_that_there_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert chosen_device("cpu") == torch.device("cpu")
 
 
+def test_a_chosen_gpu_computes_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LSTMs are cuDNN's, whose TF32 is on unless somebody turns it off."""
+    _machine(monkeypatch, gpus=1)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    chosen_device("cpu")
+    assert torch.backends.cudnn.allow_tf32
+    chosen_device("cuda")
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize(("major", "auto"), [(7, None), (8, torch.bfloat16)])
+def test_auto_is_what_that_very_gpu_has(monkeypatch: pytest.MonkeyPatch, major: int, auto: torch.dtype | None) -> None:
+    asked, gpu = [], torch.device("cuda", 1)
+    properties = SimpleNamespace(major=major)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: asked.append(device) or properties)
+    assert half_type("auto", gpu) is half_type("fastest", gpu) is auto
+    assert half_type("fp16", gpu) is torch.float16
+    assert has_bf16(gpu) is (auto is not None)
+    assert set(asked) == {gpu}
+    monkeypatch.setattr(torch, "autocast", lambda *given: given)
+    assert inference_in("fp16", gpu) == ("cuda", torch.float16)
+    if auto is None:
+        assert isinstance(inference_in("auto", gpu), nullcontext)
+    else:
+        assert inference_in("auto", gpu) == ("cuda", auto)
+    for precision in ("auto", "bf16", "fp16", "fastest"):
+        assert isinstance(inference_in(precision, torch.device("cpu")), nullcontext)
+
+
 def test_the_environment_says_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, gpus=2)
     monkeypatch.setenv("MASKLOOM_DEVICE", "cpu")
@@ -50,6 +83,11 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert taken == [0, 1, 0, 1]
     with pytest.raises(ConfigError, match="each process takes a GPU of its own; give 'cuda'"):
         chosen_device("cuda:1")
+    monkeypatch.delenv("LOCAL_RANK")
+    with pytest.raises(ConfigError, match="LOCAL_RANK is not set, so which of 2 GPUs is this process's"):
+        chosen_device("auto")
+    _machine(monkeypatch, gpus=1)  # as where a scheduler shows each process its own GPU alone
+    assert chosen_device("auto").index == 0
     _machine(monkeypatch, mps=True)
     with pytest.raises(ConfigError, match="several processes cannot share it"):
         chosen_device("mps")

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
@@ -204,14 +205,60 @@ def test_a_loss_that_is_not_finite_is_never_stepped() -> None:
 
 
 def test_clipping_is_by_the_norm_of_all_gradients_together() -> None:
-    from maskloom.training.loop import _clip
+    def clipped(limit: float | None) -> tuple[float, float]:
+        """Return the norm that a step tells, and that of the gradients that it leaves."""
+        settings = TrainingSection(steps=1, max_grad_norm=limit)
+        state = TrainState.fresh(_model(), settings)
+        (report,) = train_steps(
+            state, MaskedLanguageModeling(), lambda at: (_batch([3, 4]), at), settings=settings, seed=0
+        )
+        gradients = [gradient.flatten() for gradient in _gradients(state.model).values()]
+        return report.gradient_norm, float(torch.linalg.vector_norm(torch.cat(gradients)))
 
-    a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
-    a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
-    assert _clip([a, b], 1.0) == pytest.approx(5.0)
-    torch.testing.assert_close(a.grad, torch.tensor([0.6, 0.0]))
-    torch.testing.assert_close(b.grad, torch.tensor([0.8]))
-    assert _clip([a, b], None) == pytest.approx(1.0)
+    norm, left = clipped(None)
+    assert norm == pytest.approx(left, rel=1e-5)
+    assert clipped(0.5 * norm) == (norm, pytest.approx(0.5 * norm, rel=1e-4))
+    assert clipped(2.0 * norm) == (norm, pytest.approx(norm, rel=1e-5))
+
+
+class _Reads(TorchFunctionMode):
+    """Counts what would wait for a GPU: reads of tensors by the host."""
+
+    NAMES = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "cpu", "numpy", "nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if (name := getattr(function, "__name__", "")) in self.NAMES:
+            self.found.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
+@pytest.mark.parametrize("micro_batch_size", [None, 1])
+def test_a_step_reads_once_from_its_device(
+    monkeypatch: pytest.MonkeyPatch, optimizer: str, micro_batch_size: int | None
+) -> None:
+    def losses_of_gpus(probabilities, _rows, _decoder, _bias, targets):
+        return -probabilities.gather(1, targets).squeeze(1).log()
+
+    monkeypatch.setattr("maskloom.layers.vocabulary_loss._losses", losses_of_gpus)  # that of processors looks at each
+    settings = TrainingSection(steps=6, optimizer=optimizer, micro_batch_size=micro_batch_size)
+    steps = train_steps(
+        TrainState.fresh(_model(), settings),
+        MaskedLanguageModeling(),
+        lambda at: (_batch([3, 4]), at),
+        settings=settings,
+        seed=0,
+    )
+    for _ in range(2):  # afterwards the optimiser's steps are counted on the host
+        next(steps)
+    with _Reads() as reads:
+        taken = list(steps)
+    assert len(taken) == 4
+    assert reads.found == ["tolist"] * 4
 
 
 def test_evaluation_weighs_every_prediction_the_same() -> None:
@@ -225,6 +272,18 @@ def test_evaluation_weighs_every_prediction_the_same() -> None:
     assert metrics["mlm_perplexity"] == pytest.approx(math.exp(metrics["mlm_loss"]))
     assert metrics["loss"] == pytest.approx(metrics["mlm_loss"] + metrics["nsp_loss"])
     assert metrics["mlm_accuracy"] == sum(s["mlm_correct"] for s in sums) / 23
+
+
+def test_evaluation_in_half_precision_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, by the processor's own bf16."""
+    model, asked, in_half = _model(), [], torch.autocast("cpu", torch.bfloat16)
+    plain = evaluate(model, MaskedLanguageModeling(), iter([_batch([19, 3])]))
+    assert evaluate(model, MaskedLanguageModeling(), iter([_batch([19, 3])]), "bf16") == plain
+    monkeypatch.setattr("maskloom.training.loop.inference_in", lambda *how: asked.append(how) or in_half)
+    half = evaluate(model, MaskedLanguageModeling(), iter([_batch([19, 3])]), "bf16")
+    assert asked == [("bf16", torch.device("cpu"))]
+    assert half["loss"] == pytest.approx(plain["loss"], rel=0.02)
+    assert half != plain
 
 
 def test_a_fresh_model_guesses_as_if_it_knew_nothing() -> None:

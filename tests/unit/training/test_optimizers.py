@@ -1,3 +1,4 @@
+import copy
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -136,6 +137,37 @@ def test_bert_adam_follows_the_published_rule_for_50_steps() -> None:
         assert optimizer.param_groups[0]["eps"] == 1e-6
         for parameter, (value, _, _) in expected.items():
             torch.testing.assert_close(parameter.double(), value, atol=1e-6, rtol=1e-6)
+
+
+def test_bert_adam_counts_by_itself_and_notices_another_state() -> None:
+    """A GPU is asked once for the number of steps; a checkpoint that is loaded, or a copy, has another one."""
+    torch.manual_seed(0)
+    parameter, idle = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+    def stepped(optimizer: BertAdam, values: nn.Parameter, times: int) -> torch.Tensor:
+        for _ in range(times):
+            values.grad = torch.ones(4)
+            optimizer.step()
+        return values.detach().clone()
+
+    options = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-6}
+    optimizer = BertAdam([parameter, idle], **options)
+    stepped(optimizer, parameter, 3)
+    kept = {name: value.clone() for name, value in optimizer.state[parameter].items()}
+    before = parameter.detach().clone()
+    expected = stepped(optimizer, parameter, 2)
+    parameter.grad = None
+    optimizer.step()  # nothing to do, and nothing is counted
+    assert optimizer._num_taken(0) == int(optimizer.state[parameter]["step"]) == 5
+    with torch.no_grad():
+        parameter.copy_(before)
+    optimizer.state[parameter] = kept
+    assert torch.equal(stepped(optimizer, parameter, 2), expected)
+    twin = copy.deepcopy(optimizer)
+    assert torch.equal(
+        stepped(twin, twin.param_groups[0]["params"][0], 2),
+        stepped(optimizer, parameter, 2),
+    )
 
 
 def test_the_first_update_without_correction_is_larger_than_with() -> None:

@@ -1,6 +1,7 @@
 """Half precision: close to fp32, with a loss scale that finds its size, and the same again after a resume."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,9 +96,9 @@ def test_a_batch_that_no_loss_scale_helps_is_an_error() -> None:
 def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     objective, gpu = MaskedLanguageModeling(), torch.device("cuda")
     assert in_precision(objective, "auto", CPU) is objective
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=8, minor=0))
     assert in_precision(objective, "auto", gpu) == HalfPrecision(objective, torch.bfloat16)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=7, minor=5))
     assert in_precision(objective, "auto", gpu) is objective
     with pytest.raises(ConfigError, match="cuda has no bf16; take 'fp16' or 'fp32'"):
         in_precision(objective, "bf16", gpu)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.system.devices import has_bf16
 
 # torch says it of the other, strided kind of nested tensors, of which it makes one inside.
 warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype", category=UserWarning)
@@ -16,9 +17,14 @@ warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def prefers_packed(qkv: Tensor, layout: SequenceLayout) -> bool:
-    """Tell whether the fused kernels take a batch: in half precision on CUDA, of sequences that all have a token."""
-    return qkv.is_cuda and qkv.dtype in _HALF and layout.is_packed and not layout.has_empty_sequences
+def prefers_packed(qkv: Tensor, layout: SequenceLayout, num_heads: int) -> bool:
+    """Tell whether the fused kernels take a batch: in half precision on CUDA, of sequences that all have a token.
+
+    They need compute capability 8.0 and heads of a size that is a multiple of 8 and at most 256.
+    """
+    head_size = qkv.shape[1] // (3 * num_heads)
+    is_half = qkv.is_cuda and qkv.dtype in _HALF and has_bf16(qkv.device)
+    return is_half and head_size in range(8, 257, 8) and layout.is_packed and not layout.has_empty_sequences
 
 
 def packed_attention(

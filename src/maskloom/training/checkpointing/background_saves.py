@@ -152,8 +152,8 @@ class BackgroundSaves(Saves):
     def _copied(self, snapshot: Snapshot) -> Snapshot:
         model = {name: self._copy(f"model.{name}", tensor) for name, tensor in snapshot.model.items()}
         moments = {name: self._copy(f"optimizer.{name}", tensor) for name, tensor in snapshot.optimizer.items()}
-        if any(tensor.is_cuda for tensor in snapshot.model.values()):
-            torch.cuda.synchronize()
+        for device in {tensor.device for tensor in snapshot.model.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)  # not always the current one
         return replace(snapshot, model=model, optimizer=moments)
 
     def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from maskloom.errors import DataError
@@ -102,6 +102,7 @@ class ShardedSaves(BackgroundSaves):
             raise TypeError(f"{type(ranks).__name__} does not share the weights")
         super().__init__(folder, **settings)
         self._ranks = ranks.for_saving()
+        self._mesh: DeviceMesh | None = None
 
     def check(self) -> None:
         """Do nothing: writes do not end at the same step on all ranks, and all must learn of a failure at the same."""
@@ -112,11 +113,13 @@ class ShardedSaves(BackgroundSaves):
     def _copy(self, key: str, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
             return super()._copy(key, tensor)
-        shard, mesh = super()._copy(key, tensor.to_local()), tensor.device_mesh
-        if mesh.device_type != "cpu":
-            mesh = init_device_mesh("cpu", (self._ranks.world_size,))
+        if self._mesh is None:  # of the same groups, as nothing is sent between copies
+            mesh = tensor.device_mesh
+            names = mesh.mesh_dim_names
+            self._mesh = DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh.mesh, mesh_dim_names=names)
         shape = {"shape": tensor.shape, "stride": tensor.stride()}
-        return DTensor.from_local(shard, mesh, tensor.placements, run_check=False, **shape)
+        shard = super()._copy(key, tensor.to_local())
+        return DTensor.from_local(shard, self._mesh, tensor.placements, run_check=False, **shape)
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         return not self._ranks.any_(not super()._has_room(snapshot))

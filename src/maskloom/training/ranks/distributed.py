@@ -123,15 +123,14 @@ class DistributedRanks(Ranks):
 
     def _mesh(self) -> DeviceMesh:
         """Return which ranks share weights: all of them, or those of each machine."""
-        local = int(os.environ.get("LOCAL_WORLD_SIZE") or self.world_size)
+        local, names = int(os.environ.get("LOCAL_WORLD_SIZE") or self.world_size), ("machines", "processes")
         if not self._shards_by_node or local == self.world_size:
-            return init_device_mesh(self.device.type, (self.world_size,))
+            return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=names[1:])
         if self.world_size % local:
             raise ConfigError(
                 f'training.parallel = "hsdp": {self.world_size} processes are no multiple of the {local} on this '
                 "machine; every machine needs as many"
             )
-        names = ("machines", "processes")
         return init_device_mesh(self.device.type, (self.world_size // local, local), mesh_dim_names=names)
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:

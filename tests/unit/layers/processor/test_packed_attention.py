@@ -1,5 +1,7 @@
 """The fused kernels' interface gives what attention over groups gives; on a processor it is torch's plain path."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -26,7 +28,25 @@ def test_only_half_precision_on_cuda_takes_them() -> None:
     layout, padded = SequenceLayout.from_lengths([5, 3]), SequenceLayout.of_padded(torch.tensor([[1, 0], [1, 1]]) > 0)
     assert layout.is_packed
     assert not padded.is_packed
-    assert not prefers_packed(torch.zeros(8, 48, dtype=torch.bfloat16), layout)
+    assert not prefers_packed(torch.zeros(8, 48, dtype=torch.bfloat16), layout, 2)
+
+
+@pytest.mark.parametrize(
+    ("major", "head_size", "dtype", "expected"),
+    [
+        (8, 64, torch.bfloat16, True),
+        (9, 256, torch.float16, True),
+        (7, 64, torch.float16, False),  # groups: the kernels begin with Ampere
+        (8, 12, torch.bfloat16, False),
+        (8, 264, torch.bfloat16, False),
+        (8, 64, torch.float32, False),
+    ],
+)
+def test_a_gpu_or_a_head_that_the_kernels_do_not_take_has_groups(monkeypatch, major, head_size, dtype, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    layout, shape = SequenceLayout.from_lengths([5, 3]), (8, 3 * 2 * head_size)
+    qkv = SimpleNamespace(is_cuda=True, dtype=dtype, device=torch.device("cuda", 1), shape=shape)
+    assert prefers_packed(qkv, layout, 2) is expected
 
 
 @pytest.mark.gpu
@@ -38,7 +58,7 @@ def test_cuda_gives_what_the_processor_gives(dtype: torch.dtype) -> None:
     qkv = torch.randn(sum(lengths), 3 * 2 * 32)
     expected = attend(qkv, SequenceLayout.from_lengths(lengths), 2, 0.0)
     layout, half = SequenceLayout.from_lengths(lengths, "cuda"), qkv.cuda().to(dtype)
-    assert prefers_packed(half, layout)
+    assert prefers_packed(half, layout, 2)
     torch.testing.assert_close(attend(half, layout, 2, 0.0).cpu().float(), expected, rtol=0, atol=2e-2)
     thinned = attend(half, layout, 2, 0.5).cpu().float()
     assert not torch.allclose(thinned, expected, atol=2e-2)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,18 @@ def test_a_run_without_saves_on_the_way_starts_no_thread_and_keeps_no_copy(tmp_p
     assert seen
     assert not [name for name in seen if name.startswith("checkpoint")]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000008"]
+
+
+def test_copies_are_waited_for_on_the_device_of_the_weights(tmp_path, monkeypatch) -> None:
+    """A process on cuda:1 may have cuda:0 as its current device."""
+
+    class OfSecondGpu:
+        device, is_cuda = torch.device("cuda", 1), True
+
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    monkeypatch.setattr(BackgroundSaves, "_copy", lambda self, key, tensor: torch.zeros(1))
+    saves = BackgroundSaves(tmp_path, keep=1, on_whole=lambda step, path: None)
+    snapshot = checkpoints.Snapshot.of(tiny_state(), {})
+    saves._copied(replace(snapshot, model=dict.fromkeys(snapshot.model, OfSecondGpu())))
+    assert waited == [torch.device("cuda", 1)]

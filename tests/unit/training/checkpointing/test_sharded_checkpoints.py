@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
@@ -229,6 +230,32 @@ def test_a_failed_write_leaves_the_older_checkpoint_and_is_forgiven_once(
         finally:
             fault_points.arm()
     assert restore_checkpoint(_plain(0), saved.parent) is not None
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)], ids=["fsdp", "hsdp"])
+def test_a_copy_of_what_lies_on_gpus_is_whole(
+    ranks: DistributedRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    """The mesh says "cuda" from when the copies are made; groups and values are the processor's."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("machines", "processes")[-len(shape) :])
+    monkeypatch.setattr(ranks, "_mesh", lambda: mesh)
+    state, made = _shared(ranks, 1), []
+    _step(state)
+    expected = _values(state)
+    from_group = DeviceMesh.from_group
+    monkeypatch.setattr(
+        DeviceMesh, "from_group", lambda *given, **named: made.append(given) or from_group(*given, **named)
+    )
+    monkeypatch.setattr(mesh, "_device_type", "cuda")
+    with ShardedSaves(tmp_path, ranks, keep=2, on_whole=lambda step, path: None, say=print) as saves:
+        saves.start(state, {})
+        saves.wait()
+        saves.start(state, {})
+    monkeypatch.undo()
+    assert len(made) == 1
+    restored = _plain(0)
+    assert restore_checkpoint(restored, tmp_path).step == 1
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(_values(restored), expected, strict=True))
 
 
 def test_training_goes_on_while_shares_are_written(
