@@ -20,8 +20,8 @@ from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
-from maskloom.tasks.kind import TaskKind
-from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.kinds import KINDS, TaskKind
+from maskloom.tasks.labels import UnknownLabelError, with_hint
 from maskloom.tasks.tables import ReadingOptions
 
 _READING = {field.name for field in fields(ReadingOptions)}
@@ -62,8 +62,6 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
 
 def _check_labels(kind: TaskKind, train: ReadExamples, dev: ReadExamples, reading: ReadingOptions) -> None:
     """Raise DataError for labels that a run would refuse: all alike, or of dev only."""
-    from maskloom.tasks.labels import UnknownLabelError, with_hint  # heavier: a wrong name or row is refused before it
-
     assert kind.label_ids is not None
     kind.check(train, dev)
     try:

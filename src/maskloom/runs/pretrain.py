@@ -342,17 +342,14 @@ def describe_metrics(metrics: dict[str, float]) -> str:
     """Return held-out metrics as one readable line, or say that nothing is held out."""
     if not metrics:
         return "nothing held out to evaluate"
-    row, pair = row_of(metrics), pair_task_of(metrics)
-    if row is None:
-        return f"held-out {', '.join(f'{name} {value:.3f}' for name, value in metrics.items())}"
-    unigram, majority = metrics.get("unigram_entropy"), metrics.get(f"{pair}_majority_fraction")
-    beside = "" if unigram is None else f" (unigram {unigram:.3f})"
-    part = row.part
-    text = f"held-out {part.upper()} loss {metrics[f'{part}_loss']:.3f} nats{beside}"
-    for name, form in (("accuracy", ".3f"), ("perplexity", ".1f")):
-        if f"{part}_{name}" in metrics:
-            text += f", {name} {metrics[f'{part}_{name}']:{form}}"
-    if pair is not None:
-        beside = "" if majority is None else f" (majority {majority:.3f})"
-        text += f"; {pair.upper()} accuracy {metrics[f'{pair}_accuracy']:.3f}{beside}"
-    return text
+    row, pair = row_of(metrics), pair_task_of(metrics) or ""
+    part = "" if row is None else row.part
+    forms = {
+        f"{part}_loss": f"{part.upper()} loss {{:.3f}} nats",
+        "unigram_entropy": " (unigram {:.3f})",
+        f"{part}_accuracy": ", accuracy {:.3f}",
+        f"{part}_perplexity": ", perplexity {:.1f}",
+        f"{pair}_accuracy": f"; {pair.upper()} accuracy {{:.3f}}",
+        f"{pair}_majority_fraction": " (majority {:.3f})",
+    }
+    return "held-out " + "".join(form.format(metrics[name]) for name, form in forms.items() if name in metrics)

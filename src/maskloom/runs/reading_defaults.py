@@ -12,8 +12,7 @@ from maskloom.inference import Ensemble, Predictor
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import options_for
 from maskloom.tasks.examples import ReadingReport, pieces_of
-from maskloom.tasks.kind import TaskKind
-from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions

@@ -16,7 +16,7 @@ from maskloom.runs.display import Progress
 from maskloom.runs.report.record import RunRecord
 from maskloom.runs.run_folder import fingerprint
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kind import Verdict
+from maskloom.tasks.judging import Verdict
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
 
