@@ -348,6 +348,15 @@ def test_files_of_another_form_are_refused_by_name(name, recipe, files, content)
         KINDS[name].read(files[0], ReadingOptions(), recipe.task_settings(KINDS[name].settings))
 
 
+@pytest.mark.parametrize("name", ["tagging"], indirect=True)
+@pytest.mark.parametrize("more", [{"tagging": {"crf": True}}, {"features": {"layers": "last", "lstm_size": 8}}])
+def test_taggers_of_our_own_work_on_every_encoder(recipe, more, model_folder, files, tmp_path):
+    recipe = validate_recipe(FinetuneRecipe, {**recipe.model_dump(exclude_unset=True), **more}, source="test")
+    result = finetune(recipe, model=model_folder, train=files[0], dev=files[1], out=tmp_path / "run")
+    scored = evaluate(tmp_path / "run", files[1])
+    assert scored["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-5)
+
+
 def test_a_left_to_right_encoder_is_fine_tuned_alike(name, recipe, files, tmp_path):
     folder = tmp_path / "causal"
     save_model(build_model(CONFIG.model_copy(update={"causal": True}), (), seed=0), folder)

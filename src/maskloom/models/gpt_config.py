@@ -33,8 +33,7 @@ class GptConfig(ModelConfig):
     """Sizes and constants of a GPT (Radford et al. 2018, 4.1), frozen; the defaults are those of openai-gpt.
 
     One with `pre_norm` has the layout of GPT-2 (Radford et al. 2019, 2.3): a norm before each block and one at the end.
-    Classifiers of texts, words and choices have the dropout `classifier_dropout`, or the hidden one where absent;
-    those of texts have none in transformers.
+    All classifiers have `classifier_dropout` or, without it, the hidden dropout; transformers has none for texts.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 40_478

@@ -104,9 +104,9 @@ def _by_unit(logits: Tensor, counts: np.ndarray) -> Tensor:
 class SpanPrediction(TaskObjective):
     """Mean of the cross-entropies of start and end over all tokens of the window, the question's included.
 
-    Labels are (windows, 2) places of the first and last token of the answer in their window; the token that stands for
-    the window as a whole is the label of an answer that is not in it. Differs from the published code: its softmax also
-    runs over padding, of which there is none here.
+    Labels are (windows, 2) places of the first and last token of the answer in their window; an answer that is not in
+    it is at the token that stands for the whole window. Differs from the published code: its softmax also runs over
+    padding, of which there is none here.
     """
 
     name: ClassVar[str] = "span"

@@ -16,7 +16,7 @@ import maskloom
 from maskloom.checkpoints.huggingface import CONFIG, read_model_config
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError
-from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, task_tokenizer
+from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder, task_tokenizer
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import check_tunable, tune_folder
@@ -243,7 +243,8 @@ def _prepare(
     recipe: FinetuneRecipe, source: Path, data: LabelledFiles, out: Path, *, resume: bool, verify: bool
 ) -> FinetunePlan:
     """Check the model, and read, check and encode both files; nothing is written before this has passed."""
-    tokenizer, config = task_tokenizer(source), read_model_config(source)
+    open_tokenizer = load_tokenizer if recipe.features else task_tokenizer  # a frozen encoder learns no new marks
+    tokenizer, config = open_tokenizer(source), read_model_config(source)
     _check_model(recipe, source, config, tokenizer)
     kind, reading, paths = task_kind(recipe.task), data.reading, data.paths
     settings = recipe.task_settings(kind.settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from maskloom.errors import ConfigError
 from maskloom.system.files import write_json, write_text
 from maskloom.text.long_texts import Part, parts_of
-from maskloom.text.templates import GPT_TEXTS, ONE_TEXT, RUNNING_TEXT, SequenceTemplate
+from maskloom.text.templates import GPT_TEXTS, RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_byte_pairs
 from maskloom.text.vocabulary import GPT_TOKENS, SURROGATE, Vocabulary, vocabulary_sha256
@@ -79,11 +78,6 @@ class BytePairTokenizer(Tokenizer):
         tokens = dict.fromkeys([*old.tokens, *new.values()])
         special = replace(old.special, **new)
         return replace(self, vocabulary=Vocabulary(list(tokens), special, prefix=old.prefix, suffix=old.suffix))
-
-    @cached_property
-    def template(self) -> SequenceTemplate:
-        """The marks around the texts of a task; none where there is no extract token."""
-        return SequenceTemplate.of(self.task_marks if self.vocabulary.special.classify else ONE_TEXT, self.vocabulary)
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
         """Return the ids of the pieces of each word; as bytes a word begins with the blank before it."""

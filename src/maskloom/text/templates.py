@@ -23,8 +23,8 @@ RUNNING_TEXT = "A end"
 class Frames:
     """Packed sequences whose marks are written and whose texts are not yet.
 
-    `token_ids` and `segment_ids` are (tokens,), `lengths` (sequences,); `first` and `second` (sequences,) are the
-    places in the arrays where the texts go.
+    `token_ids` and `segment_ids` are (tokens,), `lengths` (sequences,), and so are `first` and `second`: the places of
+    the texts in the arrays.
     """
 
     token_ids: np.ndarray
@@ -88,16 +88,10 @@ class SequenceTemplate:
 
     def processor(self, vocabulary: Vocabulary) -> processors.TemplateProcessing:
         """Return the template in the form of the `tokenizers` library."""
-        begin, middle, end = (
-            [vocabulary.tokens[index] for index in part] for part in (self.begin, self.middle, self.end)
-        )
-        second = int(self.has_segments)
-
-        def pieces(*parts: tuple[list[str], int]) -> str:
-            return " ".join(f"{token}:{segment}" for tokens, segment in parts for token in tokens)
-
+        parts = (self.begin, self.middle, self.end)
+        begin, middle, end = ([vocabulary.tokens[index] for index in part] for part in parts)
         return processors.TemplateProcessing(
-            single=pieces((begin, 0), (["$A"], 0), (end, 0)),
-            pair=pieces((begin, 0), (["$A"], 0), (middle, 0), (["$B"], second), (end, second)),
+            single=[*begin, "$A", *end],
+            pair=[*begin, "$A", *middle, *(f"{piece}:{int(self.has_segments)}" for piece in ("$B", *end))],
             special_tokens=[(token, vocabulary.ids[token]) for token in dict.fromkeys([*begin, *middle, *end])],
         )

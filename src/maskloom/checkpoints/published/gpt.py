@@ -60,8 +60,7 @@ def _rows(config: GptConfig, heads: Sequence[str], *, has_pooler: bool = True) -
 
 def _class_names(config: GptConfig) -> Sequence[tuple[tuple[str, ...], str]]:
     family = "GPT2" if config.pre_norm else "OpenAIGPT"
-    # transformers has these classes for GPT-2 alone
-    own = "" if config.pre_norm else "Maskloom"
+    own = "" if config.pre_norm else "Maskloom"  # before classes that transformers has for GPT-2 alone
     return (
         (("classifier",), f"{family}ForSequenceClassification"),
         (("tagger", "crf"), f"Maskloom{family}CrfForTokenClassification"),

@@ -105,23 +105,17 @@ class EncodedQuestions:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each window, special tokens included."""
-        num_marks = self.tokenizer.template.num_marks(2)
-        return self.question_lengths[self.window_question] + self.window_length + num_marks
+        return self.context_places + self.window_length + len(self.tokenizer.template.end)
 
     @property
     def null_places(self) -> np.ndarray:
         """Place of the token in each window, (windows,), that stands for an answer which is not there."""
         return self.tokenizer.template.whole_places(self.lengths)
 
-    @cached_property
-    def context_places(self) -> np.ndarray:
-        """Place in the windows of each question, (questions,), where the context begins."""
-        return self.tokenizer.template.second_places(self.question_lengths)
-
     @property
-    def capacities(self) -> np.ndarray:
-        """Pieces of the context that a window of each question holds at most, (questions,)."""
-        return self.max_length - self.tokenizer.template.num_marks(2) - self.question_lengths
+    def context_places(self) -> np.ndarray:
+        """Place in each window, (windows,), where its part of the context begins."""
+        return self.tokenizer.template.second_places(self.question_lengths[self.window_question])
 
     @property
     def num_examples(self) -> int:
@@ -168,12 +162,11 @@ class EncodedQuestions:
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch:
         """Return the windows of those numbers, packed in that order; their ids are put together here."""
-        numbers, starts, sizes = (
-            part[indices] for part in (self.window_question, self.window_start, self.window_length)
-        )
+        columns = (self.window_question, self.window_start, self.window_length)
+        numbers, starts, sizes = (column[indices] for column in columns)
         frames = self.tokenizer.template.frames(self.question_lengths[numbers], sizes)
-        columns = (numbers, starts, sizes, frames.first, frames.second)
-        for number, start, size, first, second in zip(*(column.tolist() for column in columns), strict=True):
+        rows = (column.tolist() for column in (numbers, starts, sizes, frames.first, frames.second))
+        for number, start, size, first, second in zip(*rows, strict=True):
             question, context = self.question_ids[number], self.contexts[self.context_of[number]]
             frames.token_ids[first : first + len(question)] = question
             frames.token_ids[second : second + size] = context.pieces[start : start + size]
@@ -244,8 +237,9 @@ def encode_questions(
     question_ids = [np.asarray(ids[:max_question_length], dtype=np.int32) for ids in all_ids]
     num_marks, context_of = tokenizer.template.num_marks(2), context_of[kept]
     _check_room(question_ids, max_length, num_marks)
-    rooms = [max_length - num_marks - len(ids) for ids in question_ids]
-    window_question, window_start, window_length = _windows(rooms, contexts, context_of, stride)
+    capacities = np.array([max_length - num_marks - len(ids) for ids in question_ids], dtype=np.int64)
+    num_pieces = np.array([len(contexts[number].pieces) for number in context_of], dtype=np.int64)
+    window_question, window_start, window_length = plan_windows(num_pieces, capacities, stride)
     encoded = EncodedQuestions(
         questions=[questions[number] for number in kept],
         contexts=contexts,
@@ -316,36 +310,27 @@ def _check_room(question_ids: list[np.ndarray], max_length: int, num_marks: int)
         )
 
 
-def _windows(
-    capacities: list[int], contexts: list[EncodedContext], context_of: np.ndarray, stride: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return question, start and length of every window, by the pieces of context that a question's windows hold."""
-    questions, starts, lengths = ([np.empty(0, np.int64)] for _ in range(3))
-    for number, capacity in enumerate(capacities):
-        num_pieces = len(contexts[context_of[number]].pieces)
-        starts.append(window_starts(num_pieces, capacity, stride))
-        lengths.append(np.minimum(num_pieces - starts[-1], capacity))
-        questions.append(np.full(len(starts[-1]), number))
-    return np.concatenate(questions), np.concatenate(starts), np.concatenate(lengths)
-
-
 def _labels(encoded: EncodedQuestions, spans: np.ndarray) -> np.ndarray:
     """Return where each question's answer is in its windows, (windows, 2); null positions where it is not whole."""
     starts, spans = encoded.window_start, spans[encoded.window_question]
     is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + encoded.window_length)
-    places = spans + (encoded.context_places[encoded.window_question] - starts)[:, None]
+    places = spans + (encoded.context_places - starts)[:, None]
     return np.where(is_inside[:, None], places, encoded.null_places[:, None])
 
 
-def window_starts(num_pieces: int, capacity: int, stride: int) -> np.ndarray:
-    """Return where windows of at most `capacity` pieces start, (windows,) int64.
+def plan_windows(
+    num_pieces: np.ndarray, capacities: np.ndarray, stride: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return question, start and length of every window, (windows,) int64; contexts and capacities are in pieces.
 
     Each starts min(capacity, stride) pieces after the one before; the last is the first that reaches the end. A context
     without pieces has one empty window.
     """
-    step = min(capacity, stride)
-    num_windows = 1 if num_pieces <= capacity else -(-(num_pieces - capacity) // step) + 1
-    return np.arange(num_windows, dtype=np.int64) * step
+    steps = np.minimum(capacities, stride)
+    counts = 1 + np.maximum(-(-(num_pieces - capacities) // steps), 0)
+    questions = np.repeat(np.arange(len(counts)), counts)
+    starts = (np.arange(len(questions)) - np.repeat(np.cumsum(counts) - counts, counts)) * steps[questions]
+    return questions, starts, np.minimum(num_pieces[questions] - starts, capacities[questions])
 
 
 def is_max_context(

@@ -89,10 +89,9 @@ _Entry = tuple[float, float, int | None, int | None]
 
 @dataclass(frozen=True)
 class _Spans:
-    """Spans of several questions, sorted by question and falling score: all (spans,)."""
+    """Spans of several questions, pieces of their contexts, sorted by question and falling score: all (spans,)."""
 
     question: np.ndarray
-    window: np.ndarray
     start: np.ndarray
     end: np.ndarray
     start_logit: np.ndarray
@@ -140,17 +139,18 @@ class _Decoder:
         order = np.argsort(-logits, axis=1, kind="stable")[:, : self.settings.num_best]
         starts, ends = order[:, :, 0], order[:, :, 1]
         questions = encoded.window_question[windows]
-        offsets = encoded.context_places[questions]
+        offsets = encoded.context_places[windows]
+        shifts = encoded.window_start[windows] - offsets
         context_ends = offsets + encoded.window_length[windows]
         starts_count = (starts >= offsets[:, None]) & (starts < context_ends[:, None])
         row, column = np.nonzero(starts_count)
         own = windows[row]
         starts_count[row, column] = is_max_context(
-            encoded.window_start[own] + starts[row, column] - offsets[row],
+            starts[row, column] + shifts[row],
             own - encoded.first_window[questions[row]],
             np.diff(encoded.first_window)[questions[row]],
             encoded.context_lengths[questions[row]],
-            encoded.capacities[questions[row]],
+            encoded.max_length - offsets[row] - len(encoded.tokenizer.template.end),
             encoded.stride,
         )
         sizes = ends[:, None, :] - starts[:, :, None]
@@ -160,7 +160,7 @@ class _Decoder:
         start, end = starts[row, by_start], ends[row, by_end]
         start_logit, end_logit = logits[row, start, 0], logits[row, end, 1]
         by_score = np.lexsort((-(start_logit + end_logit), questions[row]))
-        found = (questions[row], windows[row], start, end, start_logit, end_logit)
+        found = (questions[row], start + shifts[row], end + shifts[row], start_logit, end_logit)
         return _Spans(*(values[by_score] for values in found))
 
     def _answer(self, question: int, spans: _Spans, indices: range, null: np.ndarray | None) -> DecodedAnswer:
@@ -196,9 +196,7 @@ class _Decoder:
         """Return the text of a span, and where it starts and ends in its context."""
         encoded = self.encoded
         context = encoded.contexts[encoded.context_of[question]]
-        shift = int(encoded.window_start[spans.window[place]] - encoded.context_places[question])
-        start, end = int(spans.start[place]) + shift, int(spans.end[place]) + shift
-        words = context.words
+        start, end, words = int(spans.start[place]), int(spans.end[place]), context.words
         first_word, last_word = int(context.piece_words[start]), int(context.piece_words[end])
         texts = [context.text[words.starts[i] : words.ends[i]] for i in range(first_word, last_word + 1)]
         text, first, last = self.finder.find(context.pieces[start : end + 1].tolist(), texts)
@@ -236,20 +234,13 @@ class TextFinder:
         if start < 0 or not predicted or sum(map(len, tokens)) != sum(map(len, words)):
             return whole, 0, len(whole) - 1
         end = start + len(predicted) - 1
-        first = _place(start - joined.count(" ", 0, start), words)
-        last = _place(end - joined.count(" ", 0, end), words)
+        places = [place for place, character in enumerate(whole) if character != " "]
+        first, last = (places[place - joined.count(" ", 0, place)] for place in (start, end))
         return whole[first : last + 1], first, last
 
 
-def _place(number: int, words: Sequence[str]) -> int:
-    """Return where a character, counted without spaces, stands in the words joined by spaces."""
-    place = number
-    for word in words:
-        if number < len(word):
-            break
-        number -= len(word)
-        place += 1
-    return place
+# Windows of a long context are many; this many questions on contexts of 4,000 words give some 20,000 windows.
+_QUESTIONS_AT_ONCE = 512
 
 
 def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettings) -> Task:

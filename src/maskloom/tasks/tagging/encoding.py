@@ -153,9 +153,8 @@ def encode_sentences(
     tokenizer does not have, DataError, with `path` and line, for a tag that is not among the labels.
     """
     vocabulary, template = tokenizer.vocabulary, tokenizer.template
-    room = max_length - template.num_marks(1)
-    if room < 1 or max_length > tokenizer.max_length:
-        least = template.num_marks(1) + 1
+    least = template.num_marks(1) + 1
+    if not least <= max_length <= tokenizer.max_length:
         raise ConfigError(f"max_length = {max_length}: tagging needs {least} to {tokenizer.max_length} tokens")
     filled = [sentence for sentence in sentences if sentence.words]
     words = [word for sentence in filled for word in sentence.words]
@@ -171,7 +170,7 @@ def encode_sentences(
         word_starts=word_starts,
         sentence_starts=sentence_starts,
         labels=None if labels is None else _label_ids(sentences, labels, Path(path)),
-        windows=plan_windows(word_starts, sentence_starts, documents, room, context),
+        windows=plan_windows(word_starts, sentence_starts, documents, max_length - template.num_marks(1), context),
         template=template,
         max_length=max_length,
         num_vanished_words=sum(not ids[word] for word in words),
@@ -234,11 +233,8 @@ def plan_windows(
         return np.concatenate(parts) if parts else np.empty((0, 4), dtype=np.int64)
     positions = word_starts[sentence_starts]
     plain = np.stack([positions[:-1], positions[1:], sentence_starts[:-1], sentence_starts[1:]], axis=1)
-    is_long = np.diff(positions) > room
-    if not is_long.any():
-        return plain
     parts, done = [], 0
-    for number in np.flatnonzero(is_long).tolist():
+    for number in np.flatnonzero(np.diff(positions) > room).tolist():
         first, end, first_word, end_word = plain[number].tolist()
         parts += [plain[done:number], _even_windows(word_starts, first_word, end_word, first, end, room)]
         done = number + 1

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskloom.tasks.span.encoding import is_max_context, window_starts
+from maskloom.tasks.span.encoding import is_max_context, plan_windows
 
 SIZES = {"num_pieces": st.integers(0, 60), "capacity": st.integers(1, 20), "stride": st.integers(1, 25)}
 
@@ -22,8 +22,7 @@ def published_windows(num_pieces, capacity, stride):
 
 @given(**SIZES)
 def test_windows_are_those_of_the_published_loop(num_pieces, capacity, stride):
-    starts = window_starts(num_pieces, capacity, stride)
-    lengths = np.minimum(num_pieces - starts, capacity)
+    _, starts, lengths = plan_windows(np.array([num_pieces]), np.array([capacity]), stride)
     expected = published_windows(num_pieces, capacity, stride) or [(0, 0)]
     assert list(zip(starts.tolist(), lengths.tolist(), strict=True)) == expected
 
@@ -49,10 +48,11 @@ def test_each_piece_counts_in_the_window_of_most_context(num_pieces, capacity, s
 
 
 def test_a_stride_is_a_step_not_an_overlap():
-    assert window_starts(400, 300, 128).tolist() == [0, 128]
-    assert window_starts(300, 300, 128).tolist() == [0]
-    assert window_starts(301, 300, 128).tolist() == [0, 128]
-    assert window_starts(50, 10, 128).tolist() == [0, 10, 20, 30, 40]
+    sizes, capacities = np.array([400, 300, 0, 301, 50]), np.array([300, 300, 300, 300, 10])
+    questions, starts, lengths = plan_windows(sizes, capacities, 128)
+    assert questions.tolist() == [0, 0, 1, 2, 3, 3, 4, 4, 4, 4, 4]
+    assert starts.tolist() == [0, 128, 0, 0, 0, 128, 0, 10, 20, 30, 40]
+    assert lengths.tolist() == [300, 272, 300, 0, 300, 173, 10, 10, 10, 10, 10]
 
 
 def test_questions_with_other_windows_are_told_apart():
