@@ -55,7 +55,7 @@ class Pretraining:
         return self.stream is left_to_right and not corpus.tokenizer.has_segments
 
     def objective(self, pair_task: str | None) -> MaskedLanguageModeling:
-        """Return the objective, with what is told of pairs of texts: "nsp", "sop", or None."""
+        """Return the objective, given the task on pairs of texts: "nsp", "sop", or None."""
         from maskloom.objectives.masked_lm import MaskedLanguageModeling  # torch
 
         return MaskedLanguageModeling(self.part, pair_task)

@@ -217,11 +217,10 @@ class TextFinder:
         self._basic_tokens = lru_cache(_KEPT_WORDS)(partial(normalization.words, lowercase=lowercase))
 
     def find(self, pieces: Sequence[str], words: Sequence[str]) -> tuple[str, int, int]:
-        """Return the part of `words`, joined by spaces, that tokens were made from, with its first and last place.
+        """Return the part of `words`, joined by spaces, that tokens were made from, with its first and last index.
 
-        The pieces are looked up in the words' basic tokens and mapped by counting characters that are no spaces. Where
-        that fails (a token that is unknown, or words whose length changes by stripping accents or control characters)
-        it is all of the words.
+        The pieces are looked up in the words' basic tokens and mapped by counting characters that are not spaces. If
+        that fails (for an unknown token, or if stripping accents or control characters changes a length), it is all.
         """
         predicted = " ".join(" ".join(pieces).replace(" ##", "").replace("##", "").split())
         tokens = [token for word in words for token in self._basic_tokens(word)]
